@@ -48,15 +48,15 @@ class _JobRules(NamedTuple):
         return cls(JobSpec.from_json(spec), snapshot, rules_at(connection, job_id, snapshot))
 
     def decide(self, asked: Question) -> Decision:
-        """What they say of a call that was asked about: whether it may run. Whether one runs again
-        of which nobody knows what it did is for a person to say."""
+        """Decide whether a call that was asked about may run (not whether a call with an unknown outcome
+        runs again: a person says that)."""
         types = asked.agent_types
         policy = policy_for(self.rules, asked.run_id, self.spec, self.snapshot, types)
         return evaluate(policy, Request(asked.tool, asked.input, asked.tool_context))
 
 
 class _Looked(NamedTuple):
-    """What became of questions under new rules."""
+    """The outcome of looking at questions under new rules."""
 
     looked: int  # questions
     answered: Sequence[tuple[Question, Given]] = ()
@@ -65,19 +65,13 @@ class _Looked(NamedTuple):
 
 def apply_new_rules(database: Database, now: float, most: int = _BATCH) -> list[str]:
     """Look once more at questions that were asked before their job's rules changed, and answer those
-    on which the rules decide now.
-
-    Args:
-        most: how many questions to look at.
-
-    Returns:
-        The ids of the runs that are queued again.
+    on which the rules decide now: at most so many. Returns the ids of the runs that are queued again.
     """
     return list(_apply_rules(database, now, most).queued)
 
 
 def _apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> _Looked:
-    """``apply_new_rules``, of one job or all of them, that says what it did."""
+    """As ``apply_new_rules``, for one job or all jobs."""
 
     def look(connection: Connection) -> dict[str, tuple[Question, Decision]]:
         changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]
@@ -90,14 +84,14 @@ def _apply_rules(database: Database, now: float, most: int, job_id: str | None =
         return {asked.id: (asked, by_itself(asked, rules[asked.job_id])) for asked in found}
 
     def by_itself(asked: Question, rules: _JobRules) -> Decision:
-        """What the rules answer without a person. What a hook asks they can only deny."""
+        """Decide without a person. Rules can only deny what a hook asks about."""
         decision = rules.decide(asked)
         if asked.asked_again or (asked.by_hook and decision.effect != "deny"):
             return Decision("ask", snapshot=rules.snapshot)
         return decision
 
     def store(connection: Connection) -> _Looked:
-        """What the rules said is stored if they are still the newest: they cannot change meanwhile."""
+        """Store the decisions of rules that are still the newest; locked, they cannot change now."""
         locked = lock_open(connection, {asked.run_id for asked, _ in looked.values()})
         newest = _lock_jobs(connection, [asked for asked, _ in looked.values()])
         given: dict[str, Given] = {}
@@ -121,7 +115,7 @@ def _apply_rules(database: Database, now: float, most: int, job_id: str | None =
 
 
 def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
-    """Looks at nothing of the jobs whose rules never changed, however many of their runs wait."""
+    """Return jobs that changed their rules since a question; reads nothing of jobs that never did."""
     older = exists().where(
         approvals.c.job_id == jobs.c.id,
         approvals.c.checked_snapshot < jobs.c.rules_snapshot,
@@ -155,14 +149,12 @@ def _lock_jobs(connection: Connection, asked: Sequence[Question]) -> dict[str, i
 def expire(
     database: Database, now: float, most: int = _BATCH, *, of: ColumnElement[bool] | None = None
 ) -> list[str]:
-    """Answer the questions that have waited for too long.
+    """Answer the questions that have waited for too long. Returns the ids of the runs that are queued
+    again.
 
     Args:
         most: how many questions at most, and with them all that are late of the same runs.
         of: only questions that meet this condition, and those of the same runs.
-
-    Returns:
-        The ids of the runs that are queued again.
     """
     late = (
         select(approvals.c.run_id)
@@ -194,14 +186,14 @@ _Positions = Mapping[tuple[str, Rule], int]
 def answer(
     database: Database, approval_ids: Sequence[str], reply: Reply, now: float
 ) -> list[Answered]:
-    """Answer questions, and with what is remembered of it all others that it answers.
+    """Answer questions, and the other questions that a remembered rule answers.
 
     Args:
         approval_ids: of the questions; one that is answered already, or too late, or whose run has
             ended, stays as it is.
 
     Returns:
-        First these questions, by run; then those that a remembered rule answered.
+        First these questions, by run; then the questions that a remembered rule answered.
 
     Raises:
         NotFoundError: there is no such question.
@@ -318,13 +310,8 @@ class _Answering:
     def look(
         self, connection: Connection, asked: Sequence[Question]
     ) -> tuple[dict[str, int], dict[str, str]]:
-        """A rule that is remembered must answer what it was remembered for, and what is approved must
-        not be denied by the newest rules.
-
-        Returns:
-            The snapshots that the questions were looked at with, by job; and what stands in the way
-            of the reply, by question.
-        """
+        """Check that a remembered rule covers its question, and that the newest rules deny no approved
+        call. Returns the snapshots that were looked at, by job; and the problems, by question."""
         found: dict[str, _JobRules] = {}
         for job_id in _jobs_of(asked):
             before = _JobRules.load(connection, job_id)
@@ -426,8 +413,8 @@ class _Answering:
     def _refused(
         self, connection: Connection, asked: Sequence[Question]
     ) -> dict[str, tuple[bool, str]]:
-        """Why questions could not be answered, by their ids; and True where the answer before was this
-        very one, stored by a try whose end was not heard of."""
+        """Return why questions could not be answered, by their ids; with True if the stored answer is this
+        very reply: an earlier try committed it, and its confirmation was lost."""
         query = (
             select(approvals, runs.c.state)
             .join(runs, runs.c.id == approvals.c.run_id)

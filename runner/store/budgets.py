@@ -4,9 +4,10 @@ A budget changes in the transaction in which a call of one of the job's runs beg
 commit, what is reserved are the reservations of open calls, what is spent is what the runs were
 charged, and both together are within the caps.
 
-**The order of locks.** Who locks several rows takes workers first, then runs, then jobs and their
-budgets, each kind by id. An attempt holds its run when it locks the budget; who cancels, answers or
-takes runs from a dead worker holds all of its runs. Nobody who holds a job or a budget waits for a run.
+**The order of locks.** A transaction that locks several rows takes workers first, then runs, then jobs
+and their budgets, each kind by id. An attempt holds its run when it locks the budget; a transaction that
+cancels, answers or takes runs from a dead worker holds all of its runs. No transaction that holds a job
+or a budget waits for a run.
 
 **Cache warm-up.** The API keeps a prefix from when the reply to it begins
 (https://docs.claude.com/en/docs/build-with-claude/prompt-caching). Of runs that start together each
@@ -56,7 +57,7 @@ def budget_of(database: Database, job_id: str) -> JobBudget | None:
 
 
 def sums(job_budget: JobBudget) -> dict[str, int]:
-    """What of a budget changes with its runs' calls, as columns."""
+    """The columns of a budget that change with calls."""
     return {name: getattr(job_budget, name) for name in _SUMS}
 
 
@@ -103,7 +104,7 @@ def set_budget(
     usd: float | None = None,
     tokens: int | None = None,
 ) -> list[Change]:
-    """Change what the runs of a job may use together, and wake those that wait for it.
+    """Change what the runs of a job may use together, and queue the runs that wait for it.
 
     A budget may be less than what is spent and reserved, down to what is spent: calls that have begun
     keep what they reserved, and no other begins until there is room again. Setting a budget to what
@@ -125,8 +126,8 @@ def set_budget(
         raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
     setting = partial(_set, job_id=job_id, usd=usd, tokens=tokens, author=author, now=now)
     old, new = database.write(setting)
-    # Whoever saw the old caps under the budget's lock is waiting by now, and whoever comes sees the new
-    # ones. Runs are not locked before: who holds a budget does not wait for a run.
+    # An attempt that saw the old caps is waiting by now; a later one sees the new caps. The runs are
+    # locked afterwards: a transaction that holds a budget does not wait for a run.
     query = select(runs.c.id).where(runs.c.job_id == job_id, _WAITS).order_by(runs.c.id)
     waiting = [run.id for run in database.rows(query)]
     return _wake(database, waiting, "budget", author, now, old, new)
@@ -197,8 +198,8 @@ def _wake(
 
 
 class BudgetWaits:
-    """The runs of a database that wait for their jobs' budgets, looked at again and again: whatever
-    waits costs the database little, however large its job."""
+    """Looks for runs that have waited too long for their jobs' budgets, again and again: that costs the
+    database little, however large the job."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -207,19 +208,12 @@ class BudgetWaits:
 
     def wake_overdue(self, now: float) -> list[str]:
         """Queue the runs again whose deadline has passed: all that is left for them is to end, which
-        costs nothing. A sub-agent has a deadline of its own.
-
-        Returns:
-            Their ids.
-
-        Raises:
-            UnreachableError: the database does not answer.
-        """
+        costs nothing. A sub-agent has a deadline of its own. Returns their ids."""
         late = self._database.read(lambda connection: self._overdue(connection, now))
         return [run.id for run in _wake(self._database, late, "deadline", RUNNER, now, {}, {})]
 
     def _overdue(self, connection: Connection, now: float) -> Sequence[str]:
-        """The runs that have waited for too long, in order."""
+        """The ids of waiting runs that are past their deadline, in order."""
         waiting = select(runs.c.job_id).where(_WAITS).distinct()
         job_ids = connection.execute(waiting).scalars().all()
         known = self._deadlines
@@ -250,16 +244,16 @@ _LEAST_CACHED_TOKENS = 1_024
 
 
 def is_worth_it(submission: Submission) -> bool:
-    """Whether the job's runs share a prefix that is worth the wait."""
+    """True if the job's runs share a prefix that is worth the wait."""
     spec = submission.spec
     several = spec.provider == "anthropic" and len(submission.runs) > 1
     return several and spec.shared_tokens >= _LEAST_CACHED_TOKENS
 
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:
-    """The runs that still wait for the first one's reply are due.
+    """Make the runs due that wait for the first run's reply.
 
-    Their rows are locked out of the order of ids, while that of the first is held: those that someone
+    The first run's row is held, so their rows are locked out of the order of ids: rows that someone
     else holds are left out, and are due soon anyway.
     """
     waiting = select(runs.c.id).where(

@@ -130,7 +130,7 @@ def changed(run: Row[Any], state: RunStatus, detail: str) -> Change:
 
 
 def unchanged(run: Row[Any], detail: str) -> Change:
-    """Nothing was stored; ``detail`` says why."""
+    """A command that stored nothing; ``detail`` says why."""
     return Change(run.id, run.item_key, run.state, False, detail)
 
 

@@ -1,5 +1,4 @@
-"""What a run sees of its sub-agents: what they may use, and their results; and queueing a parent
-again.
+"""What a parent sees of its sub-agents (their reservations and results), and queueing it again.
 
 A child never touches its parent's row while it holds its own, because runs are locked in the order
 of their ids. So the parent is queued in a transaction after the child's end. If that is lost, a
@@ -109,7 +108,7 @@ class Family:
 
     @property
     def reserved(self) -> Charged:
-        """What all of them hold."""
+        """What the children were charged, or may still use."""
         return sum((child.reserved for child in self.children), Charged(0))
 
 
@@ -121,7 +120,7 @@ def family_of(connection: Connection, run_id: str) -> Family:
         by_parent.setdefault(row.parent_run, []).append(row)
 
     def member(row: Any) -> _Member:
-        """Who has ended may have children that have not: they are about to be cancelled."""
+        """An ended run may have children that have not ended: they are about to be cancelled."""
         below = [member(child) for child in by_parent.get(row.id, ())]
         if row.state not in ENDED:
             cost = 0 if row.cost_ceiling_usd is None else billionths(row.cost_ceiling_usd)
@@ -190,13 +189,13 @@ _UNENDED = _literals([state for state in STATES if state not in ENDED])
 
 
 def _is_unended(run: FromClause) -> ColumnElement[bool]:
-    """Whether a run, as ``runs`` or an alias of it, has not ended."""
+    """True if a run has not ended; ``run`` is ``runs`` or an alias of it."""
     return run.c.state.in_(_UNENDED)
 
 
 def _has_unended_below(run: FromClause) -> ColumnElement[bool]:
-    """Whether anything has not ended that a run, as ``runs`` or an alias of it, or one below it has
-    started: what an ended child leaves behind may still write in the run's folder."""
+    """True if a run below ``run`` has not ended, at any depth: what an ended child leaves behind may
+    still write in the folder. ``run`` is ``runs`` or an alias of it."""
     below = runs.alias("below")
     one = sa.literal_column("1", sa.Integer)
     beginning = sa.func.substr(below.c.id, one, sa.func.length(run.c.id) + one)
@@ -267,11 +266,7 @@ _READY = select(runs.c.id).where(IS_READY).order_by(runs.c.id).limit(MOST_AT_ONC
 
 
 def wake(database: Database, run_id: str, now: float) -> bool:
-    """Queue a run again that waits for its sub-agents, if it has something to do by now.
-
-    Returns:
-        Whether it did.
-    """
+    """Queue a run that waits for its sub-agents, if it has something to do by now. True if queued."""
 
     def work(connection: Connection) -> bool:
         # What is looked at has to be newer than the lock: the run may have begun to wait before it.
@@ -287,11 +282,8 @@ def wake(database: Database, run_id: str, now: float) -> bool:
 
 
 def attend(database: Database, now: float) -> list[str]:
-    """See to sub-agents whose parents have ended, and to parents whose sub-agents have.
-
-    Returns:
-        The ids of the runs that are queued again.
-    """
+    """Cancel sub-agents whose parents have ended, and queue parents whose sub-agents have. Returns the
+    ids of the runs that are queued again."""
 
     def cancel(connection: Connection) -> None:
         """Cancel those whose parent has still ended: it may have been taken up again since they were
@@ -325,6 +317,6 @@ def end_children(database: Database, lease: Lease, now: float) -> None:
             cancel_locked(connection, run, now, _PARENT_ENDS)
         return bool(found)
 
-    # Who was not locked yet may have started another.
+    # A run that was not locked yet may have started another.
     while database.write(work):
         pass

@@ -6,6 +6,8 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Table
@@ -13,14 +15,7 @@ from sqlalchemy import Table
 from runner.core import entries
 from runner.core.calls import changes_tree, outcome_question
 from runner.core.context import Compaction
-from runner.core.conversation import (
-    Block,
-    ModelReply,
-    message_blocks,
-    result_block,
-    text_block,
-    tool_uses,
-)
+from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
 from runner.core.events import INPUT_SUMMARY_LENGTH, events_of, summarise_input
 from runner.core.fold import Applied
 from runner.core.hook_decisions import asks, name_of
@@ -47,26 +42,6 @@ from runner.store.tables import (
     verifications,
 )
 
-# The tables in the order in which they are written.
-_TABLES = (
-    model_calls,
-    blocks,
-    tool_calls,
-    tool_outputs,
-    compactions,
-    verifications,
-    events,
-    approvals,
-    hook_runs,
-    run_instructions,
-    queued_messages,
-)
-# What names a row of a run.
-_KEYS = {
-    table: tuple(column.name for column in table.primary_key if column.name != "run_id")
-    for table in _TABLES
-}
-
 # A question about what became of a call is no question about such calls: the two are not answered
 # together, and no rule answers it. Nor does a rule answer what a hook asks.
 _OF_OUTCOME, _OF_HOOK = " (outcome unknown)", " (a hook asks)"
@@ -81,17 +56,12 @@ _DENIAL_LENGTH = 300
 
 
 class Rows:
-    """The rows of one transaction. ``run_changes`` are for the run's own row.
-
-    Args:
-        lease: who writes. job_id: the run's job. now: seconds since the epoch. event_count: the
-            run's last event number.
-    """
+    """The rows of one transaction, at ``now`` in seconds since the epoch."""
 
     def __init__(self, lease: Lease, job_id: str, now: float, event_count: int) -> None:
-        self.run_changes: dict[str, Any] = {}
+        self.run_changes: dict[str, Any] = {}  # of the run's own row
         self.denials = 0
-        self.event_count = event_count
+        self.event_count = event_count  # the number of the run's last event
         self._run_id = lease.run_id
         self._job_id = job_id
         self._attempt = lease.attempt
@@ -114,16 +84,17 @@ class Rows:
     def writes(self) -> Writes:
         """Everything that was collected, to be written."""
         writes = Writes()
-        for table in _TABLES:
+        by_name = attrgetter("name")  # in the same order each time: statements are kept
+        for table in sorted(self._new, key=by_name):
             writes.insert(table, [*self._new[table].values()])
-        for table in _TABLES:
+        for table in sorted(self._changed, key=by_name):
             for key, changes in self._changed[table].items():
-                named = dict(zip(_KEYS[table], key, strict=True))
+                named = dict(zip(_key_of(table), key, strict=True))
                 writes.change(table, changes, run_id=self._run_id, **named)
         return writes
 
     def _insert(self, table: Table, *key: Any, **row: Any) -> None:
-        named = zip(_KEYS[table], key, strict=True)
+        named = zip(_key_of(table), key, strict=True)
         self._new[table][key] = {"run_id": self._run_id, **dict(named), **row}
 
     def _change(self, table: Table, *key: Any, **changes: Any) -> None:
@@ -197,7 +168,7 @@ class Rows:
         assert state.model.open_call is not None
         self._change(model_calls, state.model.open_call.number, **changes)
 
-    def _end_model_call(self, state: RunState, reply: ModelReply, kept: Sequence[Block]) -> None:
+    def _end_model_call(self, state: RunState, reply: ModelReply, kept: Sequence[Any]) -> None:
         """``kept``: those of its blocks that are stored elsewhere; the others stay with the call."""
         left_out = [block for block in reply.blocks if block not in kept]
         left_out += [reply.cut] if reply.cut else []
@@ -275,8 +246,8 @@ class Rows:
             self._insert(approvals, len(state.messages) - 1, index, **question)
 
     def _ask_outcome(self, state: RunState, index: int, unrecorded: str) -> None:
-        """Ask whether a call runs again of which nobody knows what it did. It had one question at most
-        before; what a person had changed of its input stays so."""
+        """Ask whether a call with an unknown outcome runs again. It had one question at most before; a
+        person's change of its input stays."""
         decision, call = outcome_question(state, unrecorded), state.calls[index]
         self._change_call(state, index, **_decision_columns(decision), asked_again=True)
         question = self._question(state, call, decision)
@@ -380,7 +351,7 @@ class Rows:
     def _verify(
         self, state: RunState, entry: entries.VerificationStarted | entries.Verified
     ) -> None:
-        """What has begun is stored before it ends: the two are never in one transaction."""
+        """The start and the end of a verification are never in one transaction."""
         attempt, at = self._attempt, self._now
         if isinstance(entry, entries.VerificationStarted):
             begun = {"turn": state.turns, "tree": state.files.tree, "started_at": at}
@@ -403,7 +374,7 @@ class Rows:
         for queued_id in entry.queued_ids:
             self._change(queued_messages, queued_id, delivered_message=message)
 
-    def _add_block(self, message: int, position: int, role: str, turn: int, block: Block) -> None:
+    def _add_block(self, message: int, position: int, role: str, turn: int, block: Any) -> None:
         columns = {"role": role, "type": block["type"], "turn": turn, "content": block}
         self._insert(blocks, message, position, **columns, created_at=self._now)
 
@@ -422,8 +393,7 @@ class Rows:
                 self._interrupt_calls(state)
 
     def _interrupt_calls(self, state: RunState) -> None:
-        """Nobody is asked any more about calls that will not run. One that an earlier end cut off has
-        had its question closed by it."""
+        """Close the questions about calls that will not run, unless an earlier end has closed them."""
         closed = {"answer": "cancelled", "answered_at": self._now, "answered_via": "end"}
         for call in state.calls:
             if call.result is not None:
@@ -431,6 +401,12 @@ class Rows:
             self._change_call(state, call.index, interrupted=True)
             if call.waits and not call.interrupted:
                 self._change(approvals, len(state.messages) - 1, call.index, **closed)
+
+
+@cache
+def _key_of(table: Table) -> tuple[str, ...]:
+    """The columns that name a row among those of its run."""
+    return tuple(column.name for column in table.primary_key if column.name != "run_id")
 
 
 def _decision_columns(decision: Decision) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, exists, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select
 
 from runner.core.agents import Split
 from runner.core.children import split_of
@@ -73,7 +73,7 @@ class _Turn:
 
     @property
     def stop(self) -> Stop | None:
-        """What is still to be answered of its reply."""
+        """How its reply was cut off, if that is still to be answered."""
         reason = None if self.call is None or not self.since else self.call.stop_reason
         if reason in CUT_REASONS or (reason == "pause_turn" and not self.has_calls):
             return Stop(reason, lowered=False, empty=False)
@@ -81,7 +81,7 @@ class _Turn:
 
     @property
     def is_final(self) -> bool:
-        """Whether the model has nothing more to do unless somebody says so."""
+        """True if the model has nothing more to do unless a person says something."""
         spoke_last = bool(self.since) and not self.has_calls
         return self.has_submitted or (spoke_last and self.stop is None)
 
@@ -196,7 +196,7 @@ def _is_copied(turn: int) -> ColumnElement[bool]:
 
 
 def _model_call(connection: Connection, run: Row[Any], turn: int) -> Row[Any] | None:
-    """The one that gave the reply of a turn: of a turn that was copied, it is the other run's."""
+    """The model call that gave the reply of a turn: for a turn that a fork copied, the original's."""
     while run.fork_of is not None and turn <= run.fork_turn:
         run = connection.execute(select(runs).where(runs.c.id == run.fork_of)).one()
     query = select(model_calls).where(
@@ -262,8 +262,8 @@ def _store(
 
 
 def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str | None:
-    """What the new run is told of its folders; None when the conversation names none of the other's.
-    Folders of workspaces and of outputs, and the outputs in them, have the run's id in their names."""
+    """The text that tells the new run its folders; None if the conversation names no folder of the old
+    run. Folders of workspaces and of outputs, and the outputs in them, have the run's id in their names."""
     theirs, ours = (each.removeprefix("run_") for each in (run.id, fork_id))
     if not any(theirs in content_text(block) for one in turn.sent for block in one.blocks):
         return None
@@ -276,13 +276,9 @@ def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
     copy_rows(connection, run_items, run_id, fork_id)
     copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
     copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
-    of_calls = and_(
-        tool_calls.c.run_id == tool_outputs.c.run_id,
-        tool_calls.c.message == tool_outputs.c.message,
-        tool_calls.c.position == tool_outputs.c.position,
-        tool_calls.c.turn <= turn,
-    )
-    copy_rows(connection, tool_outputs, run_id, fork_id, exists().where(of_calls))
+    in_turns = tool_calls.c.run_id == run_id, tool_calls.c.turn <= turn
+    with_output = tool_outputs.c.message.in_(select(tool_calls.c.message).where(*in_turns))
+    copy_rows(connection, tool_outputs, run_id, fork_id, with_output)
     # Its first model call is sent all of them; none of its own has made one.
     own = {"made_by_call": None, "first_sent_in": 1}
     copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
@@ -291,8 +287,8 @@ def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
 
 
 def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progress:
-    """How the new run begins: nothing used, and its next prompt measured as well as can be. The real
-    tokens of the last one count when the same model counted them."""
+    """The progress that the new run begins with: nothing used, and its next prompt measured by the real
+    tokens of the last one if the same model counted them."""
     before = progress_from_row(run)
     return Progress(
         turns=turn.number,

@@ -217,7 +217,7 @@ def refuse_unstorable(what: str, text: str) -> None:
 
 
 def is_storable(text: str) -> bool:
-    """Whether both databases can hold a text as it is."""
+    """True if both databases can hold a text as it is."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -260,13 +260,13 @@ class JobReader:
         return self._once(("spec", job_id, *types), read)
 
     def types(self, run_id: str) -> tuple[str, ...]:
-        """Of which types the run and those that it works for are."""
+        """The types of sub-agents above a run and its own; see ``agent_types``."""
         if "." not in run_id:
             return ()
         return self._once(("types", run_id), lambda: agent_types(self._connection, run_id))
 
     def spec_of_run(self, job_id: str, run_id: str) -> JobSpec:
-        """What a run works by, but for a model of its own."""
+        """The spec of a run, without a model of its own."""
         return self.spec(job_id, *self.types(run_id))
 
     def rules(self, job_id: str, snapshot: int) -> tuple[Rule, ...]:
@@ -282,8 +282,7 @@ class JobReader:
         return (*self.rules(job_id, snapshot), *of_types)
 
     def policy(self, job_id: str, run_id: str, snapshot: int) -> Policy:
-        """What holds for a run: one value for all runs of a job, and of the same types, that have no
-        rules of their own."""
+        """The policy of a run: one value for all runs of a job with the same types and no own rules."""
         rules, types = self.rules(job_id, snapshot), self.types(run_id)
         named = {rule.run_id for rule in rules}
         owners = tuple(each for each in lineage(run_id) if each in named)
@@ -294,7 +293,7 @@ class JobReader:
         )
 
     def keep(self) -> None:
-        """What was read is stored: others may go by it."""
+        """Share what was read with later transactions: it is known to be stored."""
         if len(self._kept) + len(self._read) > _MOST_KEPT:
             self._kept.clear()
         self._kept.update(self._read)

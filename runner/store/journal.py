@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Select, bindparam, select
 
 from runner.core.agents import lineage
-from runner.core.budget import Limits
 from runner.core.commands import Raised
 from runner.core.context import Compacted
 from runner.core.conversation import Message
@@ -76,7 +75,7 @@ class StoredJournal:
     Args:
         database: where the runs are.
         now: the time in seconds since the epoch, by the database's clock.
-        tariffs: what the calls of a job's models cost, by model, of those that have a price.
+        tariffs: the prices of a job's models, by model.
         observer: is told what was stored.
     """
 
@@ -196,6 +195,7 @@ def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
         lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
         hooks.closed if end_turns(spec) else None,
     )
+    own = {"deadline": row.deadline} if row.depth else {}
     stored = {each.name: getattr(progress, each.name) for each in fields(Progress)}
     state = RunState(
         **stored | {"hooks": hooks, "context": replace(progress.context, compacted=compacted)},
@@ -207,7 +207,7 @@ def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
         agent_type=row.agent_type or "",
         spec=spec,
         policy=jobs_read.policy(row.job_id, row.id, row.rules_snapshot),
-        limits=_limits_of(row, spec),
+        limits=replace(spec.limits, **own, **Raised().of(row)),
         messages=messages,
         calls=calls,
         inbox=_inbox(connection, row.id, row),
@@ -240,12 +240,6 @@ def _with_family(state: RunState, family: Family) -> RunState:
     return replace(state, children=children)
 
 
-def _limits_of(row: Any, spec: JobSpec) -> Limits:
-    """The limits of a run: those of its job, with what its own row says instead."""
-    own = {"deadline": row.deadline} if row.depth else {}
-    return replace(spec.limits, **own, **Raised().of(row))
-
-
 def _as_it_stands(
     connection: Connection, jobs_read: JobReader, row: Any, state: RunState
 ) -> RunState:
@@ -271,7 +265,7 @@ def _as_it_stands(
 def _decided(
     state: RunState, entries: Sequence[Entry], decide: Decide[T], now: float
 ) -> tuple[list[Applied], T]:
-    """The entries with those that ``decide`` adds to them, and what comes next."""
+    """The entries and the ones that ``decide`` adds, and the next step."""
     applied = fold(state, entries)
     decided, step = decide(applied[-1].after if applied else state, now)
     return [*applied, *decided], step

@@ -32,12 +32,10 @@ def take_from(
     leases: Mapping[str, float] | None = None,
 ) -> list[str]:
     """Take the runs of dead workers: each is queued again, or failed when its workers keep dying.
+    Returns the ids of the runs that are queued again.
 
     Args:
-        leases: take only from those whose leases still end when this says, looked at once more.
-
-    Returns:
-        The ids of the runs that are queued again.
+        leases: take only from workers whose leases still end at this time, looked at once more.
     """
 
     def take(connection: Connection, run: Row[Any]) -> bool:
@@ -80,11 +78,8 @@ def give_back(database: Database, lease: Lease, now: float) -> None:
 
 
 def give_up(database: Database, lease: Lease, error: str, now: float) -> None:
-    """An attempt ended by an exception that nobody classified: once it is tried again, then failed.
-
-    Args:
-        error: the traceback, for the event.
-    """
+    """Free the run of an attempt that ended by an unclassified exception: it is tried again once, then
+    failed. ``error`` is the traceback, for the event."""
 
     def work(connection: Connection) -> None:
         for run in _held(connection, lease):
@@ -111,11 +106,7 @@ def _free(
     failure: tuple[str, str] | None,
     **counts: int,
 ) -> bool:
-    """Take the run from its worker: failed (for a reason, with a detail), or queued again.
-
-    Returns:
-        True if it is queued.
-    """
+    """Take the run from its worker: failed (for a reason, with a detail), or queued. True if queued."""
     progress, changes = progress_from_row(run), queued(now, queued_for)
     failed: list[Event] = []
     if failure is not None:

@@ -56,8 +56,8 @@ _UNDER_WAY = "This call is under way, and not for you to wait for: its result is
 
 
 def lock_tree(connection: Connection, run_id: str) -> None:
-    """Keep others from starting sub-agents in the run's tree until the transaction ends: only so many
-    may be in it. Who locks it has locked everything else before."""
+    """Keep others from starting sub-agents in the run's tree until the transaction ends: the tree's size
+    is limited. It is the last lock of a transaction."""
     root = run_items.c.run_id == lineage(run_id)[0]
     connection.execute(select(run_items.c.run_id).where(root).with_for_update())
 
@@ -78,8 +78,8 @@ def start_children(
 def place_with_children(
     connection: Connection, before: RunState, after: RunState
 ) -> dict[str, str | None]:
-    """What changes in a run's row of where it can be worked on. Where its trees are pushed to a remote
-    that is anywhere: but not while sub-agents change files of its folder, which nobody records then."""
+    """The changed columns of where a run can be worked on. With a remote that is anywhere, but not while
+    sub-agents change files of its folder: nobody records those then."""
     workspace = after.spec.workspace
     if workspace is None or workspace.remote is None or not workspace.is_recorded:
         return {}
@@ -143,8 +143,8 @@ def _start(
 def _spec_of(
     jobs_read: JobReader, state: RunState, parent: Row[Any], child: NewChild
 ) -> tuple[JobSpec, str | None]:
-    """What a child works by, and the model that it calls in place of the one that is the job's or its
-    type's: a parent that has one of its own hands it on."""
+    """A child's spec, and the model that it calls instead of its job's or its type's: a parent hands a
+    model of its own on."""
     types = (*jobs_read.types(state.run_id), child.agent_type)
     spec = jobs_read.spec(parent.job_id, *types)
     agent = spec.agent(child.agent_type)
@@ -155,15 +155,12 @@ def _spec_of(
 
 
 def _opening(state: RunState, spec: JobSpec, child: NewChild) -> tuple[int, Message, Progress]:
-    """How a child begins.
+    """The number of a child's own first message, the message, and the child's progress. In a snapshot,
+    copies of its parent's messages precede it.
 
     Args:
         state: of its parent, with the reply that asks for it.
-        spec: that the child works by, with the model that it calls.
-
-    Returns:
-        The number of its own message (before it are copies of all that its parent's conversation had,
-        if it is a snapshot), the message, and its progress.
+        spec: of the child, with the model that it calls.
     """
     if not child.snapshot:
         (message,), progress = opening(spec, child.prompt)
@@ -189,15 +186,15 @@ def _opening(state: RunState, spec: JobSpec, child: NewChild) -> tuple[int, Mess
 
 
 def _names_outputs(text: str, run_id: str) -> bool:
-    """Whether a text names outputs of a run: one of them, or all that others had, as what a snapshot or
-    a fork is told does."""
+    """True if a text names outputs of a run: one of them, or all of them, as the text that tells a
+    snapshot or a fork its folders does."""
     of_fork = f"yours have {run_id.removeprefix('run_')} in"
     return any(each in text for each in (f"outputs/{run_id}/", f"outputs/{run_id},", of_fork))
 
 
 def _context(state: RunState, spec: JobSpec, own: Message) -> ContextState:
-    """The first prompt measured as well as can be: the real tokens of the parent's last one count where
-    the same model counted them, with all that is new in this one."""
+    """The first prompt, measured by the real tokens of the parent's last one if the same model counted
+    them, and by what is new in this one."""
     kept = state.messages
     if not _keeps_thinking(state, spec):
         kept = tuple(
@@ -237,8 +234,8 @@ def _keeps_thinking(state: RunState, spec: JobSpec) -> bool:
 
 
 def _has_the_same_prefix(state: RunState, spec: JobSpec) -> bool:
-    """Whether the same comes before the messages. What the workspace says to agents may be another thing
-    by the time that the child reads it."""
+    """True if the child's requests begin as its parent's do. Never with instructions of a workspace: they
+    may differ by the time that the child reads them."""
     if spec.instructions:
         return False
     return (spec.model, spec.shared_texts) == (state.spec.model, state.spec.shared_texts)
@@ -247,8 +244,8 @@ def _has_the_same_prefix(state: RunState, spec: JobSpec) -> bool:
 def _place(
     connection: Connection, state: RunState, parent: Row[Any], spec: JobSpec
 ) -> dict[str, str | None]:
-    """Which worker can have a child: one that sees the folder that it works in, or the trees that its
-    own begins with, and these are where its parent works."""
+    """The columns of where a child can be worked on: where its folder is, or the snapshots that its own
+    workspace begins with, which are where its parent works."""
     here = {"workspace_path": parent.workspace_path, "workspace_id": parent.workspace_id}
     if spec.workspace is None or spec.workspace.remote is None:
         return here

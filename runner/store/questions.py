@@ -1,6 +1,6 @@
-"""The questions about tool calls that wait for an answer, and those that nobody was told about.
+"""The questions about tool calls that wait for an answer, and the notices of new ones.
 
-Whoever answers locks the runs first, then, if rules change, the jobs, as the workers do.
+A transaction that answers locks the runs first, then, if rules change, the jobs, as the workers do.
 """
 
 from __future__ import annotations
@@ -61,11 +61,8 @@ def waiting(database: Database, of: Target | None = None) -> list[Question]:
 def load_asked(
     connection: Connection, condition: ColumnElement[bool], most: int | None = None
 ) -> list[Question]:
-    """Questions, answered or not, by run and in its order.
-
-    Args:
-        condition: over the columns of approvals, runs and jobs.
-    """
+    """Questions, answered or not, by run and in its order. ``condition`` is over the columns of approvals,
+    runs and jobs."""
     query = (
         select(
             approvals,
@@ -137,8 +134,8 @@ def store_answers(
         given: by the ids of the questions.
 
     Returns:
-        The runs that are queued again: those that wait for the first of their questions, or where one
-        is about a sub-agent, which may start before the others are answered.
+        The runs that are queued again: the answer was to the first of the run's questions, or about a
+        sub-agent, which may start before the others are answered.
     """
     woken = []
     for run, questions in locked:
@@ -159,8 +156,8 @@ def store_answers(
 
 
 def _store_answer(connection: Connection, question: Row[Any], given: Given, now: float) -> None:
-    """What an earlier answer to the same question made of the call stays: there is one where the call
-    was let run, and it is asked whether it runs again."""
+    """Keep the edited input of an earlier answer: the call was let run, and this answer says whether it
+    runs again."""
     edited = question.edited_input if given.edited is None else given.edited
     remembered = question.remembered if given.remembered is None else given.remembered
     answer = {"answer": given.answer, "answered_via": given.via, "answered_by": given.by}
@@ -208,12 +205,8 @@ class Notice:
 
 
 def take_notices(database: Database, now: float, most: int = 200) -> list[Notice]:
-    """The new questions of each job that wants to be told of them. Each question is given once: who
-    takes it, tells.
-
-    Args:
-        most: how many questions to take at most.
-    """
+    """Take the new questions of each job that wants to be notified, at most ``most``. Each question is
+    given once: who takes it, notifies."""
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -225,7 +218,7 @@ def take_notices(database: Database, now: float, most: int = 200) -> list[Notice
         return []
 
     def work(connection: Connection) -> list[Notice]:
-        # Who answers holds a run and then its questions: waiting for them here could lock both out.
+        # An answer locks a run and then its questions: waiting for them here could be a deadlock.
         locked = untold.with_for_update(skip_locked=True, of=approvals)
         these = approvals.c.id.in_(connection.execute(locked).scalars().all())
         connection.execute(update(approvals).where(these).values(notified_at=now))

@@ -13,16 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from runner.core.budget import (
-    LEAST_OUTPUT_TOKENS,
-    Charged,
-    Limits,
-    Reservation,
-    billionths,
-    in_usd,
-    prompt_bound,
-    reserve,
-)
+from runner.core import budget
 from runner.core.commands import Change, Raised, Target
 from runner.core.events import INPUT_SUMMARY_LENGTH
 from runner.core.fold import rested
@@ -158,7 +149,7 @@ def _retry(
 def _taken_up(
     connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
 ) -> dict[str, Any]:
-    """What changes in the row of an ended run that goes on.
+    """The changed columns of an ended run that goes on.
 
     Raises:
         UsageError: a limit is used up, and how to raise it.
@@ -181,7 +172,7 @@ def _taken_up(
     return {**queued(now), **reset, **own}
 
 
-def _refuse_used_work(run: Row[Any], progress: Progress, limits: Limits) -> None:
+def _refuse_used_work(run: Row[Any], progress: Progress, limits: budget.Limits) -> None:
     if progress.turns >= limits.max_turns:
         raise UsageError(
             f"{run.id} has used {progress.turns} of {limits.max_turns} turns: "
@@ -194,17 +185,21 @@ def _refuse_used_work(run: Row[Any], progress: Progress, limits: Limits) -> None
         )
 
 
-def _refuse_used_tokens(run: Row[Any], progress: Progress, charged: int, limits: Limits) -> None:
-    """``charged``: what the run was charged, with what those that it has started were or may be."""
+def _refuse_used_tokens(
+    run: Row[Any], progress: Progress, charged: int, limits: budget.Limits
+) -> None:
+    """``charged`` includes what the run's sub-agents were charged, or may still use."""
     if progress.model.open_call is not None:
         charged += progress.model.open_call.reservation.worst_case
     most_output, context = limits.max_output_tokens, progress.context
-    prompt = prompt_bound(context.last_prompt_tokens, context.appended_bytes)
+    prompt = budget.prompt_bound(context.last_prompt_tokens, context.appended_bytes)
     without_cost = replace(limits, cost_ceiling_usd=None)
-    next_call = reserve(without_cost, Charged(charged), prompt, most_output=most_output)
+    next_call = budget.reserve(
+        without_cost, budget.Charged(charged), prompt, most_output=most_output
+    )
     cut_before = run.reason == "token_ceiling" and limits.token_ceiling <= run.token_ceiling
-    if cut_before or not isinstance(next_call, Reservation):
-        least = charged + prompt + min(LEAST_OUTPUT_TOKENS, most_output)
+    if cut_before or not isinstance(next_call, budget.Reservation):
+        least = charged + prompt + min(budget.LEAST_OUTPUT_TOKENS, most_output)
         least = max(least, run.token_ceiling + 1)
         raise UsageError(
             f"{run.id} has used {charged:,} of {limits.token_ceiling:,} tokens: "
@@ -212,17 +207,17 @@ def _refuse_used_tokens(run: Row[Any], progress: Progress, charged: int, limits:
         )
 
 
-def _refuse_used_cost(run: Row[Any], cost: int, limits: Limits) -> None:
-    """What the next call costs is not known here: a higher ceiling may stop the run again."""
+def _refuse_used_cost(run: Row[Any], cost: int, limits: budget.Limits) -> None:
+    """The cost of the next call is not known here: a higher ceiling may stop the run again."""
     ceiling = limits.cost_ceiling
     if ceiling is None:
         return
-    was = None if run.cost_ceiling_usd is None else billionths(run.cost_ceiling_usd)
+    was = None if run.cost_ceiling_usd is None else budget.billionths(run.cost_ceiling_usd)
     cut_before = run.reason == "cost_ceiling" and was is not None and ceiling <= was
     if cut_before or cost >= ceiling:
-        most = in_usd(max(was or 0, cost))
+        most = budget.in_usd(max(was or 0, cost))
         raise UsageError(
-            f"{run.id} has used {in_usd(cost)} of {in_usd(ceiling)}: "
+            f"{run.id} has used {budget.in_usd(cost)} of {budget.in_usd(ceiling)}: "
             + _how_to_raise(run, "--cost-ceiling USD", f"more than {most}")
         )
 

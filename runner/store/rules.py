@@ -1,7 +1,6 @@
 """The permission rules of a job, in numbered snapshots: each change makes a new one.
 
-Whoever adds or revokes a rule locks runs first, if any, then the job (order of locks:
-``store.budgets``).
+A change of rules locks runs first, if any, then the job (order of locks: ``store.budgets``).
 """
 
 from __future__ import annotations
@@ -37,14 +36,10 @@ def insert_rules(
     now: float,
     snapshot: int = 1,
 ) -> list[int]:
-    """Store rules behind those that the job has.
+    """Store rules behind those that the job has, and return their positions.
 
     Args:
-        author: who wrote them, for the record.
         snapshot: the first in which they hold.
-
-    Returns:
-        Their positions.
     """
     if not rules:
         return []
@@ -87,8 +82,8 @@ def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, 
 def policy_for(
     rules: Sequence[Rule], run_id: str, spec: JobSpec, snapshot: int, types: Sequence[str] = ()
 ) -> Policy:
-    """What holds for one run: the rules of its job, its own and those of the runs that it works for,
-    and the job's default; for a sub-agent, no more than its types let it.
+    """The policy of one run: the rules of its job, its own and those of the runs above it, and the job's
+    default; for a sub-agent, no more than its types allow.
 
     Args:
         rules: of the job's snapshot, as ``rules_at`` gives them.
@@ -111,8 +106,7 @@ def list_rules(database: Database, job_id: str) -> Sequence[Row[Any]]:
 
 
 def asked_for(database: Database, job_id: str) -> dict[int, str]:
-    """The tool call whose answer stored a rule: by the rule's position, for those that people
-    remembered."""
+    """The tool calls whose answers stored rules, by the rules' positions."""
     query = (
         select(approvals.c.remembered, approvals.c.run_id, approvals.c.turn, approvals.c.position)
         .where(
@@ -128,11 +122,8 @@ def asked_for(database: Database, job_id: str) -> dict[int, str]:
 def remember_rules(
     connection: Connection, job_id: str, rules: Sequence[Rule], author: Author, now: float
 ) -> list[int]:
-    """Add rules to a job whose rules are locked, in a new snapshot and with an event each.
-
-    Returns:
-        Their positions.
-    """
+    """Add rules to a job whose rules are locked, in a new snapshot and with an event each. Returns their
+    positions."""
     snapshot = new_snapshot(connection, job_id)
     positions = insert_rules(connection, job_id, rules, author, now, snapshot)
     happened = [
@@ -144,7 +135,7 @@ def remember_rules(
 
 
 def _told(rule: Rule, snapshot: int) -> dict[str, Any]:
-    """What an event tells of a rule. ``snapshot`` is the first that it holds in."""
+    """A rule as an event shows it. ``snapshot`` is the first that it holds in."""
     return {
         "position": rule.position,
         "effect": rule.effect,
@@ -164,13 +155,10 @@ def revoke(
     *,
     force: bool = False,
 ) -> Row[Any]:
-    """Let a rule hold no longer. What it has decided stands.
+    """Let a rule hold no longer, and return its row as ``list_rules`` does. What it decided stands.
 
     Args:
-        force: also one that the job was submitted with.
-
-    Returns:
-        The rule's row, as in ``list_rules``.
+        force: also a rule that the job was submitted with.
 
     Raises:
         NotFoundError: there is no such job.
@@ -208,11 +196,8 @@ def revoke(
 
 
 def lock_rules(connection: Connection, job_id: str) -> int:
-    """Keep others from changing the job's rules until the transaction ends. Workers that store
-    calls of the job are not held up, unless it has a budget.
-
-    Returns:
-        The number of the newest snapshot.
+    """Keep others from changing the job's rules until the transaction ends, and return the number of the
+    newest snapshot. Workers that store calls of the job are not held up, unless it has a budget.
 
     Raises:
         NotFoundError: there is no such job.

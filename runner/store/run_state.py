@@ -28,7 +28,7 @@ from runner.store.tables import (
 
 
 def tool_context_to_json(context: ToolContext) -> dict[str, Any]:
-    """What ``approvals.setting`` holds; ``tool_context_from_json`` gives the same value back."""
+    """The value of ``approvals.setting``; ``tool_context_from_json`` gives the same context back."""
     return asdict(context)
 
 
@@ -195,8 +195,8 @@ def load_compacted(
     """All compactions of a run in one.
 
     Args:
-        sent_in: only those that were sent in the model call of this number.
-        until_turn: only those that were made for this turn, or before it.
+        sent_in: only compactions that were sent in the model call of this number.
+        until_turn: only compactions that were made for this turn, or before it.
     """
     query = _COMPACTIONS.where(compactions.c.run_id == run_id)
     if sent_in is not None:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import (
-    Connection,
-    Float,
-    Integer,
-    and_,
-    bindparam,
-    exists,
-    func,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Float, Integer, bindparam, exists, func, or_, select, update
 
 from runner.core.agents import is_within, lineage
 from runner.core.conversation import Usage
@@ -31,8 +20,6 @@ from runner.store.tables import events, runs, workers
 
 NOTIFY_AGAIN_SECONDS = 15.0
 LOST_LEASES_BEFORE_ALONE = 3
-# Why a run is queued that goes on when another run of its job has.
-WAITS_FOR_SIBLINGS = ("budget", "warming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +40,7 @@ class DueRun:
         return self.lost_leases >= LOST_LEASES_BEFORE_ALONE
 
 
+_IS_QUEUED = runs.c.state == "queued"
 _below = runs.alias("below")
 _DUE_RUN = (
     select(
@@ -68,9 +56,7 @@ _DUE_RUN = (
         .label("of_family"),
     )
     .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
-    .where(
-        runs.c.id == bindparam("run"), runs.c.state == "queued", runs.c.due_at <= bindparam("now")
-    )
+    .where(runs.c.id == bindparam("run"), _IS_QUEUED, runs.c.due_at <= bindparam("now"))
 )
 
 
@@ -87,7 +73,7 @@ _ENDED_IN_TREE = select(runs.c.id).where(
 
 
 def ended_below(database: Database, run_id: str) -> list[str]:
-    """The ids of those that a run, or one that it started, has started and that have ended."""
+    """The ids of the ended sub-agents below a run, at any depth."""
     ended = database.find(_ENDED_IN_TREE, {"root": lineage(run_id)[0]})
     return [row.id for row in ended if row.id != run_id and is_within(row.id, run_id)]
 
@@ -96,7 +82,7 @@ _CLAIM = (
     update(runs)
     .where(
         runs.c.id == bindparam("run"),
-        runs.c.state == "queued",
+        _IS_QUEUED,
         runs.c.attempt == bindparam("last_attempt"),
         runs.c.due_at <= bindparam("now"),
     )
@@ -138,14 +124,14 @@ def postpone(database: Database, run: DueRun, until: float) -> None:
     """Look at a queued run again later; its attempt has not begun."""
     database.execute(
         update(runs)
-        .where(runs.c.id == run.id, runs.c.state == "queued", runs.c.attempt == run.attempt)
+        .where(runs.c.id == run.id, _IS_QUEUED, runs.c.attempt == run.attempt)
         .values(due_at=until, rung_at=None)
     )
 
 
 def wait_for_workspace(database: Database, run: DueRun, now: float) -> None:
     """This worker cannot see the run's workspace: let it wait for one that can."""
-    is_due = runs.c.state == "queued", runs.c.attempt == run.attempt
+    is_due = _IS_QUEUED, runs.c.attempt == run.attempt
     event = Event("waiting", {"reason": "workspace", "path": run.workspace_path})
 
     def work(connection: Connection) -> None:
@@ -175,12 +161,8 @@ def missing_workspaces(database: Database, of: str | None = None) -> list[tuple[
 def workspace_found(
     database: Database, path: str, workspace_id: str, most: int, now: float
 ) -> list[str]:
-    """Queue runs again whose workspace a worker sees, at most ``most``. It takes them itself: not
-    from the queue, where a worker that does not see it could be faster.
-
-    Returns:
-        Their ids.
-    """
+    """Queue runs again whose workspace a worker sees, at most ``most``, and return their ids. The worker
+    takes them itself: from the queue, a worker that does not see the workspace could be faster."""
     of_it = (runs.c.workspace_path == path) & (runs.c.workspace_id == workspace_id)
     waiting = select(runs.c.id).where(_WAITING, of_it).order_by(runs.c.id).limit(most)
 
@@ -198,7 +180,7 @@ def workspace_found(
 _DUE = (
     select(runs.c.id)
     .where(
-        runs.c.state == "queued",
+        _IS_QUEUED,
         runs.c.due_at <= bindparam("now"),
         # A time to come is of a clock that was set back since.
         or_(
@@ -232,22 +214,23 @@ def due_to_notify(database: Database, most: int, now: float) -> list[str]:
 
 def unring(database: Database, run_ids: Sequence[str]) -> None:
     """The queue could not be notified: the next pass takes these runs again."""
-    still_queued = runs.c.id.in_(run_ids) & (runs.c.state == "queued")
-    database.execute(update(runs).where(still_queued).values(rung_at=None))
+    database.execute(update(runs).where(runs.c.id.in_(run_ids), _IS_QUEUED).values(rung_at=None))
 
 
-_WAITS_FOR_SIBLING = or_(*(runs.c.reason == reason for reason in WAITS_FOR_SIBLINGS))
-_GOES_ON = and_(
-    runs.c.state == "queued", or_(runs.c.due_at <= bindparam("now"), _WAITS_FOR_SIBLING)
+# For the budget and the cache warm-up, runs are queued that go on when another run of their job has.
+_GOES_ON = or_(
+    runs.c.due_at <= bindparam("now"), runs.c.reason == "budget", runs.c.reason == "warming"
 )
 _UNFINISHED = (
-    select(runs.c.id).where(or_(runs.c.state == "running", _GOES_ON, IS_READY, IS_ORPHAN)).limit(1)
+    select(runs.c.id)
+    .where(or_(runs.c.state == "running", _IS_QUEUED & _GOES_ON, IS_READY, IS_ORPHAN))
+    .limit(1)
 )
 
 
 def unfinished(database: Database, now: float) -> bool:
-    """Whether any run is being worked, is due now, or waits for a moment until its siblings let it, or
-    somebody sees that its sub-agents have ended, or its parent."""
+    """True if a run is being worked, is due, or waits for a moment: for its siblings, or until a pass sees
+    that its sub-agents or its parent have ended."""
     return bool(database.find(_UNFINISHED, {"now": now}))
 
 
@@ -255,16 +238,12 @@ _HELD_BY = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == bindparam
 
 
 def held_by(database: Database, worker_id: str) -> dict[str, int]:
-    """The runs that a worker holds, with the attempt that does."""
+    """The ids of the runs that a worker holds, with their attempts."""
     return {row.id: row.attempt for row in database.find(_HELD_BY, {"worker": worker_id})}
 
 
 def endings(database: Database, run_ids: Sequence[str]) -> list[Ending]:
-    """Of these runs, those that have ended.
-
-    Raises:
-        UnreachableError: the database does not answer.
-    """
+    """Return how those of the runs that have ended did. Raises ``UnreachableError``."""
     names = ("id", "last_worker_id", "state", "reason", "detail", "ended_at", *Usage.__slots__)
     query = select(*(runs.c[name] for name in names))
     query = query.where(runs.c.id.in_(run_ids), runs.c.state.in_(sorted(ENDED)))

@@ -15,11 +15,8 @@ _COLUMNS = ("started_at", "ended_at", "tree_before", "tree_after")
 
 
 def snapshot_after_turn(connection: Connection, run_id: str, turn: int) -> str | None:
-    """The snapshot of a run's files after a turn and its hooks, or None if none was recorded.
-
-    Args:
-        turn: 0 is before the first turn and any hook.
-    """
+    """The snapshot of a run's files after a turn and its hooks, or None if none was recorded. Turn 0 is
+    before the first turn and any hook."""
     run = _run_of_turn(connection, _run(connection, run_id), turn)
     _, snapshot = _around(connection, run, 1 + (run.fork_turn or 0), turn)
     if snapshot is None and run.fork_of is not None:

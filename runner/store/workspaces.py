@@ -37,7 +37,7 @@ class WorkspaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkspace:
-    """What is stored of the workspace that a run has, or may have."""
+    """What is stored of a run's workspace."""
 
     run_id: str
     job_id: str
@@ -82,14 +82,7 @@ _ORIGIN = select(runs.c.fork_of, runs.c.parent_run).where(runs.c.id == bindparam
 
 
 def workspace_of(database: Database, run_id: str, cache: JobCache | None = None) -> StoredWorkspace:
-    """Return what is stored of a run's workspace.
-
-    Args:
-        cache: of what the runs of a job share.
-
-    Raises:
-        UnreachableError: the database does not answer.
-    """
+    """Return what is stored of a run's workspace. ``cache`` holds what the runs of a job share."""
 
     def work(connection: Connection) -> tuple[StoredWorkspace, JobReader]:
         (row,) = execute(connection, _OF_RUN, {"run": run_id})
@@ -128,11 +121,9 @@ def save_record(
 
     Args:
         workspace_id: what a worker must see to have the workspace; None: any worker can.
-        now: seconds since the epoch.
 
     Raises:
         LeaseLost: another attempt has the run; nothing is stored.
-        UnreachableError: the database does not answer.
     """
     row = {**asdict(record), "run_id": lease.run_id, "created_at": now}
     row["commit_id"] = row.pop("commit")
@@ -149,7 +140,7 @@ def save_record(
 
 
 def save_delivery(database: Database, lease: Lease, commit: str) -> None:
-    """Store the commit that a run ends with. Raises ``LeaseLost``, ``UnreachableError``."""
+    """Store the commit that a run ends with. Raises ``LeaseLost``."""
 
     def work(connection: Connection) -> None:
         held_run(connection, lease)
@@ -162,15 +153,11 @@ def save_delivery(database: Database, lease: Lease, commit: str) -> None:
 def record_removal(
     database: Database, run_id: str, lost: Mapping[str, str], author: Author, now: float
 ) -> bool:
-    """Record that a run's own workspace is about to be removed, if the run has ended.
+    """Record that a run's own workspace is about to be removed. False if the run has not ended: the
+    workspace must not be removed.
 
     Args:
         lost: the ``path`` of its folder, and what in it is ``unsaved`` elsewhere (or "").
-        author: who removes it.
-        now: seconds since the epoch.
-
-    Returns:
-        False if the run was taken up again: it must not be removed.
     """
     old = {name: shorten(text, _LONGEST_TEXT) for name, text in lost.items()}
     event = signed_event("workspace_pruned", author, old=old)
@@ -207,11 +194,10 @@ def origins(database: Database, run_id: str) -> list[str]:
 def list_of_host(
     database: Database, store_id: str, run_ids: Sequence[str], job_id: str | None = None
 ) -> list[StoredWorkspace]:
-    """Return the runs whose workspaces a host prepared last, and those of ``run_ids``, by id.
+    """Return the workspaces that the host with this ``store_id`` prepared last, and those of ``run_ids``
+    (texts that may be ids of runs), by run id.
 
     Args:
-        store_id: of the host.
-        run_ids: texts that may be ids of runs.
         job_id: only this job's runs.
     """
     query = _STORED if job_id is None else _STORED.where(runs.c.job_id == job_id)
