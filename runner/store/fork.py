@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select
 
 from runner.core.agents import Split
 from runner.core.children import split_of
-from runner.core.commands import Change
+from runner.core.commands import Change, Raised
 from runner.core.context import Compacted, estimate, is_measurement, sent_messages
 from runner.core.conversation import CUT_REASONS, Block, Message, Usage, content_bytes, content_text
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
@@ -49,7 +49,10 @@ from runner.store.tables import (
     tool_outputs,
 )
 
-_OWN_LIMITS = ("token_ceiling", "cost_ceiling_usd", "working_time")
+# The run's own row names its copy of the workspace: the job's names the source.
+_WITH_SOURCE = select(runs, jobs.c.workspace_id.label("source_id")).join(
+    jobs, jobs.c.id == runs.c.job_id
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,7 @@ def fork(
 
     Args:
         turn: 0 is before the first.
-        text: what is said to the new run.
-        model: what it calls instead of the other run's model.
+        text: what is said to the new run. model: what it calls instead of the other run's model.
 
     Raises:
         NotFoundError: there is no such run.
@@ -117,9 +119,7 @@ def fork(
         refuse_unstorable(f"the {what}", given or "")
 
     def work(connection: Connection) -> Change:
-        query = select(runs, jobs.c.workspace_id.label("job_workspace_id"))
-        query = query.join(jobs, jobs.c.id == runs.c.job_id).where(runs.c.id == run_id)
-        run = connection.execute(query).one_or_none()
+        run = connection.execute(_WITH_SOURCE.where(runs.c.id == run_id)).one_or_none()
         if run is None:
             raise NotFoundError(f"no run is named {run_id}")
         refuse_child(run.id, "forked")
@@ -219,7 +219,7 @@ def _store(
     author: Author,
 ) -> Change:
     new = NewRun(run.item_key, None, turn.messages[0].blocks[0]["text"])
-    opened = open_run(run.job_id, new, spec, run.job_workspace_id, now, author)
+    opened = open_run(run.job_id, new, spec, run.source_id, now, author)
     fork_id = opened.run["id"]
     called = model or run.model or spec.model
     sees = with_instructions_of(connection, run.id, spec) if turn.number else spec
@@ -236,8 +236,8 @@ def _store(
         "fork_turn": turn.number,
         "model": None if called == spec.model else called,
         # It may use as much as the other, of turns as well: they are counted on from the other's.
+        **Raised().of(run),
         "max_turns": turn.number + run.max_turns,
-        **{name: getattr(run, name) for name in _OWN_LIMITS},
         "turns": turn.number,
         "message_count": len(turn.messages),
         "queued_count": len(texts),
@@ -252,8 +252,8 @@ def _store(
         is_here = spec.workspace is None or spec.workspace.remote is None
         for place in ("workspace_path", "workspace_id"):
             row[place] = getattr(run, place) if is_here else None
-    more = event_rows(fork_id, happened, now, after=1)
-    insert_runs(connection, [OpenedRun(row, [], [], opened.events + more)])
+    happened_rows = opened.events + event_rows(fork_id, happened, now, after=1)
+    insert_runs(connection, [OpenedRun(row, [], [], happened_rows)])
     _copy(connection, run.id, fork_id, turn.number)
     if texts:
         connection.execute(insert(queued_messages), texts)

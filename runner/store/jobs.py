@@ -42,14 +42,12 @@ def submit(
     author: Author = UNKNOWN,
 ) -> str:
     """Store a job and its runs, all of them queued, and due at once or (where they share much) once
-    the first has sent what they share.
+    the first has sent what they share. Returns the job's id.
 
     Args:
-        key: names the job for its caller; a second submit with the same key stores nothing.
+        key: names the job for its caller; a second submit with the same key stores nothing, and
+            returns the first job's id.
         workspace_id: what is written in the root of the job's workspace, if it has one.
-
-    Returns:
-        The job's id; the first job's when the key was taken.
 
     Raises:
         UsageError: a text that no database can hold. UnreachableError: the database does not answer.
