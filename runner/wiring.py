@@ -30,7 +30,8 @@ from runner.store.leases import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
-    from runner.engine.worker import Machine, Worker
+    from runner.engine.dispatcher import Machine
+    from runner.engine.worker import Worker
     from runner.ports import Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
@@ -189,8 +190,8 @@ def start_worker(
 def _surroundings(
     settings: Settings, database: Database, notifier: Notifier, queue_url: str, opened: ExitStack
 ) -> tuple[Machine, Ports]:
+    from runner.engine.dispatcher import Machine
     from runner.engine.process import HostLocks
-    from runner.engine.worker import Machine
     from runner.queries.search.search import open_index
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect

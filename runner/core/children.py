@@ -15,7 +15,7 @@ from runner.core.agents import SPLIT_SOURCE, SPLIT_TOOL, Child, NewChild, Split,
 from runner.core.compaction import truncate_text, where_output_is
 from runner.core.conversation import UNREADABLE_INPUT, Message, ToolResult
 from runner.core.entries import ChildrenStarted, RunSettled
-from runner.core.run import Waiting
+from runner.core.run import Ended, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
 from runner.core.steps import Step, leave, stop_at_deadline, tell
@@ -93,18 +93,15 @@ def spec_of(spec: JobSpec, *types: str) -> JobSpec:
 
 
 def outcome_of(
-    state: str,
-    reason: str,
-    detail: str,
-    said: str,
-    submitted: Mapping[str, Any] | None = None,
-    left: tuple[str, str] | None = None,
+    outcome: Ended, said: str, submitted: Mapping[str, Any] | None, left: tuple[str, str] | None
 ) -> ToolResult:
     """The result of a child that has ended: what it said last or submitted, or why it did not come to an
     end; and the branch and the commit that it has left."""
     files = "" if left is None else _LEFT.format(*left)
-    if state != "succeeded":
-        why = ": ".join(part for part in (f"{state} ({reason})", detail.strip()) if part)
+    if outcome.state != "succeeded":
+        why = ": ".join(
+            filter(None, (f"{outcome.state} ({outcome.reason})", outcome.detail.strip()))
+        )
         return ToolResult(_NOT_DONE.format(shorten(why, _DETAIL_LENGTH)) + files, "failed")
     if submitted is not None:
         said = json.dumps(submitted, ensure_ascii=False)
@@ -140,9 +137,8 @@ def _under_headings(call: Call, results: Sequence[ToolResult]) -> str:
     if len(results) == 1:
         return results[0].content
     texts = []
-    for number, (part, result) in enumerate(
-        zip(call.input_to_run["parts"], results, strict=True), 1
-    ):
+    parts = zip(call.input_to_run["parts"], results, strict=True)
+    for number, (part, result) in enumerate(parts, 1):
         title = " ".join(part["description"].split()) + (" (failed)" if result.is_error else "")
         texts.append(f"## {number}. {title}\n\n{result.content}")
     return "\n\n".join(texts)
@@ -283,9 +279,8 @@ def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, .
     if block and state.spec.splits(block[0].name):
         return _parts_of(state, block[0])
     limits, children = state.limits, state.children
-    free = min(
-        limits.max_agents_at_once - len(children.running), limits.max_agents - children.tree_size
-    )
+    at_once = limits.max_agents_at_once - len(children.running)
+    free = min(at_once, limits.max_agents - children.tree_size)
     calls = waiting_for_room(state, pending)[: max(0, free)]
     return tuple(
         new_child(state, call.input_to_run, number=number, index=call.index, together=len(calls))

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.core.context import Compaction, TruncatedResult, difference
-from runner.core.conversation import Block, Message, ModelReply, content_text, tool_uses
+from runner.core.conversation import (
+    CUT_REASONS,
+    Block,
+    Message,
+    ModelReply,
+    content_text,
+    tool_uses,
+)
 from runner.core.entries import SummaryReplied
 from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS
@@ -165,7 +172,6 @@ def prompt_limit(state: RunState) -> int:
 HEADING = "[Earlier conversation summary — treat as background context]"
 _CUT = "[the summary was cut off here]"
 _USABLE = frozenset({"end_turn", "stop_sequence"})
-_CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded"})
 _MOST_OUTPUT_TOKENS, _LEAST_OUTPUT_TOKENS = 8_000, 1_024
 # Characters shown of a call's input or result, and half of those of a text: the first that fits.
 _MOST_SHOWN = (4_000, 2_000, 1_000, 500, 250)
@@ -230,13 +236,13 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
 def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
     """The entry of a reply to a summary call: a compaction, or why the summary is useless."""
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
-    if reply.stop_reason not in _USABLE | _CUT_OFF:
+    if reply.stop_reason not in _USABLE | CUT_REASONS:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
     compaction = _stood_in(state, text)
     if compaction is not None:
-        if reply.stop_reason in _CUT_OFF:
+        if reply.stop_reason in CUT_REASONS:
             text = f"{text}\n{_CUT}"
         # Its end says what comes next, its beginning what it is all for.
         most = token_estimate(state).characters(MOST_REPLACEMENT)

@@ -20,7 +20,7 @@ from runner.core.hook_decisions import (
 from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
-from runner.core.steps import Step, end, leave, stop_at_deadline, tell
+from runner.core.steps import Action, Step, end, leave, stop_at_deadline, tell
 from runner.core.text import (
     CONTINUE_TEXT,
     NUDGE_TEXT,
@@ -34,9 +34,7 @@ MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
 
 
-def advance(
-    state: RunState, now: float, draining: bool
-) -> tuple[list[Applied], steps.Effect | steps.Done]:
+def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Action]:
     """Decide until there is an effect to carry out, or the attempt is over.
 
     Returns:

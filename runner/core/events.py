@@ -272,9 +272,8 @@ def _of_hook(state: RunState, after: RunState, entry: entries.HookEntry) -> Even
         "stops": answer.stops,
     }
     reason = shorten(answer.reason, _REASON_LENGTH)
-    return Event(
-        "hook_finished", data | _given(decision=answer.decision, reason=reason, tree=entry.tree)
-    )
+    more = _given(decision=answer.decision, reason=reason, tree=entry.tree)
+    return Event("hook_finished", data | more)
 
 
 def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:

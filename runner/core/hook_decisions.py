@@ -97,9 +97,8 @@ def undoes_hook(state: RunState) -> bool:
 
 
 def _left_in_the_middle(state: RunState) -> Iterator[HookRun]:
-    return (
-        run for run in state.hooks.runs if run.answer is None and run.started_by != state.attempt
-    )
+    unanswered = (run for run in state.hooks.runs if run.answer is None)
+    return (run for run in unanswered if run.started_by != state.attempt)
 
 
 def _looked_at_what_is_over(state: RunState, run: HookRun) -> bool:

@@ -94,7 +94,8 @@ Effect = (
     | Deliver
     | Sleep
 )
-Step = Entry | Effect | Done
+Action = Effect | Done  # what an attempt does once its entries are stored
+Step = Entry | Action
 
 
 def end(state: EndState, reason: str, detail: str = "") -> Step:

@@ -87,9 +87,7 @@ class _Attempt:
                 return step.outcome
             happened = self._or_failure(partial(self._do, step))
 
-    def _decide(
-        self, state: RunState, now: float
-    ) -> tuple[Sequence[Applied], steps.Effect | steps.Done]:
+    def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], steps.Action]:
         """What follows from a run's state. The commit calls this inside its transaction."""
         return advance(state, now, draining=self._ports.stopping.is_set())
 

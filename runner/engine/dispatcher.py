@@ -13,8 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError
@@ -23,11 +24,41 @@ from runner.store import children, leases, runs
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
 from runner.store.database import Database
+from runner.store.leases import DatabaseClock
 from runner.store.questions import Notice, take_notices
 
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
+
+
+class QueueSide(Protocol):
+    """The queue's side of a worker (``runner.queue.worker.QueueWorker``)."""
+
+    @property
+    def free_slots(self) -> int: ...
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def offer(self, run_id: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a worker uses of its surroundings, beside the ports of its attempts."""
+
+    database: Database
+    locks: HostLocks
+    clock: DatabaseClock
+    notifier: Notifier
+    visible: Callable[[Path, str], bool]  # True if a workspace (path, id) is seen from here
+    quiet: Callable[[str], bool]  # True if no tool process of a run is left on this host
+    still_alive: Callable[[], None]  # told after each renewal of the leases
+    # Works a run in a process of its own, until it ends or the event is set.
+    run_apart: Callable[[str, threading.Event], None]
+    hide: Callable[[str], str]  # takes what must not be stored out of a text
+    tell: Callable[[Notice], None]  # runs a job's notification command
+    index: Index  # of texts, which is to follow what runs say
+    close: Callable[[], None]  # ends all tool processes
 
 
 @dataclass(eq=False)
@@ -87,18 +118,13 @@ OUTAGE_SECONDS = 5.0
 class Dispatcher:
     """Passes once a second, and notifies at once when a slot becomes free."""
 
-    database: Database
-    notifier: Notifier
-    locks: HostLocks
-    clock: Clock
+    machine: Machine
+    queue: QueueSide
     worker_id: str
-    _: KW_ONLY
-    free_slots: Callable[[], int]  # how many more runs this worker could take now
-    offer: Callable[[str], bool]  # runs a queue message without the queue; False: no slot is free
-    visible: Callable[[Path, str], bool]  # True if a workspace (path, id) is seen from here
-    questions: Questions  # attends to calls that wait for an answer
 
     def __post_init__(self) -> None:
+        self.database, self.clock = self.machine.database, self.machine.clock
+        self.questions = Questions(self.database, self.clock, self.machine.tell)
         self._budget_waits = BudgetWaits(self.database)
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
@@ -145,12 +171,12 @@ class Dispatcher:
         dead_here = [
             worker_id
             for worker_id, host_id, _ in others
-            if host_id == self.locks.host_id and self.locks.is_dead(worker_id)
+            if host_id == self.machine.locks.host_id and self.machine.locks.is_dead(worker_id)
         ]
         if dead_here:
             leases.take_from(self.database, dead_here, now)
             for worker_id in dead_here:
-                self.locks.forget(worker_id)
+                self.machine.locks.forget(worker_id)
         alive = {worker_id: at for worker_id, _, at in others if worker_id not in dead_here}
         expired = self._unrenewed(alive)
         if expired and self.clock.monotonic() >= self._reaps_expired_from:
@@ -175,26 +201,26 @@ class Dispatcher:
         ]
 
     def _find_workspaces(self) -> None:
-        if self.free_slots() <= 0:
+        if self.queue.free_slots <= 0:
             return
         for path, workspace_id in runs.missing_workspaces(self.database):
-            if self.visible(Path(path), workspace_id):
+            if self.machine.visible(Path(path), workspace_id):
                 found = runs.workspace_found(
-                    self.database, path, workspace_id, self.free_slots(), self.clock.now()
+                    self.database, path, workspace_id, self.queue.free_slots, self.clock.now()
                 )
                 for run_id in found:
-                    self.offer(run_id)
+                    self.queue.offer(run_id)
 
     def _notify(self) -> None:
-        most = 2 * self.free_slots()
+        most = 2 * self.queue.free_slots
         run_ids = runs.due_to_notify(self.database, most, self.clock.now()) if most > 0 else []
         if not run_ids:
             return
         try:
-            self.notifier.notify(run_ids)
+            self.machine.notifier.notify(run_ids)
         except UnreachableError as error:
             logger.warning("working without the queue: %s", error)
-            left = [run_id for run_id in run_ids if not self.offer(run_id)]
+            left = [run_id for run_id in run_ids if not self.queue.offer(run_id)]
             runs.unring(self.database, left)
 
 

@@ -11,18 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.dispatcher import Dispatcher, Questions, follow_index
-from runner.engine.process import HostLocks
+from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
 from runner.errors import Interrupted, LeaseLost, UnreachableError
-from runner.ports import Index, Interrupt, Notifier
+from runner.ports import Interrupt
 from runner.store import leases, runs
-from runner.store.database import Database
-from runner.store.leases import DatabaseClock
-from runner.store.questions import Notice
 
 logger = logging.getLogger(__name__)
 
@@ -32,35 +27,6 @@ ACT_SECONDS = 10.0
 DRAIN_SECONDS = 10.0
 INDEX_SECONDS = 5.0
 QUIET_SECONDS = 0.2
-
-
-class QueueSide(Protocol):
-    """The queue's side of a worker (``runner.queue.worker.QueueWorker``)."""
-
-    @property
-    def free_slots(self) -> int: ...
-    def run(self) -> None: ...
-    def stop(self) -> None: ...
-    def offer(self, run_id: str) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a worker uses of its surroundings, beside the ports of its attempts."""
-
-    database: Database
-    locks: HostLocks
-    clock: DatabaseClock
-    notifier: Notifier
-    visible: Callable[[Path, str], bool]  # True if a workspace (path, id) is seen from here
-    quiet: Callable[[str], bool]  # True if no tool process of a run is left on this host
-    still_alive: Callable[[], None]  # told after each renewal of the leases
-    # Works a run in a process of its own, until it ends or the event is set.
-    run_apart: Callable[[str, threading.Event], None]
-    hide: Callable[[str], str]  # takes what must not be stored out of a text
-    tell: Callable[[Notice], None]  # runs a job's notification command
-    index: Index  # of texts, which is to follow what runs say
-    close: Callable[[], None]  # ends all tool processes
 
 
 @dataclass(slots=True)
@@ -104,18 +70,7 @@ class Worker:
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
         self._queue_side = queue_side(self._handle, lambda: self._dispatcher.poke())
-        self._questions = Questions(machine.database, machine.clock, machine.tell)
-        self._dispatcher = Dispatcher(
-            machine.database,
-            machine.notifier,
-            machine.locks,
-            machine.clock,
-            worker_id,
-            free_slots=lambda: self._queue_side.free_slots,
-            offer=self._queue_side.offer,
-            visible=machine.visible,
-            questions=self._questions,
-        )
+        self._dispatcher = Dispatcher(machine, self._queue_side, worker_id)
 
     def start(self) -> None:
         """Register and begin to work, in threads. Raises ``UnreachableError``."""
@@ -206,7 +161,7 @@ class Worker:
         try:
             self._give_back(set(self._orphaned))
             if self._only is None:
-                self._questions.leave()
+                self._dispatcher.questions.leave()
             leases.end(self._machine.database, self.id, self._machine.clock.now())
         except UnreachableError as error:
             logger.warning("left without a word: %s", error)

@@ -20,7 +20,7 @@ from runner.core.agents import AGENT_TOOL, Child, lineage
 from runner.core.budget import Charged, billionths
 from runner.core.children import outcome_of
 from runner.core.conversation import CUT_REASONS, ToolResult
-from runner.core.run import ENDED, RUNNER, RUNNERS_NAME, STATES, Author, Lease
+from runner.core.run import ENDED, RUNNER, RUNNERS_NAME, STATES, Author, Ended, Lease
 from runner.core.text import visible
 from runner.core.workspace import RESULT_TOOL
 from runner.store.changes import MOST_AT_ONCE, held_run, locked_runs, queued, signed_change
@@ -167,7 +167,7 @@ def _result(connection: Connection, row: Any) -> ToolResult:
         None,
     )
     said = _said(connection, row.id)
-    return outcome_of(row.state, row.reason, row.detail, said, submitted, left)
+    return outcome_of(Ended(row.state, row.reason, row.detail), said, submitted, left)
 
 
 def _said(connection: Connection, run_id: str) -> str:

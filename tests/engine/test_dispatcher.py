@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select, update
 
 from runner.core.budget import Budget
 from runner.core.workspace import Workspace
-from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher, Questions
+from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
 from runner.store import jobs, leases, runs
@@ -67,17 +68,19 @@ class Post:
         self.seen: set[str] = set()
         self.told: list[Notice] = []
         self.register(worker_id, self.locks.host_id)
-        self.dispatcher = Dispatcher(
-            database,
-            self.notifier,
-            self.locks,
-            self.time,
-            worker_id,
-            free_slots=lambda: self.slots - len(self.offered),
-            offer=self.offer,
+        machine = SimpleNamespace(
+            database=database,
+            notifier=self.notifier,
+            locks=self.locks,
+            clock=self.time,
             visible=lambda path, identity: identity in self.seen,
-            questions=Questions(database, self.time, self.told.append),
+            tell=self.told.append,
         )
+        self.dispatcher = Dispatcher(machine, self, worker_id)
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - len(self.offered)
 
     def offer(self, run_id: str) -> bool:
         if len(self.offered) >= self.slots:
