@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
-from runner.core.entries import Entry, InstructionsRead, TreeCause
+from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
 from runner.core.run import Ended, Lease
@@ -222,10 +222,10 @@ class Prepared:
     """A workspace that is ready."""
 
     surroundings: Surroundings
-    tree: str | None = None  # recorded of it as it is now; None: none is
-    # Why that is not the tree that was recorded last. None: it is, or was restored with nothing put aside.
-    cause: TreeCause | None = None
-    found: str | None = None  # a tree that was put aside
+    snapshot: str | None = None  # of it as it is now; None: none is recorded
+    # Why that is not the last snapshot. None: it is, or was restored with nothing put aside.
+    cause: SnapshotCause | None = None
+    found: str | None = None  # a snapshot that was put aside
 
 
 class Workspaces(Protocol):
@@ -235,7 +235,7 @@ class Workspaces(Protocol):
     def prepare(
         self,
         lease: Lease,
-        tree: str | None,
+        snapshot: str | None,
         interrupt: Interrupt,
         *,
         undo: bool,
@@ -244,18 +244,18 @@ class Workspaces(Protocol):
         """Have the run's workspace here: made at the first attempt, and made again where it is gone.
 
         Args:
-            tree: what was recorded of it last; None before its first attempt.
-            undo: a call was cut off in the middle: put the workspace back to ``tree``, whatever is
+            snapshot: what was recorded of it last; None before its first attempt.
+            undo: a call was cut off in the middle: put the workspace back to ``snapshot``, whatever is
                 found. Otherwise what a person changed stays, and what an attempt on another host
-                left behind is brought up to ``tree``.
-            busy: sub-agents are changing its files: it is left as it is, and no tree is recorded.
+                left behind is brought up to ``snapshot``.
+            busy: sub-agents are changing its files: it is left as it is and not recorded.
 
         Raises:
-            WorkspaceElsewhere: ``tree`` cannot be had on this host.
+            WorkspaceElsewhere: ``snapshot`` cannot be had on this host.
         """
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """Record the workspace's tree as it is, and push it where the job has a remote; None when
+        """Record the workspace as it is, and push the snapshot where the job has a remote; None when
         none is recorded of it."""
 
     def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
@@ -263,14 +263,14 @@ class Workspaces(Protocol):
         of it, or the run has a folder of its own."""
 
     def holds(self, lease: Lease, path: str) -> bool:
-        """Whether trees hold a file of the workspace: false for one that git ignores."""
+        """True if snapshots hold a file of the workspace: not if git ignores it."""
 
-    def unrecorded(self, lease: Lease, tree: str, interrupt: Interrupt) -> Sequence[str]:
-        """What was in the workspace when a tree was recorded of it and is not in the tree, ignored files
+    def unrecorded(self, lease: Lease, snapshot: str, interrupt: Interrupt) -> Sequence[str]:
+        """What was in the workspace when a snapshot was recorded and is not in it, ignored files
         aside: repositories of their own, submodules, what cannot be read. Safe to print."""
 
-    def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
-        """Put the workspace back to a recorded tree."""
+    def restore(self, lease: Lease, snapshot: str, interrupt: Interrupt) -> None:
+        """Put the workspace back to a snapshot."""
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
         """Commit what the run leaves on its branch, once for each end; the commit's id. Only for

@@ -189,8 +189,8 @@ def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
     for call in calls:
         if (result := _result_without_running(state, call)) is not None:
             was_started = call.started_by is not None and not call.interrupted
-            tree = state.files.tree if was_started and state.spec.is_recorded else None
-            return entries.ToolFinished(call.index, result, tree)
+            found = state.files.tree if was_started and state.spec.is_recorded else None
+            return entries.ToolFinished(call.index, result, found)
     return None
 
 
@@ -278,7 +278,7 @@ def _next_group(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
     return ready[: 1 if mode == "off" else MOST_PARALLEL_READS]
 
 
-def changes_tree(state: RunState, calls: Sequence[Call]) -> bool:
+def changes_files(state: RunState, calls: Sequence[Call]) -> bool:
     """True if calls that run together may change files that are recorded. Their results are stored at
     once then, with one snapshot: the calls are done together or not at all."""
     return state.spec.is_recorded and not all(state.spec.only_reads(call.name) for call in calls)

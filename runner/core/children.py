@@ -246,7 +246,7 @@ def begins_with_shared(state: RunState, children: Sequence[NewChild]) -> bool:
     if state.depth == 0 or state.spec.workspace is None or state.spec.is_recorded:
         return False
     types = (state.spec.agent(child.agent_type) for child in children)
-    return state.files.shared_tree is None and any(
+    return state.files.shared_snapshot is None and any(
         agent is not None and agent.workspace == "own" for agent in types
     )
 

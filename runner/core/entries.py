@@ -24,9 +24,9 @@ MessageCause = Literal[
     "queued", "nudge", "continue", "resume", "verify", "result", "hook", "split", "children"
 ]
 
-# How a tree came to be the one that is recorded without a tool having made it: the workspace is new,
-# someone else changed it, or it was changed back to the recorded one.
-TreeCause = Literal["created", "changed", "restored", "incomplete", "children"]
+# How the workspace came to have a snapshot that no tool has made: it is new, someone else changed it,
+# or it was put back.
+SnapshotCause = Literal["created", "changed", "restored", "incomplete", "children"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class OutcomeAsked:
     """A person is asked what becomes of a call with an unknown outcome."""
 
     index: int
-    unrecorded: str = ""  # what it may have changed outside of every tree: that was not put back
+    unrecorded: str = ""  # what it may have changed that is in no snapshot: that was not put back
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFinished:
     index: int
     result: ToolResult
-    tree: str | None = None  # of the workspace after the call; None: the call changes none
+    snapshot: str | None = None  # of the workspace after the call; None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class HookStarted:
 class HookFinished:
     number: int
     result: HookResult
-    tree: str | None = None  # of the workspace after the hook; None: unchanged
+    snapshot: str | None = None  # of the workspace after the hook; None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,12 @@ class InstructionsRead:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeRecorded:
+class SnapshotRecorded:
     """The workspace as an attempt found or made it when it began."""
 
-    tree: str
-    cause: TreeCause
-    found: str | None = None  # a tree that was put aside, or names what could not be put back
+    snapshot: str
+    cause: SnapshotCause
+    found: str | None = None  # a snapshot that was put aside, or could not be put back whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,6 @@ class RunSettled:
 ModelEntry = ModelCallStarted | ModelReplied | ModelCallFailed | SummaryReplied | ContextCompacted
 CallEntry = CallsDecided | OutcomeAsked | ToolsStarted | ChildrenStarted | ToolFinished
 HookEntry = HookStarted | HookFinished
-WorkspaceEntry = InstructionsRead | TreeRecorded | VerificationStarted | Verified | Delivered
+WorkspaceEntry = InstructionsRead | SnapshotRecorded | VerificationStarted | Verified | Delivered
 RunEntry = TimeWorked | TurnEnded | UserMessageAdded | RunSettled
 Entry = ModelEntry | CallEntry | HookEntry | WorkspaceEntry | RunEntry

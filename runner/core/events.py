@@ -213,8 +213,8 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
             summary = summarise_input(call.input_to_run)
             more = {"input": summary, "started_by": call.started_by}
             yield Event("outcome_asked", _call(state, index) | more)
-        case entries.ToolFinished(index, result, tree):
-            yield Event("tool_done", _call(state, index) | _result(result) | _given(tree=tree))
+        case entries.ToolFinished(index, result, snapshot):
+            yield Event("tool_done", _call(state, index) | _result(result) | _given(tree=snapshot))
 
 
 def _call(state: RunState, index: int | None) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _of_hook(state: RunState, after: RunState, entry: entries.HookEntry) -> Even
         "stops": answer.stops,
     }
     reason = shorten(answer.reason, _REASON_LENGTH)
-    more = _given(decision=answer.decision, reason=reason, tree=entry.tree)
+    more = _given(decision=answer.decision, reason=reason, tree=entry.snapshot)
     return Event("hook_finished", data | more)
 
 
@@ -285,8 +285,8 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:
             ]
             why = [shorten(each, _REASON_LENGTH) for each in left_out]
             return Event("instructions_read", {"files": read, "left_out": why})
-        case entries.TreeRecorded(tree, cause, found):
-            return Event("tree_recorded", {"tree": tree, "cause": cause} | _given(found=found))
+        case entries.SnapshotRecorded(snapshot, cause, found):
+            return Event("tree_recorded", {"tree": snapshot, "cause": cause} | _given(found=found))
         case entries.VerificationStarted(number):
             data = {"verification": number, "turn": state.turns, "tree": state.files.tree}
             return Event("verification_started", data)

@@ -322,8 +322,8 @@ def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
         state = replace(state, children=replace(state.children, split="asked_again"))
     if source == RESULT_SOURCE and not result.is_error:
         state = replace(state, ending=replace(state.ending, submitted=True, result_nudges=0))
-    if entry.tree is not None:
-        state = replace(state, files=replace(state.files, tree=entry.tree))
+    if entry.snapshot is not None:
+        state = replace(state, files=replace(state.files, tree=entry.snapshot))
     state = _appended(state, [block])
     if end_turns(state.spec) or any(c.result is None for c in state.calls):
         return state
@@ -366,7 +366,7 @@ def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunStat
         tree_size=children.tree_size + len(new),
         split=split,
     )
-    state = replace(state, files=replace(state.files, shared_tree=None), children=children)
+    state = replace(state, files=replace(state.files, shared_snapshot=None), children=children)
     return _calls(state, indexes, started_by=state.attempt)
 
 
@@ -383,8 +383,8 @@ def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
     state = replace(state, hooks=replace(state.hooks, runs=in_order, started=started))
     if isinstance(entry, entries.HookStarted):
         return state
-    if entry.tree is not None:
-        state = replace(state, files=replace(state.files, tree=entry.tree))
+    if entry.snapshot is not None:
+        state = replace(state, files=replace(state.files, tree=entry.snapshot))
     if (updated := entry.result.updated_input) is None:
         return state
     # Where the call leads with another input is looked up before it is decided on.
@@ -410,9 +410,9 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> RunState:
     match entry:
         case entries.InstructionsRead(read):
             return _instructed(state, with_instructions(state.spec.system, read))
-        case entries.TreeRecorded(tree):
-            delivered = ending.delivered if tree == files.tree else None
-            ending, files = replace(ending, delivered=delivered), replace(files, tree=tree)
+        case entries.SnapshotRecorded(snapshot):
+            delivered = ending.delivered if snapshot == files.tree else None
+            ending, files = replace(ending, delivered=delivered), replace(files, tree=snapshot)
         case entries.VerificationStarted(number):
             verification = Verification(number, state.turns, tree=files.tree)
             ending = replace(ending, verification=verification)

@@ -174,14 +174,14 @@ class Money:
 class Files:
     """The files that the run works on."""
 
-    tree: str | None = None  # snapshot of the workspace that was recorded last
+    tree: str | None = None  # the last snapshot of the workspace
     instructed: bool = False  # the workspace's instructions are read, and in the system prompt
     outputs: str = field(default="", compare=False)  # the folder where tools find whole results
-    # What calls in doubt may have changed that no tree holds, by index: they cannot be undone.
+    # What calls in doubt may have changed that is in no snapshot, by index: they cannot be undone.
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
     # Snapshot of the folder that the run shares with one above it, for sub-agents about to start;
     # empty: that folder is not recorded; None: not looked at yet.
-    shared_tree: str | None = field(default=None, compare=False)
+    shared_snapshot: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Verification:
     passed: bool | None = None  # None: it has not ended
     command: str = ""  # that failed
     output: str = ""  # of that command, until the model was told
-    tree: str | None = None  # of the workspace that is verified
+    tree: str | None = None  # snapshot of the workspace that is verified
 
 
 RESULT_SOURCE = "result"

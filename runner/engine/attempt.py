@@ -122,7 +122,7 @@ class _Attempt:
             case steps.LocateCalls(calls):
                 self._locate(calls)
             case steps.RecordShared():
-                files = replace(state.files, shared_tree=workspace.record_shared())
+                files = replace(state.files, shared_snapshot=workspace.record_shared())
                 self._state = replace(state, files=files)
             case steps.EndChildren():
                 self._end_children()

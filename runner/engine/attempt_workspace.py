@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from runner.core import entries
 from runner.core.calls import (
-    changes_tree,
+    changes_files,
     commands_left,
     edits_left,
     runs_again,
@@ -60,11 +60,11 @@ class AttemptWorkspace:
         Returns:
             The entries to store, and the files of the run with what only this attempt knows.
         """
-        tree, busy = state.files.tree, is_busy(state)
+        last, busy = state.files.tree, is_busy(state)
         unrecorded = self._beside(state, commands_left(state), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
         prepared = self.retry(
-            lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo, busy=busy)
+            lambda: self.workspaces.prepare(self.lease, last, self.interrupt, undo=undo, busy=busy)
         )
         self.surroundings = prepared.surroundings
         for call in edits_left(state):
@@ -72,10 +72,10 @@ class AttemptWorkspace:
             if not self.workspaces.holds(self.lease, path):
                 unrecorded[call.index] = path
         happened: list[entries.Entry] = []
-        if prepared.tree is not None and (cause := prepared.cause) is not None:
+        if prepared.snapshot is not None and (cause := prepared.cause) is not None:
             if cause == "changed" and children_work_in(state):
                 cause = "children"
-            happened.append(entries.TreeRecorded(prepared.tree, cause, prepared.found))
+            happened.append(entries.SnapshotRecorded(prepared.snapshot, cause, prepared.found))
         if state.spec.instructions and not state.files.instructed:
             happened.append(self.tools.instructions(self.surroundings, state.policy))
         outputs = str(self.surroundings.outputs)
@@ -85,10 +85,10 @@ class AttemptWorkspace:
         self, state: RunState, commands: Sequence[Call], interrupt: Interrupt
     ) -> dict[int, str]:
         """What commands may have changed that is in no snapshot, by the index of their call."""
-        tree = state.files.tree
-        if not commands or tree is None:
+        last = state.files.tree
+        if not commands or last is None:
             return {}
-        found = self.retry(lambda: self.workspaces.unrecorded(self.lease, tree, interrupt))
+        found = self.retry(lambda: self.workspaces.unrecorded(self.lease, last, interrupt))
         names = ", ".join(found[:_MOST_NAMED]) + (" …" if len(found) > _MOST_NAMED else "")
         return {call.index: names for call in commands} if found else {}
 
@@ -114,7 +114,7 @@ class AttemptWorkspace:
         """Run calls side by side. What changes the workspace is done together or not at all: all
         results are returned, with the snapshot after them. Otherwise each is appended as it comes, save
         the last, which is returned so that it is stored with what follows."""
-        as_one = changes_tree(state, calls)
+        as_one = changes_files(state, calls)
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             try:
                 running = [pool.submit(self._run_tool, state, call) for call in calls]
@@ -132,8 +132,8 @@ class AttemptWorkspace:
                 raise
         if not as_one:
             return [*finished]
-        tree = self._record()
-        return [replace(entry, tree=tree) for entry in finished]
+        snapshot = self._record()
+        return [replace(entry, snapshot=snapshot) for entry in finished]
 
     def _ended(
         self,
@@ -219,14 +219,14 @@ class AttemptWorkspace:
                 raise
             said = Said("shut_down")
         result = kept_as_edited(state, run, read_answer(hook.event, said, hook.timeout))
-        tree: str | None = None
+        snapshot: str | None = None
         if state.spec.is_recorded and not state.awaits_children and state.files.tree is not None:
             if hook.event == "RunEnd":
                 with self.interrupt.past_shutdown() as interrupt:
                     self._put_back(state, interrupt)
             elif (recorded := self._record()) != state.files.tree:
-                tree = recorded
-        return [entries.HookFinished(run.number, result, tree)]
+                snapshot = recorded
+        return [entries.HookFinished(run.number, result, snapshot)]
 
     def _record(self) -> str | None:
         """Record the workspace, though the worker shuts down."""
@@ -234,5 +234,5 @@ class AttemptWorkspace:
             return self.retry(lambda: self.workspaces.record(self.lease, interrupt))
 
     def _put_back(self, state: RunState, interrupt: Interrupt) -> None:
-        if (tree := state.files.tree) is not None:
-            self.retry(lambda: self.workspaces.restore(self.lease, tree, interrupt))
+        if (last := state.files.tree) is not None:
+            self.retry(lambda: self.workspaces.restore(self.lease, last, interrupt))

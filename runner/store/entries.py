@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Table
 
 from runner.core import entries
-from runner.core.calls import changes_tree, outcome_question
+from runner.core.calls import changes_files, outcome_question
 from runner.core.context import Compaction
 from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
 from runner.core.events import INPUT_SUMMARY_LENGTH, events_of, summarise_input
@@ -139,9 +139,9 @@ class Rows:
                 self._start_calls(state, sorted(asking))
             case entries.ToolFinished():
                 self._finish_call(state, entry)
-            case entries.TreeRecorded(tree):
+            case entries.SnapshotRecorded(snapshot):
                 if state.files.tree is None:
-                    self.run_changes["start_tree"] = tree
+                    self.run_changes["start_tree"] = snapshot
             case entries.VerificationStarted() | entries.Verified():
                 self._verify(state, entry)
             case entries.UserMessageAdded():
@@ -282,7 +282,7 @@ class Rows:
 
     def _start_calls(self, state: RunState, indexes: Sequence[int]) -> None:
         changes: dict[str, Any] = {"started_attempt": self._attempt, "started_at": self._now}
-        if changes_tree(state, [state.calls[index] for index in indexes]):
+        if changes_files(state, [state.calls[index] for index in indexes]):
             changes["tree_before"] = state.files.tree
         for index in indexes:
             again = {"asked_again": False} if state.calls[index].asked_again else {}
@@ -291,8 +291,8 @@ class Rows:
     def _finish_call(self, state: RunState, entry: entries.ToolFinished) -> None:
         result, message, call = entry.result, len(state.messages), state.calls[entry.index]
         changes: dict[str, Any] = {"ended_at": self._now, "duration": result.duration}
-        if entry.tree is not None:
-            changes["tree_after"] = entry.tree
+        if entry.snapshot is not None:
+            changes["tree_after"] = entry.snapshot
         if result.outcome == "denied":
             self.denials += 1
             # Its decision or its answer may say why already.
@@ -341,7 +341,7 @@ class Rows:
             stops=answer.stops,
             output=result.output,
             errors=result.errors,
-            tree_after=entry.tree,
+            tree_after=entry.snapshot,
         )
         (run,) = (run for run in state.hooks.runs if run.number == entry.number)
         if result.updated_input is not None and run.index is not None:

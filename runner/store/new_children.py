@@ -265,8 +265,8 @@ def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, st
 
 def _newest_tree(connection: Connection, state: RunState) -> str | None:
     """The tree that was recorded last of the folder that the parent works in."""
-    if state.files.shared_tree:
-        return state.files.shared_tree
+    if state.files.shared_snapshot:
+        return state.files.shared_snapshot
     if state.files.tree is not None:
         return state.files.tree
     line = lineage(state.run_id)[:-1]

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from runner.core.calls import changes_tree, is_external, runs_again, undo_needed
+from runner.core.calls import changes_files, is_external, runs_again, undo_needed
 from runner.core.conversation import Tool, ToolResult
-from runner.core.entries import Delivered, Entry, RunSettled, ToolFinished, TreeRecorded, Verified
+from runner.core.entries import (
+    Delivered,
+    Entry,
+    RunSettled,
+    SnapshotRecorded,
+    ToolFinished,
+    Verified,
+)
 from runner.core.run import Ended, Requeued
 from runner.core.state import Call
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify
@@ -68,10 +75,10 @@ class Workshop(World):
                 break
             super().die()
         if cause is not None:
-            self.append(TreeRecorded(self.tree, cause, found if cause == "restored" else None))
+            self.append(SnapshotRecorded(self.tree, cause, found if cause == "restored" else None))
 
     def run_tools(self, step: RunTools) -> None:
-        if not changes_tree(self.state, step.calls):
+        if not changes_files(self.state, step.calls):
             super().run_tools(step)
             return
         assert not self.draining

@@ -14,8 +14,8 @@ from runner.core.entries import (
     InstructionsRead,
     ModelCallFailed,
     RunSettled,
+    SnapshotRecorded,
     ToolFinished,
-    TreeRecorded,
     Verified,
 )
 from runner.core.hooks import Hook, HookAnswer, HookResult
@@ -152,7 +152,7 @@ def meet_a_bug(database: Database) -> None:
 
 def work_on_a_branch(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
     attempt.append(ToolFinished(0, ToolResult("ok"), "tree 2")).reply(text("Done."))
     attempt.append(Verified(1, "make test", ToolResult("ok")), Delivered("c0ffee"))
@@ -161,10 +161,10 @@ def work_on_a_branch(database: Database) -> None:
 
 def be_cut_off(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(tool_use(1, "Bash", command="git push"), stop="tool_use")
     leases.give_back(database, attempt.lease, NOW)
-    claim(database, run_id).append(TreeRecorded("tree 1", "restored", "tree 2")).locate()
+    claim(database, run_id).append(SnapshotRecorded("tree 1", "restored", "tree 2")).locate()
 
 
 def have_children(database: Database) -> None:
@@ -175,7 +175,7 @@ def have_children(database: Database) -> None:
 def have_hooks(database: Database) -> None:
     hooks = (Hook("RunStart", command="./begin"), Hook("PreToolUse", command="./check"))
     run_id = submit_one(database, spec=replace(RECORDED, hooks=hooks, instructions=True))
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.append(InstructionsRead((Instructions("AGENTS.md", "c0ffee", "Be kind."),)))
     attempt.append(HookFinished(1, HookResult(HookAnswer("succeeded")), "tree 2"))
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")

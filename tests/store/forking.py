@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.conversation import Message, ToolResult
-from runner.core.entries import ToolFinished, TreeRecorded
+from runner.core.entries import SnapshotRecorded, ToolFinished
 from runner.core.spec import JobSpec
 from runner.core.steps import RunTools
 from runner.core.workspace import Workspace
@@ -37,7 +37,7 @@ SAID = {"text": "Go on."}
 def three_turns(database: Database, spec: JobSpec = RECORDED) -> Attempt:
     """Two turns with a command each, and a last word."""
     attempt = claim(database, submit_one(database, spec=spec))
-    attempt.append(TreeRecorded("tree 0", "created"))
+    attempt.append(SnapshotRecorded("tree 0", "created"))
     for number in (1, 2):
         attempt.reply(tool_use(number, "Bash", command="make"), stop="tool_use")
         assert isinstance(attempt.effect, RunTools)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.core.calls import changes_tree, undo_needed
+from runner.core.calls import changes_files, undo_needed
 from runner.core.conversation import ToolResult
-from runner.core.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
+from runner.core.entries import Delivered, Entry, SnapshotRecorded, ToolFinished, Verified
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.state import RunState
 from runner.core.steps import Deliver, Effect, RunTools, RunVerify
@@ -46,17 +46,17 @@ class RecordedDriver(Driver):
 
     def begin(self, state: RunState) -> list[Entry]:
         if state.files.tree is None:
-            return [TreeRecorded(self.tree(), "created")]
+            return [SnapshotRecorded(self.tree(), "created")]
         if undo_needed(state):
-            return [TreeRecorded(state.files.tree, "restored", self.tree())]
-        return [TreeRecorded(self.tree(), "changed")] if self.random.random() < 0.2 else []
+            return [SnapshotRecorded(state.files.tree, "restored", self.tree())]
+        return [SnapshotRecorded(self.tree(), "changed")] if self.random.random() < 0.2 else []
 
     def risk(self, effect: Effect) -> float:
         return 0.4 if isinstance(effect, RunTools) else super().risk(effect)
 
     def happen(self, effect: Effect, state: RunState) -> list[Entry]:
         match effect:
-            case RunTools(calls) if changes_tree(state, calls):
+            case RunTools(calls) if changes_files(state, calls):
                 tree, output = self.tree(), self.random.choice([None, b"x" * 70_000])
                 result = ToolResult("ok \u0000", "succeeded", output, 0.25)
                 return [ToolFinished(call.index, result, tree) for call in calls]

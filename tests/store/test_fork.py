@@ -11,7 +11,7 @@ from runner.core.budget import Limits
 from runner.core.commands import Change, Target
 from runner.core.context import Compacted
 from runner.core.conversation import ToolResult, Usage
-from runner.core.entries import ToolFinished, TreeRecorded
+from runner.core.entries import SnapshotRecorded, ToolFinished
 from runner.core.steps import CallModel
 from runner.core.workspace import Workspace
 from runner.errors import UsageError
@@ -206,7 +206,7 @@ def test_fork_is_told_of_its_folders_when_the_conversation_names_the_other_s(
 ) -> None:
     attempt = claim(database, submit_one(database, spec=RECORDED))
     run_id = attempt.lease.run_id
-    attempt.append(TreeRecorded("tree 0", "created"))
+    attempt.append(SnapshotRecorded("tree 0", "created"))
     attempt.reply(tool_use(1, "Bash", command="pwd"), stop="tool_use")
     attempt.append(ToolFinished(0, ToolResult(f"/home/workspaces/{run_id}"), "tree 1"))
     fork_id = forked(database, attempt, 1, text="Go on.")
@@ -295,7 +295,7 @@ def test_budget_of_the_job_holds_for_its_forks(database: Database) -> None:
 
 def test_denials_that_were_copied_count_once(database: Database) -> None:
     attempt = claim(database, submit_one(database, spec=RECORDED))
-    attempt.append(TreeRecorded("tree 0", "created"))
+    attempt.append(SnapshotRecorded("tree 0", "created"))
     attempt.reply(tool_use(1, "Bash"), tool_use(2, "Nothing"), stop="tool_use")
     attempt.append(ToolFinished(0, ToolResult("ok"), "tree 1"))
     denied = {"outcome": "denied", "decision": "deny"}

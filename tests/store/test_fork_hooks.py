@@ -9,7 +9,7 @@ import pytest
 
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult, Usage
-from runner.core.entries import HookFinished, InstructionsRead, ToolFinished, TreeRecorded
+from runner.core.entries import HookFinished, InstructionsRead, SnapshotRecorded, ToolFinished
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.core.workspace import Instructions
@@ -38,7 +38,7 @@ FINE = HookResult(HookAnswer("succeeded"))
 
 def begin(database: Database) -> Attempt:
     """A run with hooks, up to the first of them."""
-    created = TreeRecorded("tree 0", "created")
+    created = SnapshotRecorded("tree 0", "created")
     return claim(database, submit_one(database, spec=HOOKED), found=[created])
 
 
@@ -130,7 +130,7 @@ def test_what_a_hook_left_that_was_cut_off_is_of_its_turn(database: Database) ->
     run_id = attempt.lease.run_id
     cancel(database, Target("run", run_id), attempt.now)
     retry(database, Target("run", run_id), attempt.now)
-    again = claim(database, run_id, found=[TreeRecorded("half formatted", "changed")])
+    again = claim(database, run_id, found=[SnapshotRecorded("half formatted", "changed")])
     assert isinstance(through_hooks(again.locate()).effect, CallModel)
     assert snapshots_around_turn(database, run_id, 1) == ("tree 0", "half formatted")
     assert begun(database, forked(database, again, 1)).state.files.tree == "half formatted"
@@ -167,7 +167,7 @@ def instructed(database: Database) -> Attempt:
     """A run of one turn that has read instructions."""
     spec = replace(RECORDED, instructions=True)
     attempt = claim(database, submit_one(database, spec=spec))
-    attempt.append(TreeRecorded("tree 0", "created"), READ)
+    attempt.append(SnapshotRecorded("tree 0", "created"), READ)
     usage = Usage(input_tokens=260, output_tokens=10)
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use", usage=usage)
     return attempt.append(ToolFinished(0, ToolResult("made"), "tree 1"))

@@ -11,7 +11,7 @@ from sqlalchemy import Row, select, update
 
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult
-from runner.core.entries import ToolFinished, TreeRecorded, Verified
+from runner.core.entries import SnapshotRecorded, ToolFinished, Verified
 from runner.core.model_calls import turn_request
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
@@ -51,7 +51,7 @@ def test_the_tree_before_is_stored_with_the_start_and_the_one_after_with_the_res
     database: Database,
 ) -> None:
     run_id = submit_one(database, spec=RECORDED)
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
     assert isinstance(attempt.effect, RunTools)
     (started,) = calls_of(database, run_id)
@@ -65,7 +65,7 @@ def test_the_tree_before_is_stored_with_the_start_and_the_one_after_with_the_res
 @pytest.mark.parametrize("spec", [SPEC, RECORDED])
 def test_calls_that_only_read_have_no_trees(database: Database, spec: JobSpec) -> None:
     run_id = submit_one(database, spec=spec)
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(tool_use(1), stop="tool_use").finish("read")
     (call,) = calls_of(database, run_id)
     assert (call.tree_before, call.tree_after) == (None, None)
@@ -73,7 +73,7 @@ def test_calls_that_only_read_have_no_trees(database: Database, spec: JobSpec) -
 
 def test_all_calls_of_a_unit_have_the_trees_of_the_unit(database: Database) -> None:
     run_id = submit_one(database, spec=replace(RECORDED, parallel_tools="all"))
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(tool_use(1), tool_use(2, "Bash", command="make"), stop="tool_use")
     attempt.append(*(ToolFinished(n, ToolResult("ok"), "tree 2") for n in (0, 1)))
     trees = [(call.tree_before, call.tree_after) for call in calls_of(database, run_id)]
@@ -82,15 +82,15 @@ def test_all_calls_of_a_unit_have_the_trees_of_the_unit(database: Database) -> N
 
 def test_the_first_tree_of_a_run_stays_its_start(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
-    attempt.append(TreeRecorded("tree 2", "changed"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
+    attempt.append(SnapshotRecorded("tree 2", "changed"))
     run = run_row(database, run_id)
     assert (run.start_tree, run.progress["files"]["tree"]) == ("tree 1", "tree 2")
 
 
 def test_a_verification_is_stored_as_it_begins_and_as_it_ends(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
-    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(text("Done."))
     assert attempt.effect == RunVerify(1)
     (begun,) = verifications_of(database, run_id)

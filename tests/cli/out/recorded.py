@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.entries import Delivered, ToolFinished, TreeRecorded, Verified
+from runner.core.entries import Delivered, SnapshotRecorded, ToolFinished, Verified
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import Deliver, RunTools, RunVerify
@@ -222,5 +222,5 @@ def begin(database: Database, home: Path, run_id: str) -> AtWork:
     save_record(database, attempt.lease, kept, "snap_1", NOW)
     work = AtWork(database, home, attempt, worktree, commit, branch)
     work.snapshots.start(commit)
-    attempt.append(TreeRecorded(work.snapshots.take(), "created"))
+    attempt.append(SnapshotRecorded(work.snapshots.take(), "created"))
     return work

@@ -92,10 +92,10 @@ def test_what_a_call_did_before_it_was_cut_off_is_not_told(
 def test_what_a_person_changed_between_turns_is_in_the_whole_and_in_no_turn(
     command: Callable[..., Result], run: AtWork
 ) -> None:
-    from runner.core.entries import TreeRecorded
+    from runner.core.entries import SnapshotRecorded
 
     put(run.worktree.path, {"mine.txt": b"mine\n"})
-    run.attempt.append(TreeRecorded(run.snapshots.take(), "changed"))
+    run.attempt.append(SnapshotRecorded(run.snapshots.take(), "changed"))
     run.write({"a.txt": b"one\n"})
     assert "mine.txt" in command("diff", run.id, "--stat").out
     assert "mine.txt" not in command("diff", run.id, "--stat", "--turn", "4").out

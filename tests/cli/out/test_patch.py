@@ -15,7 +15,7 @@ from sqlalchemy import update
 from runner.app.outputs import file_names
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult
-from runner.core.entries import ToolFinished, TreeRecorded
+from runner.core.entries import SnapshotRecorded, ToolFinished
 from runner.core.workspace import Workspace
 from runner.store.control import cancel
 from runner.store.database import Database
@@ -142,7 +142,7 @@ def test_a_run_in_a_copy_has_a_patch_of_its_recorded_files(
     save_record(database, attempt.lease, WorkspaceRecord(store_id(home), str(path)), "snap_1", NOW)
     store = make_store(home, str(source), None)
     snapshots = Snapshots(store, path, run_id, 1, environment=os.environ)
-    attempt.append(TreeRecorded(snapshots.take(), "created"))
+    attempt.append(SnapshotRecorded(snapshots.take(), "created"))
     attempt.reply(tool_use(1, "Write", file_path="a.txt"), stop="tool_use")
     put(path, {"a.txt": b"two\n"})
     attempt.append(ToolFinished(0, ToolResult("ok"), snapshots.take())).reply(text("Done."))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runner.core.agents import AGENT_TOOL
 from runner.core.budget import Limits
 from runner.core.conversation import ModelReply
-from runner.core.entries import Delivered, HookFinished, ToolFinished, TreeRecorded
+from runner.core.entries import Delivered, HookFinished, SnapshotRecorded, ToolFinished
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking
@@ -81,7 +81,7 @@ def stopped_by_deadline() -> Parent:
 
 
 def asking(parent: Parent) -> Effect:
-    parent.go_on(TreeRecorded("tree 1", "created"))
+    parent.go_on(SnapshotRecorded("tree 1", "created"))
     return parent.ask(asks(), asks("tester"))
 
 
@@ -103,9 +103,9 @@ def test_a_run_ends_when_its_sub_agents_are_at_rest_and_their_results_are_record
     parent.child_ends(1, "cancelled", "failed")
     parent.state = replace(parent.state, attempt=parent.state.attempt + 1, outcome=None)
     parent.state = changed(parent.state, cancelled=False)
-    assert parent.go_on(TreeRecorded("tree 2", "children")) == Deliver(end)
+    assert parent.go_on(SnapshotRecorded("tree 2", "children")) == Deliver(end)
     (result,) = (entry for entry in parent.entries if isinstance(entry, ToolFinished))
-    assert (result.index, result.result.content, result.tree) == (0, "cancelled", "tree 2")
+    assert (result.index, result.result.content, result.snapshot) == (0, "cancelled", "tree 2")
     assert not parent.state.awaits_children
     hook = parent.go_on(Delivered("commit 1"))
     assert isinstance(hook, RunHook)

@@ -9,7 +9,7 @@ import pytest
 from runner.core.agents import AgentType
 from runner.core.budget import Limits
 from runner.core.calls import in_doubt, undo_needed
-from runner.core.entries import ChildrenStarted, HookFinished, ToolsStarted, TreeRecorded
+from runner.core.entries import ChildrenStarted, HookFinished, SnapshotRecorded, ToolsStarted
 from runner.core.events import events_of
 from runner.core.fold import apply, fold
 from runner.core.hooks import Hook, HookAnswer, HookResult
@@ -57,7 +57,7 @@ def test_an_attempt_that_takes_up_a_waiting_run_starts_no_child_again():
 
 def test_a_child_is_never_in_doubt_when_the_worker_of_its_parent_died():
     parent = Parent(workspace=Workspace("/repo", "git", on_unknown="ask"))
-    parent.state = apply(parent.state, TreeRecorded("tree 1", "created"))
+    parent.state = apply(parent.state, SnapshotRecorded("tree 1", "created"))
     parent.ask(asks())
     assert outcome_of(parent.claim()) == CHILDREN
     assert in_doubt(parent.state) == ()
@@ -141,7 +141,7 @@ def test_hooks_after_calls_run_when_no_child_is_under_way_any_more():
     """One that is cut off has the files put back, and would take back what a child has done since."""
     hooks = (Hook("PostToolUse", command="format", repeatable=True),)
     parent = Parent(workspace=Workspace("/repo", "git"), hooks=hooks)
-    parent.state = apply(parent.state, TreeRecorded("tree 1", "created"))
+    parent.state = apply(parent.state, SnapshotRecorded("tree 1", "created"))
     parent.ask(asks(), asks())
     parent.child_ends(1)
     assert outcome_of(parent.claim()) == CHILDREN
@@ -157,7 +157,7 @@ def test_nothing_is_put_back_while_a_child_is_under_way():
     hooks = (Hook("PreToolUse", command="look", repeatable=True),)
     rules = (*RULES, Rule("ask", "Agent(tester)"))
     parent = Parent(workspace=Workspace("/repo", "copy"), hooks=hooks, rules=rules)
-    parent.state = apply(parent.state, TreeRecorded("tree 1", "created"))
+    parent.state = apply(parent.state, SnapshotRecorded("tree 1", "created"))
     asked = through_hooks(parent, parent.ask(asks(), asks("tester")))
     assert outcome_of(asked) == Waiting("approval")
     answered = answer(parent, 1, "approved", asks("tester", "Run it."))
@@ -175,10 +175,10 @@ def test_a_shared_folder_is_recorded_before_a_child_starts_that_begins_with_its_
     parent = Parent(depth=1, workspace=Workspace("/repo", "shared"), agents=(REVIEWER, apart))
     assert parent.ask(asks(), asks("apart")) == RecordShared()
     assert not parent.started
-    parent.state = changed(parent.state, shared_tree="tree 1")
+    parent.state = changed(parent.state, shared_snapshot="tree 1")
     assert outcome_of(parent.go_on()) == CHILDREN
     assert len(parent.started) == 2
-    assert parent.state.files.shared_tree is None
+    assert parent.state.files.shared_snapshot is None
     parent.child_ends(1)
     parent.child_ends(2)
     assert isinstance(parent.claim(), CallModel)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import OUTCOME_UNKNOWN, changes_tree, commands_left, undo_needed
+from runner.core.calls import OUTCOME_UNKNOWN, changes_files, commands_left, undo_needed
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import CallsDecided, ModelReplied, OutcomeAsked, ToolFinished, ToolsStarted
 from runner.core.run import Ended, Waiting
@@ -149,7 +149,7 @@ def test_tree_after_an_unknown_call_is_the_one_that_was_found():
     story.reply("tool_use", *calls("git push", "Deploy"))
     story.state = changed(story.state, tree="tree 2")
     die(story)
-    trees = {e.index: e.tree for e in story.entries if isinstance(e, ToolFinished)}
+    trees = {e.index: e.snapshot for e in story.entries if isinstance(e, ToolFinished)}
     assert trees == {0: "tree 2", 1: None}
 
 
@@ -177,10 +177,10 @@ def test_calls_that_may_write_in_a_recorded_workspace_change_its_tree():
     reads, writes = "Read", "make"
     story.reply("tool_use", *calls(reads, writes))
     read, write = story.state.calls
-    assert changes_tree(story.state, [read, write])
-    assert not changes_tree(story.state, [read])
+    assert changes_files(story.state, [read, write])
+    assert not changes_files(story.state, [read])
     shared = a_story(mode="shared").state
-    assert not changes_tree(shared, [read, write])
+    assert not changes_files(shared, [read, write])
 
 
 # --- asked about ---

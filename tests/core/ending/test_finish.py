@@ -8,7 +8,7 @@ import pytest
 
 from runner.core.budget import Limits
 from runner.core.conversation import ToolResult
-from runner.core.entries import Delivered, Entry, TreeRecorded, VerificationStarted, Verified
+from runner.core.entries import Delivered, Entry, SnapshotRecorded, VerificationStarted, Verified
 from runner.core.fold import apply, rested
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Deliver, Effect, RunTools, RunVerify
@@ -151,11 +151,11 @@ def test_a_verification_that_was_cut_off_runs_again_under_its_number() -> None:
 
 def test_what_a_person_changed_after_a_verification_is_verified_anew() -> None:
     story = Story(verify=TESTS, workspace=GIT)
-    story.go_on(TreeRecorded("tree 1", "created"))
+    story.go_on(SnapshotRecorded("tree 1", "created"))
     story.reply("end_turn", says())
     assert isinstance(story.go_on(verified(1)), Deliver)
     assert story.claim() == Deliver(Ended("succeeded", "end_turn"))
-    assert story.go_on(TreeRecorded("tree 2", "changed")) == RunVerify(2)
+    assert story.go_on(SnapshotRecorded("tree 2", "changed")) == RunVerify(2)
 
 
 def test_a_verification_does_not_begin_in_a_worker_that_drains() -> None:
@@ -278,9 +278,9 @@ def test_another_end_than_the_one_that_was_committed_is_committed_too() -> None:
 
 def test_a_workspace_that_changed_after_the_commit_is_committed_again() -> None:
     story = Story(workspace=GIT)
-    story.go_on(TreeRecorded("tree 1", "created"))
+    story.go_on(SnapshotRecorded("tree 1", "created"))
     story.reply("end_turn", says())
-    for entry in (Delivered("c0ffee"), TreeRecorded("tree 2", "changed")):
+    for entry in (Delivered("c0ffee"), SnapshotRecorded("tree 2", "changed")):
         story.state = apply(story.state, entry)
     assert isinstance(story.claim(), Deliver)
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.conversation import ToolResult
-from runner.core.entries import Delivered, Entry, OutcomeAsked, ToolFinished, TreeRecorded, Verified
+from runner.core.entries import (
+    Delivered,
+    Entry,
+    OutcomeAsked,
+    SnapshotRecorded,
+    ToolFinished,
+    Verified,
+)
 from runner.core.events import Event, events_of
 from runner.core.fold import Applied, apply
 from runner.core.state import RunState
@@ -24,8 +31,8 @@ def only(state: RunState, entry: Entry) -> dict[str, Any]:
 
 def test_a_tree_is_told_with_its_cause_and_what_was_put_aside() -> None:
     state = Story().state
-    assert only(state, TreeRecorded("t1", "created")) == {"tree": "t1", "cause": "created"}
-    data = only(state, TreeRecorded("t1", "restored", "t2"))
+    assert only(state, SnapshotRecorded("t1", "created")) == {"tree": "t1", "cause": "created"}
+    data = only(state, SnapshotRecorded("t1", "restored", "t2"))
     assert data == {"tree": "t1", "cause": "restored", "found": "t2"}
 
 
@@ -40,7 +47,7 @@ def test_a_result_is_told_with_the_tree_after_it() -> None:
 
 def test_a_verification_is_told_as_it_begins_and_as_it_ends() -> None:
     story = Story(verify=Verify(("pytest -q",)))
-    story.go_on(TreeRecorded("t1", "created"))
+    story.go_on(SnapshotRecorded("t1", "created"))
     story.reply("end_turn", says())
     begun = Story(verify=Verify(("pytest -q",))).state
     (*_, entry) = story.entries

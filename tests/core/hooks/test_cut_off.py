@@ -8,7 +8,7 @@ import pytest
 
 from runner.core.calls import undo_needed
 from runner.core.conversation import ToolResult
-from runner.core.entries import Delivered, HookFinished, HookStarted, TreeRecorded, Verified
+from runner.core.entries import Delivered, HookFinished, HookStarted, SnapshotRecorded, Verified
 from runner.core.fold import rested
 from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult
 from runner.core.run import Ended
@@ -20,7 +20,7 @@ from tests.core.story import Story, changed, outcome_of, says, uses
 def left_in_the_middle(*, repeatable: bool) -> Story:
     hook = Hook("RunStart", command="./begin", repeatable=repeatable)
     story = Story(hooks=(hook,), workspace=Workspace("/repo", "copy"))
-    effect = story.go_on(TreeRecorded("tree 1", "created"))
+    effect = story.go_on(SnapshotRecorded("tree 1", "created"))
     assert isinstance(effect, RunHook)
     return story
 
@@ -57,7 +57,7 @@ def left_at_the_end(*, repeatable: bool) -> Story:
     hook = Hook("RunEnd", command="./tell", repeatable=repeatable)
     verify = Verify(("true",))
     story = Story(hooks=(hook,), workspace=Workspace("/repo", "git"), verify=verify)
-    story.go_on(TreeRecorded("tree 1", "created"))
+    story.go_on(SnapshotRecorded("tree 1", "created"))
     assert isinstance(story.reply("end_turn", says()), RunVerify)
     assert isinstance(story.go_on(Verified(1, "true", ToolResult("ok"))), Deliver)
     assert isinstance(story.go_on(Delivered("commit 1")), RunHook)
@@ -69,7 +69,7 @@ def left_at_the_end(*, repeatable: bool) -> Story:
 def test_what_a_hook_of_the_end_has_changed_is_put_back_whether_it_runs_again_or_not(repeatable):
     story = left_at_the_end(repeatable=repeatable)
     assert undo_needed(story.state)
-    effect = story.go_on(TreeRecorded("tree 1", "restored", "tree 2"))
+    effect = story.go_on(SnapshotRecorded("tree 1", "restored", "tree 2"))
     if repeatable:
         assert isinstance(effect, RunHook)
         effect = story.go_on(HookFinished(1, HookResult(HookAnswer("succeeded"))))
@@ -84,7 +84,7 @@ def test_what_a_hook_of_the_end_has_changed_is_put_back_when_the_run_goes_on_ins
     story = left_at_the_end(repeatable=False)
     story.say("Wait.")
     assert undo_needed(story.state)
-    assert isinstance(story.go_on(TreeRecorded("tree 1", "restored", "tree 2")), CallModel)
+    assert isinstance(story.go_on(SnapshotRecorded("tree 1", "restored", "tree 2")), CallModel)
 
 
 @pytest.mark.parametrize("event", ["RunStart", "RunEnd"])
@@ -113,14 +113,14 @@ def test_a_hook_before_a_call_that_was_cut_off_with_its_run_is_over_as_its_call_
     """What somebody changed before they took the run up again stays, at this attempt and at the next."""
     hook = Hook("PreToolUse", command="./look", repeatable=repeatable)
     story = Story(hooks=(hook,), workspace=Workspace("/repo", "copy"))
-    story.go_on(TreeRecorded("tree 1", "created"))
+    story.go_on(SnapshotRecorded("tree 1", "created"))
     assert isinstance(story.reply("tool_use", uses("Bash")), RunHook)
     assert undo_needed(replace(story.state, attempt=2)) == repeatable
     calls = tuple(replace(call, interrupted=True) for call in story.state.calls)
     cancelled = replace(rested(story.state), attempt=2, calls=calls)
     story.state = replace(cancelled, attempt=3)
     assert not undo_needed(story.state)
-    assert isinstance(story.go_on(TreeRecorded("tree 2", "changed")), CallModel)
+    assert isinstance(story.go_on(SnapshotRecorded("tree 2", "changed")), CallModel)
     (run,) = story.state.hooks.runs
     assert run.answer == UNKNOWN
     assert not undo_needed(replace(story.state, attempt=4))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.core.entries import InstructionsRead, TreeRecorded
+from runner.core.entries import InstructionsRead, SnapshotRecorded
 from runner.core.steps import CallModel
 from runner.core.workspace import Instructions, Workspace
 from runner.queries.transcript import tool_output
@@ -106,7 +106,7 @@ def test_a_snapshot_keeps_no_thinking_where_it_reads_instructions_of_its_own(
     job = replace(PARENT, instructions=True, workspace=folder, agents=(apart,))
     run_id = submit_parent(database, job)
     parent = claim(database, run_id).append(
-        InstructionsRead((READ,)), TreeRecorded("1" * 40, "found")
+        InstructionsRead((READ,)), SnapshotRecorded("1" * 40, "found")
     )
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     parent.reply(thought, asks(1, snapshot=True), stop="tool_use")

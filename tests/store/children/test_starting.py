@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
-from runner.core.entries import TreeRecorded
+from runner.core.entries import SnapshotRecorded
 from runner.core.steps import CallModel
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
@@ -233,7 +233,7 @@ def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Dat
     parent = claim(database, run_id)
     kept = WorkspaceRecord("here", "/home/workspaces/1", "runner/mend/one", "5ta47")
     save_record(database, parent.lease, kept, None, NOW)
-    parent.append(TreeRecorded("7ree", "created"))
+    parent.append(SnapshotRecorded("7ree", "created"))
     parent.reply(asks(1), asks(2, "apart"), stop="tool_use")
     assert places(database, run_id) == ("/home/workspaces/1", "snap_here")
     assert places(database, f"{run_id}.1") == ("/home/workspaces/1", "snap_here")
@@ -259,7 +259,7 @@ def test_children_with_folders_of_their_own_keep_their_parent_on_no_host(
     run_id = submit_parent(database, replace(PARENT, workspace=workspace, agents=(apart,)))
     parent = claim(database, run_id)
     save_record(database, parent.lease, WorkspaceRecord("here", "/home/workspaces/1"), None, NOW)
-    parent.append(TreeRecorded("7ree", "created"))
+    parent.append(SnapshotRecorded("7ree", "created"))
     parent.reply(asks(1), stop="tool_use")
     assert parent.effect == WAITS
     assert places(database, run_id) == (None, None)

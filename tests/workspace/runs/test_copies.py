@@ -37,7 +37,7 @@ def test_a_copy_is_made_once_and_recorded(
     host: Host, copied: Claim, store: Database, source: Path
 ) -> None:
     lease = copied(setup=("echo 1 >> set-up",))
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     path = host.path(lease)
     (path / "a.txt").write_text("2\n")
     shutil.rmtree(path / "empty")
@@ -72,7 +72,7 @@ def test_a_copy_that_was_removed_is_made_again(
     for remove in (host.path(lease), source):
         shutil.rmtree(remove)
         prepared = host.prepare(claim_again(store, lease), tree)
-        assert (prepared.tree, prepared.cause) == (tree, None)
+        assert (prepared.snapshot, prepared.cause) == (tree, None)
         assert (host.path(lease) / "a.txt").read_text() == "2\n"
         assert (host.path(lease) / "empty").is_dir()
         shutil.rmtree(host.path(lease))
@@ -117,7 +117,7 @@ def test_on_another_host_the_run_waits(
     hosts: Callable[[str], Host], copied: Claim, store: Database
 ) -> None:
     lease = copied()
-    tree = hosts("here").prepare(lease).tree
+    tree = hosts("here").prepare(lease).snapshot
     with pytest.raises(WorkspaceElsewhere, match="another host"):
         hosts("there").prepare(claim_again(store, lease), tree)
 

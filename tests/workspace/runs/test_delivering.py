@@ -66,7 +66,7 @@ def test_done_twice_it_is_the_same_commit(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     commit = deliver(host, lease)
     again = claim_again(store, lease)
     host.prepare(again, tree)
@@ -78,7 +78,7 @@ def test_another_end_is_another_commit_on_top(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     first = deliver(host, lease, FAILED)
     again = claim_again(store, lease)
     host.prepare(again, tree)

@@ -45,7 +45,7 @@ def test_a_run_goes_on_without_a_repository_that_its_agent_made(
     again = claim_again(store, lease)
     prepared = host.prepare(again, tree, undo=True)
     assert (prepared.cause, prepared.found) == ("incomplete", tree)
-    assert prepared.tree == host.record(again) != tree
+    assert prepared.snapshot == host.record(again) != tree
     assert (host.path(again) / "a.py").read_text() == "2\n"
     assert not (host.path(again) / "vendor").exists()
     commit = host.workspaces.deliver(again, DONE, Interrupt())

@@ -77,7 +77,7 @@ def test_files_that_were_half_put_back_are_put_back_by_the_next_attempt(
         lease = claim_again(store, lease)
         killed = dies_at(deed("prepare", host, store, lease, tree=tree, undo=True), call)
         lease = claim_again(store, lease)
-        assert host.prepare(lease, tree, undo=True).tree == tree
+        assert host.prepare(lease, tree, undo=True).snapshot == tree
         assert (path / "a.py").read_text() == "2\n"
         assert (path / "b.py").exists()
         assert not (path / "new").exists()
@@ -100,7 +100,9 @@ def test_a_delivery_that_was_cut_off_is_made_once(
         killed = dies_at(deed("deliver", host, store, lease), call)
         lease = claim_again(store, lease)
         prepared = host.prepare(lease, tree)
-        assert (prepared.tree, prepared.cause) == (tree, None), "it was nobody who changed anything"
+        assert (prepared.snapshot, prepared.cause) == (tree, None), (
+            "it was nobody who changed anything"
+        )
         commit = host.workspaces.deliver(lease, DONE, Interrupt())
         subjects = repository.git("log", "--format=%s", f"runner/Mend-it/item-{call}")
         assert subjects.splitlines() == [f"Mend it: item-{call}", "work"]

@@ -84,7 +84,7 @@ def test_what_was_delivered_and_not_changed_since_goes(
     assert pruned() == []
     again = claim_again(store, lease)
     prepared = host.prepare(again, tree)
-    assert (prepared.tree, prepared.cause) == (tree, None), "and so do the snapshots"
+    assert (prepared.snapshot, prepared.cause) == (tree, None), "and so do the snapshots"
     assert (host.path(lease) / "a.py").read_text() == "2\n"
 
 
@@ -103,7 +103,7 @@ def test_work_that_was_not_delivered_goes_only_by_force(
     store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
 ) -> None:
     lease = begin()
-    end(store, lease, host.prepare(lease).tree, "cancelled")
+    end(store, lease, host.prepare(lease).snapshot, "cancelled")
     (kept,) = pruned()
     assert "not delivered" in kept.why_kept
     assert host.path(lease).exists()

@@ -67,7 +67,7 @@ def test_a_run_goes_on_on_a_host_without_the_repository(
 
     again = claim_again(store, lease)
     prepared = there.prepare(again, tree)
-    assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
+    assert (prepared.snapshot, prepared.cause, prepared.found) == (tree, None, None)
     path = there.path(lease)
     assert (path / "a.py").read_text() == "2\n"
     assert (path / "b.py").read_text() == "worked\n"
@@ -87,7 +87,7 @@ def test_back_on_the_first_host_what_was_done_elsewhere_is_fetched(
 ) -> None:
     here, there = hosts("here"), hosts("there")
     first = begin(remote=str(remote.path))
-    tree = here.prepare(first).tree
+    tree = here.prepare(first).snapshot
     second = claim_again(store, first)
     with out_of_reach(repository):
         there.prepare(second, tree)
@@ -98,7 +98,7 @@ def test_back_on_the_first_host_what_was_done_elsewhere_is_fetched(
 
     third = claim_again(store, first)
     prepared = here.prepare(third, tree)
-    assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
+    assert (prepared.snapshot, prepared.cause, prepared.found) == (tree, None, None)
     assert (here.path(first) / "a.py").read_text() == "there\n"
     assert log(repository, here, first) == ["there", "work"]
     assert kept(store, first).store_id == store_id(here.home)
@@ -109,7 +109,7 @@ def test_what_a_person_changed_on_a_host_left_behind_is_put_aside(
 ) -> None:
     here, there = hosts("here"), hosts("there")
     first = begin(remote=str(remote.path))
-    tree = here.prepare(first).tree
+    tree = here.prepare(first).snapshot
     second = claim_again(store, first)
     with out_of_reach(repository):
         there.prepare(second, tree)
@@ -128,7 +128,7 @@ def test_a_delivery_on_another_host_moves_the_branch_on(
 ) -> None:
     here, there = hosts("here"), hosts("there")
     first = begin(remote=str(remote.path))
-    tree = here.prepare(first).tree
+    tree = here.prepare(first).snapshot
     here.workspaces.deliver(first, Ended("failed", "verify"), Interrupt())
     second = claim_again(store, first)
     repository.path.rename(repository.path.with_name("unreachable"))
@@ -250,7 +250,7 @@ def test_without_a_remote_the_run_waits_for_its_host(
     hosts: Hosts, begin: Claim, store: Database
 ) -> None:
     lease = begin()
-    tree = hosts("here").prepare(lease).tree
+    tree = hosts("here").prepare(lease).snapshot
     with pytest.raises(WorkspaceElsewhere):
         hosts("there").prepare(claim_again(store, lease), tree)
 
@@ -267,7 +267,7 @@ def test_a_fork_fetches_what_the_other_run_recorded(
     of = update(runs).where(runs.c.id == fork.run_id).values(fork_of=first.run_id)
     store.write(lambda connection: connection.execute(of))
     with out_of_reach(repository):
-        assert there.prepare(fork, tree).tree == tree
+        assert there.prepare(fork, tree).snapshot == tree
     assert (there.path(fork) / "a.py").read_text() == "2\n"
 
 

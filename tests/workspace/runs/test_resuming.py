@@ -35,17 +35,17 @@ def files(path: Path) -> dict[str, str]:
 
 def test_what_is_as_it_was_recorded_stays(host: Host, begin: Claim, store: Database) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     again = claim_again(store, lease)
     prepared = host.prepare(again, tree)
-    assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
+    assert (prepared.snapshot, prepared.cause, prepared.found) == (tree, None, None)
 
 
 def test_undoing_puts_files_back_and_what_was_found_aside(
     host: Host, begin: Claim, store: Database
 ) -> None:
     lease = begin(setup=("echo kept > dependency.log",))
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     path = host.path(lease)
     before = files(path)
     (path / "a.py").write_text("half")
@@ -53,7 +53,7 @@ def test_undoing_puts_files_back_and_what_was_found_aside(
     (path / "new" / "file").write_text("x")
     (path / "b.py").unlink()
     prepared = host.prepare(claim_again(store, lease), tree, undo=True)
-    assert (prepared.tree, prepared.cause) == (tree, "restored")
+    assert (prepared.snapshot, prepared.cause) == (tree, "restored")
     assert prepared.found not in (None, tree)
     assert files(path) == before
     assert (path / "dependency.log").exists(), "ignored files are left alone"
@@ -63,11 +63,11 @@ def test_what_a_person_changed_stays_when_nothing_was_in_doubt(
     host: Host, begin: Claim, store: Database
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     (host.path(lease) / "a.py").write_text("mine")
     prepared = host.prepare(claim_again(store, lease), tree)
     assert prepared.cause == "changed"
-    assert prepared.tree != tree
+    assert prepared.snapshot != tree
     assert (host.path(lease) / "a.py").read_text() == "mine"
 
 
@@ -75,7 +75,7 @@ def test_a_call_that_was_recorded_but_not_stored_is_undone_too(
     host: Host, begin: Claim, store: Database
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     (host.path(lease) / "a.py").write_text("done")
     after = host.record(lease)
     prepared = host.prepare(claim_again(store, lease), tree, undo=True)
@@ -134,7 +134,7 @@ def test_branches_tags_and_the_stash_are_as_they_were(
     git(host, lease, repository, "commit", "-q", "--allow-empty", "-m", "tried")
     assert host.record(lease) != tree
     again = claim_again(store, lease)
-    assert host.prepare(again, tree, undo=True).tree == tree
+    assert host.prepare(again, tree, undo=True).snapshot == tree
     assert host.record(again) == tree
     assert git(host, lease, repository, "for-each-ref") == before
     assert len(git(host, lease, repository, "stash", "list").splitlines()) == 1
@@ -146,7 +146,7 @@ def test_locks_of_a_killed_git_are_taken_away(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     admin = host.path(lease).with_name(f".{lease.run_id}.git")
     (admin / "index.lock").touch()
     (host.path(lease) / "a.py").write_text("half")
@@ -173,7 +173,7 @@ def test_a_workspace_that_was_removed_by_hand_is_made_again(
     if how == "git_too":
         shutil.rmtree(path.with_name(f".{lease.run_id}.git"))
     prepared = host.prepare(claim_again(store, lease), tree)
-    assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
+    assert (prepared.snapshot, prepared.cause, prepared.found) == (tree, None, None)
     assert files(path) == before
     assert git(host, lease, repository, "log", "--format=%s", "--no-merges").split("\n") == [
         "worked",
@@ -187,7 +187,7 @@ def test_what_is_in_the_place_of_a_broken_worktree_is_put_aside(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     path = host.path(lease)
     (path / "a.py").write_text("not recorded")
     (path / ".git").unlink()
@@ -233,7 +233,7 @@ def test_files_that_were_half_put_back_are_put_back(
     host: Host, begin: Claim, store: Database
 ) -> None:
     lease = begin()
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     # As if the attempt had been killed while it put files back after a verification.
     note = MadeNotes.beside(host.path(lease), lease.attempt)
     made = note.read()
@@ -241,7 +241,7 @@ def test_files_that_were_half_put_back_are_put_back(
     note.write(replace(made, put_back=False))
     (host.path(lease) / "a.py").write_text("half")
     prepared = host.prepare(claim_again(store, lease), tree)
-    assert (prepared.tree, prepared.cause) == (tree, "restored")
+    assert (prepared.snapshot, prepared.cause) == (tree, "restored")
     assert prepared.found not in (None, tree), "a person may have changed it since"
     assert (host.path(lease) / "a.py").read_text() == "1\n"
 
@@ -256,7 +256,7 @@ def test_a_run_that_goes_on_after_its_delivery_finds_nothing_changed(
     commit = host.workspaces.deliver(lease, DONE, Interrupt())
     again = claim_again(store, lease)
     prepared = host.prepare(again, tree)
-    assert (prepared.tree, prepared.cause) == (tree, None)
+    assert (prepared.snapshot, prepared.cause) == (tree, None)
     (host.path(lease) / "a.py").write_text("half\n")
     prepared = host.prepare(claim_again(store, again), tree, undo=True)
     assert git(host, lease, repository, "rev-parse", "HEAD") == commit
@@ -273,7 +273,7 @@ def test_a_fork_works_in_a_worktree_of_its_own(
     tree = host.record(first)
     fork = begin()
     prepared = host.prepare(fork, tree)
-    assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
+    assert (prepared.snapshot, prepared.cause, prepared.found) == (tree, None, None)
     assert (host.path(fork) / "a.py").read_text() == "2\n"
     assert git(host, fork, repository, "log", "-1", "--format=%s") == "by the agent"
     assert kept(store, fork).branch == f"runner/Mend-it/one-{fork.run_id[-6:]}"

@@ -16,7 +16,7 @@ def test_a_stale_restore_leaves_what_a_person_mended(
     host: Host, begin: Claim, store: Database
 ) -> None:
     stale = begin()
-    tree = host.prepare(stale).tree
+    tree = host.prepare(stale).snapshot
     assert tree is not None
     lease = claim_again(store, stale)
     host.prepare(lease, tree)

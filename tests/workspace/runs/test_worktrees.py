@@ -71,7 +71,7 @@ def test_what_setup_leaves_is_committed_first_and_ignored_files_stay(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
     lease = begin(setup=("mkdir built && echo 1 > built/x", "echo lock > lockfile"))
-    tree = host.prepare(lease).tree
+    tree = host.prepare(lease).snapshot
     path = host.path(lease)
     start = kept(store, lease).start_commit
     assert (path / "built" / "x").exists()
