@@ -221,7 +221,7 @@ class Dispatcher:
         except UnreachableError as error:
             logger.warning("working without the queue: %s", error)
             left = [run_id for run_id in run_ids if not self.queue.offer(run_id)]
-            runs.unring(self.database, left)
+            runs.not_notified(self.database, left)
 
 
 PAUSE_SECONDS = 2.0

@@ -23,10 +23,10 @@ from runner.store.run_state import progress_from_row
 from runner.store.tables import (
     blocks,
     compactions,
+    job_budgets,
     jobs,
     model_calls,
     permission_rules,
-    purses,
     queued_messages,
     run_items,
     runs,
@@ -175,10 +175,10 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
 
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, job_id)
-        budget = (purses.c[name] for name in _BUDGET_COLUMNS)
+        budget = (job_budgets.c[name] for name in _BUDGET_COLUMNS)
         columns = (
             select(jobs.c.spec, jobs.c.spec_text, *budget)
-            .outerjoin(purses, purses.c.job_id == jobs.c.id)
+            .outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
             .where(jobs.c.id == job_id)
         )
         rules = (

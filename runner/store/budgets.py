@@ -35,17 +35,17 @@ from runner.store.database import Database
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.statements import execute
-from runner.store.tables import jobs, model_calls, purses, runs
+from runner.store.tables import job_budgets, jobs, model_calls, runs
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
-_PURSE = select(purses).where(purses.c.job_id == bindparam("job"))
-_LOCKED_PURSE = _PURSE.with_for_update()
+_BUDGET = select(job_budgets).where(job_budgets.c.job_id == bindparam("job"))
+_LOCKED_BUDGET = _BUDGET.with_for_update()
 _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
 
 
 def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> JobBudget | None:
     """A job's budget as it stands, None without one; ``lock`` it until the transaction ends."""
-    for row in execute(connection, _LOCKED_PURSE if lock else _PURSE, {"job": job_id}):
+    for row in execute(connection, _LOCKED_BUDGET if lock else _BUDGET, {"job": job_id}):
         most_cost = None if row.budget_usd is None else billionths(row.budget_usd)
         return JobBudget(row.budget_tokens, most_cost, *(getattr(row, name) for name in _SUMS))
     return None
@@ -84,7 +84,9 @@ def charge_open_call(
     )
     if (budget := look_into(connection, run.job_id, lock=True)) is not None:
         spent = sums(budget.with_spent(call.reservation, charged, cost))
-        connection.execute(update(purses).where(purses.c.job_id == run.job_id).values(spent))
+        connection.execute(
+            update(job_budgets).where(job_budgets.c.job_id == run.job_id).values(spent)
+        )
     after = replace(
         progress,
         model=replace(progress.model, open_call=None),
@@ -161,13 +163,13 @@ def _set(
         raise UsageError(
             f"{job_id} has used {budget.spent_tokens:,} tokens: its budget cannot be less"
         )
-    purse = purses.c.job_id == job_id
-    before = connection.execute(select(purses).where(purse)).mappings().one()
+    of_job = job_budgets.c.job_id == job_id
+    before = connection.execute(select(job_budgets).where(of_job)).mappings().one()
     given = {"budget_usd": usd, "budget_tokens": tokens}
     new = {name: cap for name, cap in given.items() if cap is not None and cap != before[name]}
     old = {name: before[name] for name in new}
     if new:
-        connection.execute(update(purses).where(purse).values(new))
+        connection.execute(update(job_budgets).where(of_job).values(new))
     add_job_events(
         connection, job_id, [signed_event("budget_changed", author, old=old, new=new)], now
     )

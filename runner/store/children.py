@@ -294,7 +294,7 @@ def attend(database: Database, now: float) -> list[str]:
             if locked[row.parent_run].state in ENDED:
                 cancel_locked(connection, locked[row.id], now, _PARENT_ENDED)
 
-    # Those of one job at a time: nobody has the purses of two jobs in the order of their runs.
+    # Those of one job at a time: nobody has the budgets of two jobs in the order of their runs.
     for _, of_job in groupby(database.find(_ORPHANS, {}), attrgetter("job_id")):
         orphans = list(of_job)
         database.write(cancel)

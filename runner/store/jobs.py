@@ -27,7 +27,7 @@ from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database
 from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
 from runner.store.run_state import progress_to_json
-from runner.store.tables import blocks, events, jobs, purses, run_items, runs
+from runner.store.tables import blocks, events, job_budgets, jobs, run_items, runs
 
 # The name and the source of the job that imported sessions of Claude Code's are runs of.
 SESSIONS = "claude-code"
@@ -72,7 +72,7 @@ def submit(
         add_job_events(connection, job_id, [submitted], now)
         insert_rules(connection, job_id, spec.rules, author, now)
         if spec.budget.is_set:
-            connection.execute(insert(purses).values(job_id=job_id, **budget))
+            connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
         warms = budgets.is_worth_it(submission)
         opened = [
             open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)

@@ -43,7 +43,7 @@ from runner.store.run_state import (
     with_instructions_of,
 )
 from runner.store.statements import execute
-from runner.store.tables import jobs, purses, queued_messages, runs
+from runner.store.tables import job_budgets, jobs, queued_messages, runs
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class StoredJournal:
             changes |= place_with_children(connection, before, after)
             writes.change(runs, changes, id=lease.run_id)
             if after.money.budget is not None and after.money.budget != budget:
-                writes.change(purses, budgets.sums(after.money.budget), job_id=row.job_id)
+                writes.change(job_budgets, budgets.sums(after.money.budget), job_id=row.job_id)
             writes.run(connection)
             start_children(connection, jobs_read, applied, now)
             has_warmed = after.outcome is not None or not after.model.warms_cache

@@ -57,7 +57,7 @@ def take_from(
         taken = connection.execute(
             select(runs)
             .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
-            .order_by(runs.c.job_id, runs.c.id)  # so the jobs' purses are locked in order
+            .order_by(runs.c.job_id, runs.c.id)  # so the jobs' budgets are locked in order
             .with_for_update(skip_locked=True)
         ).all()
         return [run.id for run in taken if take(connection, run)]

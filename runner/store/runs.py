@@ -212,7 +212,7 @@ def due_to_notify(database: Database, most: int, now: float) -> list[str]:
     return [run.id for run in sorted(notified, key=lambda run: (run.due_at, run.id))]
 
 
-def unring(database: Database, run_ids: Sequence[str]) -> None:
+def not_notified(database: Database, run_ids: Sequence[str]) -> None:
     """The queue could not be notified: the next pass takes these runs again."""
     database.execute(update(runs).where(runs.c.id.in_(run_ids), _IS_QUEUED).values(rung_at=None))
 

@@ -79,7 +79,7 @@ jobs = _table(
 
 # The budget of a job that has one. Apart from the job, whose row is large: this one is written in every
 # turn. Costs are in billionths of a USD.
-purses = _table(
+job_budgets = _table(
     "purses",
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
     Column("budget_usd", Float),

@@ -60,14 +60,14 @@ def every_answer_a_yes() -> None:
 
 
 def reservation_not_kept() -> None:
-    """What a call may use at the most is not taken out of its job's purse before it begins."""
+    """What a call may use at the most is not taken out of its job's budget before it begins."""
 
-    def with_reserved(purse: JobBudget, call: Reservation) -> JobBudget:
-        return purse
+    def with_reserved(job_budget: JobBudget, call: Reservation) -> JobBudget:
+        return job_budget
 
-    def with_spent(purse: JobBudget, call: Reservation, tokens: int, cost: int) -> JobBudget:
-        spent_tokens, spent_cost = purse.spent_tokens + tokens, purse.spent_cost + cost
-        return replace(purse, spent_tokens=spent_tokens, spent_cost=spent_cost)
+    def with_spent(job_budget: JobBudget, call: Reservation, tokens: int, cost: int) -> JobBudget:
+        spent_tokens, spent_cost = job_budget.spent_tokens + tokens, job_budget.spent_cost + cost
+        return replace(job_budget, spent_tokens=spent_tokens, spent_cost=spent_cost)
 
     JobBudget.with_reserved = with_reserved  # type: ignore[method-assign]
     JobBudget.with_spent = with_spent  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from typing import Any
 from runner.core.agents import AGENT_TOOL
 from runner.core.text import OWN_TEXTS, VERIFY_TEXT
 from runner.core.workspace import RESULT_TOOL
-from tests.crash import purse, questions, scenario, sent
+from tests.crash import job_budget, questions, scenario, sent
 from tests.crash.record import Record
 from tests.crash.sent import Asked
 from tests.crash.violation import Violation, hold
@@ -44,7 +44,7 @@ def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
         lambda: check_events(record),
         lambda: questions.check(record, variant),
         lambda: sent.check(record, served.turns, variant),
-        lambda: purse.check(record, variant),
+        lambda: job_budget.check(record, variant),
     )
     found = []
     for holds in checks:

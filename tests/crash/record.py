@@ -29,7 +29,7 @@ class Record:
     rules: Sequence[Row[Any]]
     compactions: Sequence[Row[Any]]
     hooks: Sequence[Row[Any]]
-    purse: Row[Any] | None
+    job_budget: Row[Any] | None
     verifications: Sequence[Row[Any]]
     run_workspace: Row[Any] | None
     messages: list[dict[str, Any]]
@@ -55,7 +55,7 @@ def read(database: Database, run_id: str) -> Record:
         return database.read(lambda connection: connection.execute(query).all())
 
     (run,) = rows(tables.runs)
-    purse = select(tables.purses).where(tables.purses.c.job_id == run.job_id)
+    job_budget = select(tables.job_budgets).where(tables.job_budgets.c.job_id == run.job_id)
     rules = select(tables.permission_rules).where(tables.permission_rules.c.job_id == run.job_id)
     return Record(
         run=run,
@@ -69,7 +69,7 @@ def read(database: Database, run_id: str) -> Record:
         rules=database.read(lambda connection: connection.execute(rules).all()),
         compactions=rows(tables.compactions),
         hooks=rows(tables.hook_runs),
-        purse=database.read(lambda connection: connection.execute(purse).one_or_none()),
+        job_budget=database.read(lambda connection: connection.execute(job_budget).one_or_none()),
         verifications=rows(tables.verifications),
         run_workspace=next(iter(rows(tables.run_workspaces)), None),
         messages=transcript.api_messages(database, run_id),

@@ -24,7 +24,7 @@ from runner.store.retry import say
 from runner.tools import host_process
 from runner.tools.host_process import run_is_quiet
 from runner.workspace.folders import identify
-from tests.crash import files, invariants, purse, record, scenario, sent
+from tests.crash import files, invariants, job_budget, record, scenario, sent
 from tests.crash.invariants import Served
 from tests.crash.life import DROPPED, MARK, Task
 from tests.crash.person import Person
@@ -127,7 +127,7 @@ class Iteration:
         if frozen:
             self._frozen_at = time.monotonic()
             _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
-        purse.check(self.records()[0], self._variant)
+        job_budget.check(self.records()[0], self._variant)
         self._person.answer_all()
         other = "home-2" if self._variant.files.hosts else task.home
         if self.records()[0].run.ended_at is None:
@@ -146,7 +146,7 @@ class Iteration:
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
         leases.take_from(self.database, [worker_id], time.time())
-        purse.check(self.records()[0], self._variant)
+        job_budget.check(self.records()[0], self._variant)
 
     def _finish(self, task: Task) -> None:
         end = self._zygote.wait(self._zygote.start(task))

@@ -31,7 +31,7 @@ _FAULTS = [
         "reservation not kept",
         "kill",
         _FIRST_CALL,
-        "the purse is not what was used and reserved",
+        "the budget is not what was used and reserved",
     ),
 ]
 # The others are looked for by the whole sweep, and all on both databases.

@@ -1,4 +1,4 @@
-"""A model that bills what it is asked, and a purse that is watched while workers die."""
+"""A model that bills what it is asked, and a budget that is watched while workers die."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from runner.core.prices import Tariff, Terms
 from runner.core.run import ENDED
 from runner.llm.prices import load_prices
 from runner.store.database import Database
-from runner.store.tables import purses, runs
+from runner.store.tables import job_budgets, runs
 from tests.messages_api import Break, Received, Reply, text, tool_use
 
 MODEL = "claude-sonnet-5"
-_PURSE = (
-    purses.c.budget_usd,
-    purses.c.budget_tokens,
-    purses.c.spent_tokens,
-    purses.c.spent_cost,
-    purses.c.reserved_tokens,
-    purses.c.reserved_cost,
+_BUDGET = (
+    job_budgets.c.budget_usd,
+    job_budgets.c.budget_tokens,
+    job_budgets.c.spent_tokens,
+    job_budgets.c.spent_cost,
+    job_budgets.c.reserved_tokens,
+    job_budgets.c.reserved_cost,
 )
 _RUN = (
     runs.c.id,
@@ -118,7 +118,7 @@ class Spender:
 
 
 class Watch:
-    """Looks at the purses of jobs again and again, while inside, in a thread of its own.
+    """Looks at the budgets of jobs again and again, while inside, in a thread of its own.
 
     ``looks`` counts; ``most_reserved`` is the most tokens that were reserved at once; ``wrong`` holds
     every state that must not be: more than a cap, or sums that are not those of the runs.
@@ -154,9 +154,9 @@ class Watch:
     def _look(self, job_id: str) -> None:
         """One statement sees one state of the database, on both kinds."""
         query = (
-            select(*_PURSE, *_RUN)
-            .join(runs, runs.c.job_id == purses.c.job_id)
-            .where(purses.c.job_id == job_id)
+            select(*_BUDGET, *_RUN)
+            .join(runs, runs.c.job_id == job_budgets.c.job_id)
+            .where(job_budgets.c.job_id == job_id)
         )
         rows = self._database.read(lambda connection: connection.execute(query).all())
         open_calls = [
@@ -171,7 +171,7 @@ class Watch:
         }
         found = {name: getattr(rows[0], name) for name in expected}
         if found != expected:
-            self.wrong.append(f"the purse holds {found}, its runs {expected}")
+            self.wrong.append(f"the budget holds {found}, its runs {expected}")
         usd, tokens = rows[0].budget_usd, rows[0].budget_tokens
         for kind, cap in (("cost", usd and billionths(usd)), ("tokens", tokens)):
             if cap is not None and found[f"spent_{kind}"] + found[f"reserved_{kind}"] > cap:

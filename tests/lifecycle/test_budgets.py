@@ -12,7 +12,7 @@ from sqlalchemy import select
 from runner.core.budget import billionths
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.store.tables import model_calls, purses, runs
+from runner.store.tables import job_budgets, model_calls, runs
 from tests.lifecycle.site import Site, wait_until
 from tests.lifecycle.spender import Spender, Watch
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text
@@ -65,7 +65,7 @@ class Shop:
         return self.database.read(lambda connection: connection.execute(query).all())
 
     def purse_row(self, job: str) -> Any:
-        (row,) = self.rows(select(purses).where(purses.c.job_id == job))
+        (row,) = self.rows(select(job_budgets).where(job_budgets.c.job_id == job))
         return row
 
 

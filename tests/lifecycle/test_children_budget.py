@@ -14,7 +14,7 @@ from runner.core.budget import billionths
 from runner.core.run import ENDED
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.store.tables import purses, runs
+from runner.store.tables import job_budgets, runs
 from tests.lifecycle.family import delegates, family_job, moment
 from tests.lifecycle.site import Site, wait_until
 from tests.lifecycle.spender import Spender, Watch, most_used
@@ -116,10 +116,10 @@ def test_a_family_stays_within_its_run_s_ceilings_and_its_job_s_budget(
     assert watch.most_reserved > 0
     rows = here.rows(select(runs).where(runs.c.job_id == job))
     assert len(rows) > 6
-    (purse,) = here.rows(select(purses).where(purses.c.job_id == job))
-    assert (purse.reserved_tokens, purse.reserved_cost) == (0, 0)
-    assert model.total_billed <= purse.spent_cost
-    assert model.total_tokens <= purse.spent_tokens
+    (job_budget,) = here.rows(select(job_budgets).where(job_budgets.c.job_id == job))
+    assert (job_budget.reserved_tokens, job_budget.reserved_cost) == (0, 0)
+    assert model.total_billed <= job_budget.spent_cost
+    assert model.total_tokens <= job_budget.spent_tokens
     for run in rows:
         if run.parent_run is None and limited == "tokens":
             assert most_used(run, rows, "tokens") <= 120_000

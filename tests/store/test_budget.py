@@ -36,7 +36,7 @@ def take(database: Database, run_id: str, now: float = NOW) -> AnAttempt:
     return claim(database, run_id, now, priced)
 
 
-def purse(database: Database, job_id: str) -> JobBudget:
+def job_budget(database: Database, job_id: str) -> JobBudget:
     found = budget_of(database, job_id)
     assert found is not None
     return found
@@ -59,10 +59,10 @@ def test_call_reserves_its_worst_case_and_its_reply_gives_it_back(database: Data
     call = attempt.effect.call.reservation
     assert call.worst_cost > 0
     before = JobBudget(90_000, 2_000_000_000, 0, 0, call.worst_case, call.worst_cost)
-    assert purse(database, job_id) == before == attempt.state.money.budget
+    assert job_budget(database, job_id) == before == attempt.state.money.budget
     attempt.reply(text("Done."), usage=Usage(100, 0, 0, 10))
     cost = 100 * 3_000 + 10 * 15_000
-    assert purse(database, job_id) == JobBudget(90_000, 2_000_000_000, 110, cost, 0, 0)
+    assert job_budget(database, job_id) == JobBudget(90_000, 2_000_000_000, 110, cost, 0, 0)
     assert run_row(database, run_id).progress["money"]["charged_cost"] == cost
 
 
@@ -105,7 +105,7 @@ def test_raised_budget_wakes_the_runs_that_wait_for_it(database: Database) -> No
         (first, "queued", True),
         (second, "queued", True),
     ]
-    assert purse(database, job_id) == JobBudget(most_tokens=50_000)
+    assert job_budget(database, job_id) == JobBudget(most_tokens=50_000)
     event = last_event(database, first)
     assert (event.type, event.data) == (
         "resumed",
@@ -133,12 +133,12 @@ def test_budget_that_was_raised_already_still_wakes(database: Database) -> None:
 def test_budget_cannot_be_less_than_what_is_spent(database: Database) -> None:
     job_id, (first, second) = submit_budgeted(database, "a", "b", usd=1.0, tokens=90_000)
     take(database, first).reply(text("Done."), usage=Usage(1_000, 0, 0, 100))
-    spent = purse(database, job_id)
+    spent = job_budget(database, job_id)
     with pytest.raises(UsageError, match="has used 1,100 tokens: its budget cannot be less"):
         set_budget(database, job_id, NOW, author=Author("ada"), tokens=1_099)
     with pytest.raises(UsageError, match=r"has spent \$0.0045: its budget cannot be less"):
         set_budget(database, job_id, NOW, author=Author("ada"), usd=0.0044)
-    assert purse(database, job_id) == spent
+    assert job_budget(database, job_id) == spent
     in_hand = take(database, second)
     assert isinstance(in_hand.effect, CallModel)
     set_budget(database, job_id, NOW, author=Author("ada"), usd=0.0045, tokens=1_100)
@@ -154,7 +154,7 @@ def test_cap_on_costs_is_changed_and_not_added(database: Database) -> None:
         set_budget(database, job_id, NOW, author=Author("ada"))
     job_id, _ = submit_budgeted(database, "a", usd=1.0)
     set_budget(database, job_id, NOW, author=Author("ada"), tokens=70_000)
-    assert purse(database, job_id) == JobBudget(70_000, 1_000_000_000)
+    assert job_budget(database, job_id) == JobBudget(70_000, 1_000_000_000)
 
 
 def test_model_without_a_price_cannot_spend_a_budget_in_usd(database: Database) -> None:
@@ -184,7 +184,7 @@ def test_cancelled_call_is_charged_at_its_reserve(database: Database) -> None:
     reserved = [call.call.reservation for call in calls if isinstance(call, CallModel)]
     cancel(database, Target("job", job_id), NOW)
     tokens, cost = sum(r.worst_case for r in reserved), sum(r.worst_cost for r in reserved)
-    assert purse(database, job_id) == JobBudget(None, 1_000_000_000, tokens, cost, 0, 0)
+    assert job_budget(database, job_id) == JobBudget(None, 1_000_000_000, tokens, cost, 0, 0)
     run = run_row(database, first)
     assert run.progress["money"]["charged_cost"] == reserved[0].worst_cost
     assert run.progress["model"]["open_call"] is None
@@ -212,7 +212,7 @@ def test_call_of_a_lost_attempt_is_charged_at_its_reserve(
     call = attempt.effect.call.reservation
     loses(attempt)
     spent = JobBudget(None, 1_000_000_000, call.worst_case, call.worst_cost, 0, 0)
-    assert purse(database, job_id) == spent
+    assert job_budget(database, job_id) == spent
     run = run_row(database, run_id)
     assert (run.charged_tokens, run.progress["model"]["open_call"]) == (call.worst_case, None)
     assert "model_call_ended" in event_types(database, run_id)
@@ -231,7 +231,7 @@ def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database
     while run_row(database, run_id).state != "failed":
         take(database, run_id)
         leases.take_from(database, [WORKER], NOW)
-    spent = purse(database, job_id)
+    spent = job_budget(database, job_id)
     assert (spent.reserved_tokens, spent.reserved_cost) == (0, 0)
     assert spent.spent_cost == run_row(database, run_id).progress["money"]["charged_cost"]
 
@@ -244,9 +244,9 @@ def test_failed_call_of_unknown_usage_is_charged_and_a_refused_one_is_not(
     assert isinstance(attempt.effect, CallModel)
     call = attempt.effect.call.reservation
     attempt.append(ModelCallFailed("overloaded_error", "no", 529, None, 0, NOW, NOW))
-    assert purse(database, job_id).spent_cost == 0
+    assert job_budget(database, job_id).spent_cost == 0
     attempt.append(ModelCallFailed("cut", "half", None, None, call.worst_case, NOW, NOW + 600))
-    assert purse(database, job_id) == replace(
+    assert job_budget(database, job_id) == replace(
         JobBudget(None, 5_000_000_000), spent_tokens=call.worst_case, spent_cost=call.worst_cost
     )
 
@@ -256,7 +256,7 @@ def test_fresh_run_spends_of_the_same_budget(database: Database) -> None:
     take(database, run_id).reply(text("Done."))
     (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
     take(database, change.id).reply(text("Done."))
-    assert purse(database, job_id).spent_tokens == 220
+    assert job_budget(database, job_id).spent_tokens == 220
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)

@@ -1,4 +1,4 @@
-"""Runs are locked before jobs, and jobs by id: nobody locks another out of a purse."""
+"""Runs are locked before jobs, and jobs by id: nobody locks another out of a budget."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def purse_of_who_waits(
     meanwhile: Callable[[Database], Any],
     job_id: str,
 ) -> None:
-    """Hold something, let another wait for it, and lock the purse of a job then: the other must not
+    """Hold something, let another wait for it, and lock the budget of a job then: the other must not
     have it."""
     other, watcher = open_database(), open_database()
 
@@ -201,7 +201,7 @@ def test_an_orphan_whose_parent_is_being_taken_up_again_waits_for_that(
 def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
-    """Only so many may be in a tree: who starts some has its own run and the purse before it looks."""
+    """Only so many may be in a tree: who starts some has its own run and the budget before it looks."""
     spec = replace(PARENT, budget=Budget(tokens=5_000_000))
     root = start(database, asks(1), asks(2), spec=spec).state.run_id
     job_id = run_row(database, root).job_id

@@ -95,18 +95,18 @@ def test_with_compaction_off_a_prompt_found_too_long_ends_the_run():
 # --- money ---
 
 
-def about_to_summarise(purse):
-    """A run that a summary is next for, with this purse."""
+def about_to_summarise(job_budget):
+    """A run that a summary is next for, with this budget."""
     talk = Talk()
     talk.fill(500, speech=WORDS)
-    talk.state = changed(talk.state, budget=purse, open_call=None)
+    talk.state = changed(talk.state, budget=job_budget, open_call=None)
     talk.entries.clear()
     return talk
 
 
 def test_a_summary_that_the_budget_could_never_cover_is_not_waited_for():
-    purse = JobBudget(most_tokens=25_000)
-    effect = (talk := about_to_summarise(purse)).go_on()
+    job_budget = JobBudget(most_tokens=25_000)
+    effect = (talk := about_to_summarise(job_budget)).go_on()
     assert talk.kinds == ["prune"]
     assert isinstance(effect, CallModel)
     assert effect.call.purpose == "turn"

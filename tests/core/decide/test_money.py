@@ -25,11 +25,11 @@ from tests.core.story import Story, a_run, a_spec, changed, outcome_of, says, us
 TEN_USD = Tariff(Rates(*[Decimal(10)] * 5))  # for a million tokens of whatever kind
 
 
-def paid(purse=None, tariff=TEN_USD, **limits):
+def paid(job_budget=None, tariff=TEN_USD, **limits):
     """A run whose model has this price."""
     limits = {"max_output_tokens": 4_000, **limits}
     state = a_run(a_spec(), Limits(**limits))
-    return Story(changed(state, budget=purse, tariffs={"a-model": tariff} if tariff else {}))
+    return Story(changed(state, budget=job_budget, tariffs={"a-model": tariff} if tariff else {}))
 
 
 def starts(story):
@@ -115,7 +115,7 @@ def test_a_raised_cost_ceiling_goes_on():
 def test_a_limited_cost_without_a_price_ends_the_run(capped):
     story = paid(
         tariff=None,
-        purse=JobBudget(most_cost=10**12) if capped == "job" else None,
+        job_budget=JobBudget(most_cost=10**12) if capped == "job" else None,
         cost_ceiling_usd=1_000.0 if capped == "run" else None,
     )
     outcome = outcome_of(story.go_on())
@@ -124,7 +124,7 @@ def test_a_limited_cost_without_a_price_ends_the_run(capped):
 
 
 def test_a_limit_of_tokens_needs_no_price():
-    story = paid(tariff=None, purse=JobBudget(most_tokens=10**9))
+    story = paid(tariff=None, job_budget=JobBudget(most_tokens=10**9))
     assert isinstance(story.go_on(), CallModel)
 
 
@@ -132,7 +132,7 @@ def test_a_limit_of_tokens_needs_no_price():
 
 
 def test_a_call_takes_from_the_purse_and_gives_back_what_it_did_not_use():
-    story = paid(purse=JobBudget(10**6, 10**12))
+    story = paid(job_budget=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
     assert story.state.money.budget.reserved_tokens == reservation.worst_case
     assert story.state.money.budget.reserved_cost == reservation.worst_cost
@@ -141,7 +141,7 @@ def test_a_call_takes_from_the_purse_and_gives_back_what_it_did_not_use():
 
 
 def test_a_lost_call_leaves_nothing_reserved_and_its_worst_case_spent():
-    story = paid(purse=JobBudget(10**6, 10**12))
+    story = paid(job_budget=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
     effect = story.claim()
     assert story.state.money.budget.spent_tokens == reservation.worst_case
@@ -149,7 +149,7 @@ def test_a_lost_call_leaves_nothing_reserved_and_its_worst_case_spent():
 
 
 def test_a_run_waits_shortly_for_what_others_have_reserved():
-    story = paid(purse=JobBudget(100_000, None, reserved_tokens=99_000))
+    story = paid(job_budget=JobBudget(100_000, None, reserved_tokens=99_000))
     outcome = outcome_of(story.go_on())
     assert outcome == Requeued(story.now + BUDGET_WAIT_SECONDS, "budget")
     assert not starts(story)
@@ -158,7 +158,7 @@ def test_a_run_waits_shortly_for_what_others_have_reserved():
 
 
 def test_a_run_that_waits_for_others_asks_less_and_less_often():
-    story = paid(purse=JobBudget(100_000, None, reserved_tokens=99_000))
+    story = paid(job_budget=JobBudget(100_000, None, reserved_tokens=99_000))
     outcomes = [outcome_of(story.go_on())]
     outcomes += [outcome_of(story.claim(budget=story.state.money.budget)) for _ in range(5)]
     assert [outcome.due_at - story.now for outcome in outcomes] == [2, 4, 8, 16, 20, 20]
@@ -166,7 +166,7 @@ def test_a_run_that_waits_for_others_asks_less_and_less_often():
 
 @pytest.mark.parametrize("spent", [{"spent_tokens": 99_000}, {"spent_cost": 10**9 - 1}])
 def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spent):
-    story = paid(purse=JobBudget(100_000, 10**9, **spent, reserved_tokens=500))
+    story = paid(job_budget=JobBudget(100_000, 10**9, **spent, reserved_tokens=500))
     assert outcome_of(story.go_on()) == Waiting("budget")
     assert not starts(story)
     raised = replace(story.state.money.budget, most_tokens=10**6, most_cost=10**10)
@@ -174,7 +174,7 @@ def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spe
 
 
 def test_ceilings_of_the_run_stop_it_before_its_job_is_asked():
-    story = paid(purse=JobBudget(most_tokens=0), token_ceiling=10)
+    story = paid(job_budget=JobBudget(most_tokens=0), token_ceiling=10)
     assert outcome_of(story.go_on()).reason == "token_ceiling"
 
 
@@ -198,18 +198,18 @@ def test_as_long_as_there_is_room_the_last_prompt_bounds_the_next_one():
 
 
 @pytest.mark.parametrize(
-    "purse", [None, JobBudget(most_tokens=64_000), JobBudget(most_cost=640_000_000)]
+    "job_budget", [None, JobBudget(most_tokens=64_000), JobBudget(most_cost=640_000_000)]
 )
-def test_what_was_left_out_is_not_reserved_for_where_that_stands_in_the_way(purse):
-    ceiling = {} if purse else {"token_ceiling": 61_000}
-    _, effect = truncate_text(purse=purse, **ceiling)
+def test_what_was_left_out_is_not_reserved_for_where_that_stands_in_the_way(job_budget):
+    ceiling = {} if job_budget else {"token_ceiling": 61_000}
+    _, effect = truncate_text(job_budget=job_budget, **ceiling)
     reservation = effect.call.reservation
     assert not reservation.lowered
     assert 6_000 < reservation.worst_case < 9_000
 
 
 def test_it_does_not_wait_for_what_others_have_reserved_when_it_needs_less():
-    _, effect = truncate_text(purse=JobBudget(most_tokens=120_000, reserved_tokens=55_000))
+    _, effect = truncate_text(job_budget=JobBudget(most_tokens=120_000, reserved_tokens=55_000))
     assert isinstance(effect, CallModel)
 
 

@@ -63,7 +63,7 @@ def stories(draw: st.DrawFn, *, states: tuple[str, ...] = ENDS) -> tuple[str, Ro
     job_id = ids.new("job", draw(st.floats(0, 2e9)))
     rows: Rows = [("jobs", draw(_job(job_id)))]
     if draw(st.booleans()):
-        rows.append(("purses", draw(_purse(job_id))))
+        rows.append(("purses", draw(_job_budget(job_id))))
     run_ids: list[str] = []
     for _ in range(draw(st.integers(0, 2))):
         rows += draw(_run(job_id, tuple(run_ids), states))
@@ -106,7 +106,7 @@ def _job(draw: st.DrawFn, job_id: str) -> dict[str, Any]:
 
 
 @st.composite
-def _purse(draw: st.DrawFn, job_id: str) -> dict[str, Any]:
+def _job_budget(draw: st.DrawFn, job_id: str) -> dict[str, Any]:
     names = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
     sums = {name: draw(st.integers(0, 2**40)) for name in names}
     return {

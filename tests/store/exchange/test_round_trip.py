@@ -23,7 +23,7 @@ from runner.store.imports import Section, import_file
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.runs import due_to_notify
-from runner.store.tables import approvals, events, job_events, jobs, purses, run_items, runs
+from runner.store.tables import approvals, events, job_budgets, job_events, jobs, run_items, runs
 from tests.store.attempts import claim, event_types, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.exchange.conftest import MakeDatabase
@@ -149,10 +149,10 @@ def test_a_call_that_was_open_is_charged_to_the_budget_of_the_job(
     run_id = submit_one(first, spec=replace(SPEC, budget=Budget(tokens=50_000_000)))
     claim(first, run_id)
     brought(second, exported(first, run_id=run_id))
-    (reserved,) = stored(first, purses.c.reserved_tokens)
+    (reserved,) = stored(first, job_budgets.c.reserved_tokens)
     assert reserved > 0
-    assert stored(second, purses.c.reserved_tokens) == [0]
-    assert stored(second, purses.c.spent_tokens) == [reserved]
+    assert stored(second, job_budgets.c.reserved_tokens) == [0]
+    assert stored(second, job_budgets.c.spent_tokens) == [reserved]
     assert brought(second, exported(first, run_id=run_id)) == [("there", "cancelled")]
 
 

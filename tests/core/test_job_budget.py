@@ -14,46 +14,46 @@ def reservations(draw):
     return Reservation(1, tokens, lowered=False, worst_cost=draw(st.integers(0, 400)))
 
 
-def within(purse):
-    tokens = purse.spent_tokens + purse.reserved_tokens
-    cost = purse.spent_cost + purse.reserved_cost
-    return (purse.most_tokens is None or tokens <= purse.most_tokens) and (
-        purse.most_cost is None or cost <= purse.most_cost
+def within(job_budget):
+    tokens = job_budget.spent_tokens + job_budget.reserved_tokens
+    cost = job_budget.spent_cost + job_budget.reserved_cost
+    return (job_budget.most_tokens is None or tokens <= job_budget.most_tokens) and (
+        job_budget.most_cost is None or cost <= job_budget.most_cost
     )
 
 
 @given(st.data(), CAPS, CAPS)
 def test_spent_and_reserved_never_pass_a_cap_whatever_starts_and_ends(data, tokens, cost):
-    purse, open_calls = JobBudget(tokens, cost), []
+    job_budget, open_calls = JobBudget(tokens, cost), []
     for _ in range(data.draw(st.integers(0, 20))):
         if open_calls and data.draw(st.booleans()):
             call = open_calls.pop(data.draw(st.integers(0, len(open_calls) - 1)))
             used = data.draw(st.integers(0, call.worst_case))
             paid = data.draw(st.integers(0, call.worst_cost))
-            purse = purse.with_spent(call, used, paid)
+            job_budget = job_budget.with_spent(call, used, paid)
         else:
             call = data.draw(reservations())
-            if purse.verdict(call) == "fits":
-                purse = purse.with_reserved(call)
+            if job_budget.verdict(call) == "fits":
+                job_budget = job_budget.with_reserved(call)
                 open_calls.append(call)
-        assert within(purse)
-        assert purse.reserved_tokens == sum(call.worst_case for call in open_calls)
-        assert purse.reserved_cost == sum(call.worst_cost for call in open_calls)
+        assert within(job_budget)
+        assert job_budget.reserved_tokens == sum(call.worst_case for call in open_calls)
+        assert job_budget.reserved_cost == sum(call.worst_cost for call in open_calls)
 
 
 @given(st.data(), CAPS, CAPS, reservations())
 def test_a_call_waits_for_others_only_when_it_fits_once_they_gave_back(data, tokens, cost, call):
     others = data.draw(reservations())
     spent = st.integers(0, 500)
-    purse = JobBudget(tokens, cost, data.draw(spent), data.draw(spent)).with_reserved(others)
-    alone = purse.with_spent(others, 0, 0).verdict(call)
-    match purse.verdict(call):
+    job_budget = JobBudget(tokens, cost, data.draw(spent), data.draw(spent)).with_reserved(others)
+    alone = job_budget.with_spent(others, 0, 0).verdict(call)
+    match job_budget.verdict(call):
         case "fits":
             assert alone == "fits"
-            assert within(purse.with_reserved(call))
+            assert within(job_budget.with_reserved(call))
         case "later":
             assert alone == "fits"
-            assert not within(purse.with_reserved(call))
+            assert not within(job_budget.with_reserved(call))
         case "never":
             assert alone == "never"
 

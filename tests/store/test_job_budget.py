@@ -1,4 +1,4 @@
-"""A job's purse holds whatever happens to its runs, with any number of workers."""
+"""A job's budget holds whatever happens to its runs, with any number of workers."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def now() -> float:
 
 
 def check(database: Database, job_id: str) -> None:
-    """What the purse says is what its runs say, and no more than a cap."""
+    """What the budget says is what its runs say, and no more than a cap."""
 
     def work(connection: Connection) -> None:
-        purse = look_into(connection, job_id)
-        assert purse is not None
+        job_budget = look_into(connection, job_id)
+        assert job_budget is not None
         rows = connection.execute(select(runs).where(runs.c.job_id == job_id)).all()
         progress = [progress_from_row(row) for row in rows]
         reserved = [each.model.open_call.reservation for each in progress if each.model.open_call]
-        assert purse.reserved_tokens == sum(call.worst_case for call in reserved)
-        assert purse.reserved_cost == sum(call.worst_cost for call in reserved)
-        assert purse.spent_tokens == sum(each.money.charged_tokens for each in progress)
-        assert purse.spent_cost == sum(each.money.charged_cost for each in progress)
-        assert purse.spent_tokens + purse.reserved_tokens <= (purse.most_tokens or 0)
-        assert purse.spent_cost + purse.reserved_cost <= (purse.most_cost or 0)
+        assert job_budget.reserved_tokens == sum(call.worst_case for call in reserved)
+        assert job_budget.reserved_cost == sum(call.worst_cost for call in reserved)
+        assert job_budget.spent_tokens == sum(each.money.charged_tokens for each in progress)
+        assert job_budget.spent_cost == sum(each.money.charged_cost for each in progress)
+        assert job_budget.spent_tokens + job_budget.reserved_tokens <= (job_budget.most_tokens or 0)
+        assert job_budget.spent_cost + job_budget.reserved_cost <= (job_budget.most_cost or 0)
 
     database.read(work)
 
@@ -193,11 +193,11 @@ class Person:
         apply_new_rules(self.database, now())
 
     def raise_budget(self) -> None:
-        purse = budget_of(self.database, self.job.id)
-        assert purse is not None
+        job_budget = budget_of(self.database, self.job.id)
+        assert job_budget is not None
         raised = {
-            "usd": (purse.most_cost or 0) / BILLIONTHS + self.random.random() / 10,
-            "tokens": (purse.most_tokens or 0) + self.random.randrange(7_000),
+            "usd": (job_budget.most_cost or 0) / BILLIONTHS + self.random.random() / 10,
+            "tokens": (job_budget.most_tokens or 0) + self.random.randrange(7_000),
         }
         cap = self.random.choice([*raised])
         set_budget(self.database, self.job.id, now(), author=Author("ada"), **{cap: raised[cap]})  # type: ignore[arg-type]
