@@ -57,7 +57,7 @@ class LeaseLost(RunnerError):  # noqa: N818 - the design's word for it
     """Another attempt holds the run, or it was cancelled: drop it, append nothing."""
 
 
-class StaleView(RunnerError):  # noqa: N818 - the design's word for it
+class StaleState(RunnerError):  # noqa: N818 - the design's word for it
     """The journal has moved on since the run state was loaded (a commit whose answer was lost went
     through): load it again. Nothing was stored."""
 

@@ -126,7 +126,7 @@ class Journal(Protocol):
             The run as it is stored, and what comes next: its intent is stored, so it may begin.
 
         Raises:
-            StaleView: an earlier commit is stored that ``state`` does not know of; nothing is stored.
+            StaleState: an earlier commit is stored that ``state`` does not know of; nothing is stored.
         """
 
     def end_children(self, lease: Lease) -> None:

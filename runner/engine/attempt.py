@@ -27,7 +27,7 @@ from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
     ModelCallError,
     ShutDown,
-    StaleView,
+    StaleState,
     UnreachableError,
     WorkspaceElsewhere,
     WorkspaceError,
@@ -98,7 +98,7 @@ class _Attempt:
             try:
                 self._state, step = self._retry(commit)
                 return step
-            except StaleView:
+            except StaleState:
                 # The answer to a commit was lost, but it went through: there is nothing to add.
                 self._reload()
                 entries = ()

@@ -25,7 +25,7 @@ from runner.core.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import Inbox, Progress, QueuedMessage, RunState
-from runner.errors import LeaseLost, StaleView, UnreachableError
+from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
@@ -114,7 +114,7 @@ class StoredJournal:
             row = _held(connection, _GUARD, lease)
             if row.revision != state.revision:
                 behind = f"{lease.run_id} is at {row.revision}, the state at {state.revision}"
-                raise StaleView(behind)
+                raise StaleState(behind)
             jobs_read = self._jobs.on(connection)
             is_set = state.spec.budget.is_set
             budget = budgets.look_into(connection, row.job_id, lock=True) if is_set else None

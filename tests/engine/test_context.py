@@ -21,7 +21,7 @@ from runner.core.spec import JobSpec, NewRun
 from runner.core.state import RunState
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
-from runner.errors import Interrupted, ModelCallError, StaleView
+from runner.errors import Interrupted, ModelCallError, StaleState
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Clock, Decide, Interrupt, Journal, Prepared, Surroundings
@@ -89,7 +89,7 @@ class Watching:
         stored = self.journal.commit(lease, state, entries, decide)
         if self.loses and entries:
             self.loses = False
-            raise StaleView("it was stored")
+            raise StaleState("it was stored")
         return stored
 
 

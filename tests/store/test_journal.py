@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.errors import LeaseLost, StaleView
+from runner.errors import LeaseLost, StaleState
 from runner.queries.transcript import sent_request
 from runner.store import jobs, runs
 from runner.store.database import Database
@@ -89,7 +89,7 @@ def test_an_attempt_without_the_lease_cannot_append(driver: Driver) -> None:
 def test_a_view_that_missed_a_commit_cannot_append(driver: Driver) -> None:
     lease, state = driver.claim()
     driver.journal.commit(lease, state, [], decide)
-    with pytest.raises(StaleView):
+    with pytest.raises(StaleState):
         driver.journal.commit(lease, state, [], decide)
 
 
