@@ -110,7 +110,7 @@ def ends_named() -> set[tuple[str, str]]:
         (node.args[1].value, node.args[0].value)
         for tree in trees
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Ended"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("Ended", "end")
         if isinstance(node.args[0], ast.Constant) and isinstance(node.args[1], ast.Constant)
     }
 
