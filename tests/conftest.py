@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM ends the tests as Ctrl-C does: results are printed, and no server is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.addinivalue_line("markers", "dialect: runs on Postgres in `make test` too")
+    config.addinivalue_line("markers", "slow: runs in `make test-rest`, not in `make test`")
     hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
     if config.getoption("part") != "all":
         hypothesis.settings.load_profile("fixed")
@@ -149,7 +150,6 @@ def database(
 
 # Tests that mostly wait for processes.
 _LONG = ("tests/crash/", "tests/lifecycle/", "tests/workspace/runs/test_kill.py")
-_QUICK_LONG = 4  # ``make test`` runs every fourth long test of a file, beginning with the first
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -180,17 +180,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _quick(items: list[pytest.Item]) -> set[str]:
-    """The ids of the tests of ``make test``: short tests on SQLite, those marked ``dialect`` on Postgres
-    too, and a sample of the long ones."""
-    quick, seen = set(), dict[str, int]()
+    """Return the ids of the tests of ``make test``: those on SQLite that are not ``slow``, those marked
+    ``dialect`` on Postgres too, and of each file of long tests the first."""
+    quick, sampled = set(), set[str]()
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if "postgresql" in parameters and item.get_closest_marker("dialect") is None:
             continue
+        if item.get_closest_marker("slow") is not None:
+            continue
         if item.nodeid.startswith(_LONG):
             file = item.nodeid.partition("::")[0]
-            seen[file] = seen.get(file, -1) + 1
-            if seen[file] % _QUICK_LONG:
+            if file in sampled:
                 continue
+            sampled.add(file)
         quick.add(item.nodeid)
     return quick
