@@ -34,7 +34,7 @@ NEWEST = 1_795_300_000.0  # 2026-11-21, seconds since the epoch
 _SPAN = 300 * 86_400.0
 _RUNS_A_JOB = 60
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-_REPOSITORIES = (
+REPOSITORIES = (
     "storefront",
     "ledger",
     "invoicing",
@@ -106,7 +106,7 @@ class _Maker:
         self._chance = chance
         self._wanted = blocks
         vocabulary = Vocabulary(chance)
-        self._repositories = [Repository(name, vocabulary, chance) for name in _REPOSITORIES]
+        self._repositories = [Repository(name, vocabulary, chance) for name in REPOSITORIES]
 
     def _id(self, kind: str, now: float) -> str:
         value = (int(now * 1000) << 80) | self._chance.getrandbits(79)

@@ -248,10 +248,10 @@ Message = tuple[str, int]  # run, number
 # with, and the content of its ``result``, if asked for.
 Call: TypeAlias = dict[str, Any]
 
-_BATCH = 250
+BATCH = 250
 _LISTED = 5_000
 # How many times the caller's limit is looked at call by call before all calls are searched.
-_MORE = 10
+MORE = 10
 _ASKS = and_(
     blocks.c.run_id == tool_calls.c.run_id,
     blocks.c.message == tool_calls.c.message,
@@ -318,26 +318,26 @@ def walk(
     lots: Iterable[Iterable[Any]]
     if among is None:
         newest = calls.order_by(*NEWEST_FIRST)
-        lots = map(connection.execute, _lots(connection, newest, limit, needles))
+        lots = map(connection.execute, unindexed_lots(connection, newest, limit, needles))
     else:
         lots = [_chosen(connection, calls, among)]
     seen: set[CallKey] = set()
     for lot in lots:
         keys = [key for row in lot if (key := CallKey(*row[:3])) not in seen]
         seen.update(keys)
-        for some in in_batches(list(dict.fromkeys(keys)), _BATCH):
+        for some in in_batches(list(dict.fromkeys(keys)), BATCH):
             yield from _read(connection, some, results)
 
 
-def _lots(
+def unindexed_lots(
     connection: Connection, newest: Select[Any], limit: int | None, needles: Sequence[str]
 ) -> Iterator[Select[Any]]:
     """Queries for the keys of a few calls, of more, and at last of all. The last one searches for the
     needles in SQL, before any input is read."""
     if limit is not None:
         if not needles:
-            yield newest_few(connection, newest, max(limit, _BATCH))
-        yield newest_few(connection, newest, _MORE * limit)
+            yield newest_few(connection, newest, max(limit, BATCH))
+        yield newest_few(connection, newest, MORE * limit)
     if needles:
         # In any case: LIKE ignores case on SQLite (https://sqlite.org/lang_expr.html#like), ILIKE on
         # Postgres.

@@ -33,7 +33,7 @@ from runner.store.tables import (
     tool_outputs,
 )
 
-_MESSAGES_AT_ONCE = 64
+MESSAGES_AT_ONCE = 64
 
 # A block of a conversation: ``message``, ``position``, ``role``, ``turn``, ``content``, ``created_at``,
 # and as ``call`` the row of the tool call that it asks for or answers, with its ``id`` and ``state``, or
@@ -72,8 +72,8 @@ def messages_of_run(
     ((first, last),) = database.rows(bounds)
     if first is None:
         return
-    for start in range(first, last + 1, _MESSAGES_AT_ONCE):
-        end = min(start + _MESSAGES_AT_ONCE - 1, last)
+    for start in range(first, last + 1, MESSAGES_AT_ONCE):
+        end = min(start + MESSAGES_AT_ONCE - 1, last)
         found = database.read(partial(_blocks, run_id=run_id, first=start, last=end))
         for _, message in groupby(found, key=lambda block: block["message"]):
             yield list(message)

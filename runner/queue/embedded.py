@@ -32,7 +32,7 @@ LOG_NAME = "log"
 PID_NAME = "pid"
 _DOOR_NAME = "door"
 _LONGEST_SOCKET_PATH = 103  # bytes, on macOS (sun_path holds 104 with the NUL); Linux allows 107
-_ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 _START_SECONDS = 15.0
 _REMEDY = "or set RUNNER_REDIS_URL to a Redis of your own"
 
@@ -191,7 +191,7 @@ def _door(folder: int) -> Iterator[bool]:
 def _client(folder: Path) -> redis.Redis:
     return redis.Redis(
         unix_socket_path=str(folder / SOCKET_NAME),
-        socket_timeout=_ANSWER_SECONDS,
+        socket_timeout=ANSWER_SECONDS,
         retry=Retry(NoBackoff(), 0),
     )
 

@@ -29,8 +29,8 @@ from runner.store.questions import Given, LockedRun, load_asked, lock_open, stor
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
 from runner.store.tables import approvals, jobs, runs
 
-_BATCH = MOST_AT_ONCE
-_MOST_JOBS = 200
+BATCH = MOST_AT_ONCE
+MOST_JOBS = 200
 _EFFECTS: dict[str, Literal["allow", "deny"]] = {"approved": "allow", "denied": "deny"}
 
 
@@ -63,7 +63,7 @@ class _Looked(NamedTuple):
     queued: Sequence[str] = ()  # the runs that are queued again
 
 
-def apply_new_rules(database: Database, now: float, most: int = _BATCH) -> list[str]:
+def apply_new_rules(database: Database, now: float, most: int = BATCH) -> list[str]:
     """Look once more at questions that were asked before their job's rules changed, and answer those
     on which the rules decide now: at most so many. Returns the ids of the runs that are queued again.
     """
@@ -124,7 +124,7 @@ def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
     )
     changed = jobs.c.rules_snapshot > literal_column("1")  # a parameter would not meet the index
     query = select(jobs.c.id).where(changed, older).order_by(jobs.c.rules_snapshot)
-    return connection.execute(query.limit(_MOST_JOBS)).scalars().all()
+    return connection.execute(query.limit(MOST_JOBS)).scalars().all()
 
 
 def _given_by_rules(decision: Decision) -> Given:
@@ -147,7 +147,7 @@ def _lock_jobs(connection: Connection, asked: Sequence[Question]) -> dict[str, i
 
 
 def expire(
-    database: Database, now: float, most: int = _BATCH, *, of: ColumnElement[bool] | None = None
+    database: Database, now: float, most: int = BATCH, *, of: ColumnElement[bool] | None = None
 ) -> list[str]:
     """Answer the questions that have waited for too long. Returns the ids of the runs that are queued
     again.
@@ -202,7 +202,7 @@ def answer(
     """
     _refuse_reply(reply)
     ids = list(dict.fromkeys(approval_ids))
-    for some in in_lots(ids, _BATCH):
+    for some in in_lots(ids, BATCH):
         expire(database, now, of=approvals.c.id.in_(some))
     wanted, still_open = database.read(partial(_load, approval_ids=ids))
     answering = _Answering(reply, _rules_to_remember(still_open, reply), now)
@@ -213,14 +213,14 @@ def answer(
         raise UsageError(problem)
     stored: dict[tuple[str, Rule], int] = {}
     results: list[Answered] = []
-    for run_ids in map(set, in_lots(sorted({asked.run_id for asked in wanted}), _BATCH)):
+    for run_ids in map(set, in_lots(sorted({asked.run_id for asked in wanted}), BATCH)):
         lot = [asked for asked in wanted if asked.run_id in run_ids]
         work = partial(answering.answer, lot=lot, looked=snapshots, stored=dict(stored))
         answered, positions = database.write(work)
         results += answered
         stored |= positions
     for job_id in sorted({job_id for job_id, _ in stored}):
-        while (applied := _apply_rules(database, now, _BATCH, job_id)).looked:
+        while (applied := _apply_rules(database, now, BATCH, job_id)).looked:
             results += [
                 _result(asked, f"{given.answer} by {given.by}", by_rule=True)
                 for asked, given in applied.answered
@@ -240,7 +240,7 @@ def _load(
     """The questions of these ids by run, and those of them that can be answered."""
     found: list[Question] = []
     still_open: list[Question] = []
-    for some in in_lots(approval_ids, _BATCH):
+    for some in in_lots(approval_ids, BATCH):
         these = approvals.c.id.in_(some)
         found += load_asked(connection, these)
         still_open += load_asked(connection, these & IS_OPEN_APPROVAL)

@@ -33,7 +33,7 @@ FORMATS = {table.name: TableFormat(table) for table in (*JOB_TABLES, *RUN_TABLES
 # The type of the event that a database adds to a job that it imports. It is not exported again.
 IMPORTED = "imported"
 
-_ROWS_AT_ONCE = 100
+ROWS_AT_ONCE = 100
 
 
 def export(
@@ -91,12 +91,12 @@ def _lines(
 ) -> Iterator[bytes]:
     """Read the rows of a table in pages: there may be many, and large ones."""
     order = list(table.primary_key)
-    query = select(table).where(*conditions).order_by(*order).limit(_ROWS_AT_ONCE)
+    query = select(table).where(*conditions).order_by(*order).limit(ROWS_AT_ONCE)
     after: ColumnElement[bool] = true()
     while True:
         page = connection.execute(query.where(after)).mappings().all()
         yield from map(FORMATS[table.name].line, page)  # type: ignore[arg-type]  # keys are names
-        if len(page) < _ROWS_AT_ONCE:
+        if len(page) < ROWS_AT_ONCE:
             return
         after = tuple_(*order) > tuple_(*(literal(page[-1][column]) for column in order))
 

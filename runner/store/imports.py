@@ -207,7 +207,7 @@ class _FileCheck:
 
 # --- Storing an export ---
 
-_ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 64
 
 
 def import_file(
@@ -237,7 +237,7 @@ def import_file(
             _cancel(connection, section, author, now)
 
     with _refusing_conflicts(source):
-        missing = database.read(lambda connection: _missing(connection, sections, source))
+        missing = database.read(lambda connection: missing_sections(connection, sections, source))
         for section in sections:
             if section in missing:
                 database.write(partial(store, section=section))
@@ -262,7 +262,9 @@ def _refusing_conflicts(source: str) -> Iterator[None]:
         ) from error
 
 
-def _missing(connection: Connection, sections: Sequence[Section], source: str) -> set[Section]:
+def missing_sections(
+    connection: Connection, sections: Sequence[Section], source: str
+) -> set[Section]:
     """Return the sections that the database does not have.
 
     Raises:
@@ -309,7 +311,7 @@ def _insert_rows(connection: Connection, file: IO[bytes], section: Section, sour
     rows = _rows_of(file, section, source)
     for table, of_table in groupby(rows, key=lambda each: each[0]):
         values = (row for _, row in of_table)
-        while batch := list(islice(values, _ROWS_AT_ONCE)):
+        while batch := list(islice(values, ROWS_AT_ONCE)):
             connection.execute(insert(table), batch)
 
 

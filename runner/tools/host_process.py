@@ -56,7 +56,7 @@ NOT_STARTED = "not_started"
 
 LOCK_FILE = "tools.lock"
 
-_LOOK_AT_CLOCK = 5.0  # poll(2) does not count the time that the machine sleeps
+LOOK_AT_CLOCK = 5.0  # poll(2) does not count the time that the machine sleeps
 _SERVE_CLOCK_SECONDS = 1.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CHUNK = 1 << 16
@@ -358,7 +358,7 @@ def _watch(
         left = deadline - monotonic()
         if left <= 0:
             return TIMED_OUT, 0
-        ready = dict(poll.poll(min(left, _LOOK_AT_CLOCK) * 1000 + 1))
+        ready = dict(poll.poll(min(left, LOOK_AT_CLOCK) * 1000 + 1))
         if call.fileno() in ready:
             return CUT, 0
         if life in ready:

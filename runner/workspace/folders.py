@@ -23,7 +23,7 @@ MARKED = "ws_"  # what the id in a marker begins with
 _LARGEST_EXCLUDE = 1 << 20  # bytes
 _LONGEST_ID = 200
 _LONGEST_GIT_FILE = 8_192  # a path, and a word before it
-_GIT_SECONDS = 10.0
+GIT_SECONDS = 10.0
 _TRIES = 3
 _CHECK_EVERY = 200  # files
 # An agent or a repository may put anything in a file's place: follow no link, wait for no pipe.
@@ -90,7 +90,7 @@ def exclude_from_git(root: Path) -> None:
             return
         listing = folder / "info" / "exclude"
     else:  # wherever git keeps it: worktrees share one
-        git = Git(root, os.environ, user_settings=True, seconds=_GIT_SECONDS)
+        git = Git(root, os.environ, user_settings=True, seconds=GIT_SECONDS)
         found = git.answer("rev-parse", "--git-path", "info/exclude")
         if found is None:
             return

@@ -38,8 +38,8 @@ def _in_order(table: Any) -> Any:
 def small_repositories() -> Iterator[None]:
     """A record of a million blocks needs many files, and most of the time is theirs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generating, "_REPOSITORIES", ("ledger", "mobile"))
-        patch.setattr(repository, "_FILES", 60)
+        patch.setattr(generating, "REPOSITORIES", ("ledger", "mobile"))
+        patch.setattr(repository, "FILES", 60)
         yield
 
 

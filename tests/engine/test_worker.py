@@ -91,15 +91,13 @@ def test_a_worker_that_cannot_leave_properly_still_ends(
 ) -> None:
     worker = wiring.start_worker(settings, store, slots=1)
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise ValueError("no way out")
 
-    monkeypatch.setattr(worker, "_leave", fail)
+    monkeypatch.setattr("runner.engine.worker.leases.end", fail)
     worker.drain()
     assert worker.wait(30)
     assert isinstance(worker.failure, ValueError)
-    monkeypatch.undo()
-    worker._leave()
 
 
 def test_a_worker_that_drains_does_not_wait_for_what_is_being_indexed(

@@ -286,7 +286,7 @@ def test_a_user_who_waited_at_a_removed_door_waits_at_the_new_one(home: Path) ->
 
 
 def test_a_server_that_hangs_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.queue.embedded._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("runner.queue.embedded.ANSWER_SECONDS", 0.2)
     with ExitStack() as stack:
         stack.enter_context(EmbeddedServer(home))
         process = server_of(home)

@@ -65,7 +65,7 @@ def race(
 def test_one_of_two_answers_wins(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approvals_module, "_BATCH", 3)
+    monkeypatch.setattr(approvals_module, "BATCH", 3)
     job_id = submit_asking(database, *map(str, range(20)))
     asked = ask_all(database, job_id, "uv lock")
     yes, no = race(
@@ -85,7 +85,7 @@ def test_one_of_two_answers_wins(
 def test_one_of_an_answer_an_expiry_and_a_cancel_wins(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approvals_module, "_BATCH", 3)
+    monkeypatch.setattr(approvals_module, "BATCH", 3)
     job_id = submit_asking(database, *map(str, range(20)))
     asked = ask_all(database, job_id, "uv lock", expires_at=NOW)
 
@@ -223,7 +223,7 @@ def test_workers_that_ask_meanwhile_lock_nobody_out(
 def test_remembering_at_the_same_time_locks_nobody_out(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approvals_module, "_BATCH", 2)
+    monkeypatch.setattr(approvals_module, "BATCH", 2)
     job_id = submit_asking(database, *map(str, range(12)), asking=Asking("ask", notify="tell"))
     first, second = run_ids(database, job_id)[:6], run_ids(database, job_id)[6:]
     ours = [ask(database, run_id, "uv sync", "uv lock") for run_id in first]

@@ -38,7 +38,7 @@ def test_messages_come_in_order_and_whole_whatever_is_read_at_a_time(
     assert [line["message"] for line in whole] == sorted(line["message"] for line in whole)
     assert len({line["message"] for line in whole}) == 18
     for batch in (1, 2, 7):
-        monkeypatch.setattr(transcript, "_MESSAGES_AT_ONCE", batch)
+        monkeypatch.setattr(transcript, "MESSAGES_AT_ONCE", batch)
         found = list(transcript.messages_of_run(database, run_id))
         assert [line for message in found for line in message] == whole
         assert all(len({line["message"] for line in message}) == 1 for message in found)

@@ -44,7 +44,7 @@ def run_id(database: Database) -> str:
 def test_many_runs_are_answered_in_lots(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approvals_module, "_BATCH", 2)
+    monkeypatch.setattr(approvals_module, "BATCH", 2)
     job_id = submit_asking(database, *"abcde")
     asked = ask_all(database, job_id, "uv lock")
     results = answer(database, list(reversed(asked)), FOR_THE_JOB, NOW)
@@ -128,7 +128,7 @@ def test_question_asked_while_rules_changed_is_looked_at_again(database: Databas
 def test_jobs_whose_rules_changed_do_not_hold_up_one_another(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approvals, "_MOST_JOBS", 1)
+    monkeypatch.setattr(approvals, "MOST_JOBS", 1)
     jobs = [submit_asking(database) for _ in range(3)]
     asked = [ask_all(database, job_id, "uv lock")[0] for job_id in jobs]
     for job_id in jobs[1:]:

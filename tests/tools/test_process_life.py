@@ -304,7 +304,7 @@ def test_time_that_the_machine_sleeps_counts_for_a_timeout(monkeypatch: pytest.M
     readings = iter([1_000.0, 1_000.0])
     clock = {time.CLOCK_BOOTTIME: lambda: next(readings, 5_000.0)}
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock[which]())
-    monkeypatch.setattr(host_process, "_LOOK_AT_CLOCK", 0.01)
+    monkeypatch.setattr(host_process, "LOOK_AT_CLOCK", 0.01)
     call, other = socket.socketpair()
     life, held = os.pipe()
     with call, other, os.fdopen(life), os.fdopen(held, "w"):

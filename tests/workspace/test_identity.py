@@ -181,7 +181,7 @@ def test_what_is_no_list_of_ignored_files_is_left_alone(
 def test_a_repository_over_which_git_hangs_holds_nobody_up(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "_GIT_SECONDS", 0.2)
+    monkeypatch.setattr(folders, "GIT_SECONDS", 0.2)
     (repository / ".git/config").unlink()
     os.mkfifo(repository / ".git/config")
     assert has_id(repository, identify(repository))

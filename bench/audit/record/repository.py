@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bench.audit.record.vocabulary import Vocabulary, camel, snake
 
 _SUFFIXES = (".py", ".py", ".py", ".ts", ".go", ".sql", ".md", ".yaml")
-_FILES = 260
+FILES = 260
 _NAMES_OF_A_FILE = 25
 _CLASSES_OF_A_FILE = 8
 
@@ -43,7 +43,7 @@ class Repository:
         self._vocabulary = vocabulary
         self.names = [snake(vocabulary.stems(chance, chance.randint(2, 4))) for _ in range(900)]
         self.classes = [camel(vocabulary.stems(chance, chance.randint(2, 4))) for _ in range(260)]
-        self.files = [self._file(chance) for _ in range(_FILES)]
+        self.files = [self._file(chance) for _ in range(FILES)]
         self.sentences = [vocabulary.sentence(chance) for _ in range(4_000)]
         self.logs = [self._log_line(chance) for _ in range(1_500)]
         self.tests = [

@@ -116,8 +116,8 @@ def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_all_calls_are_searched_however_old(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_BATCH", 2)
-    monkeypatch.setattr(calls, "_MORE", 2)
+    monkeypatch.setattr(calls, "BATCH", 2)
+    monkeypatch.setattr(calls, "MORE", 2)
     attempt = claim(database, submit(database, "a").runs[0])
     turn(attempt, *bash("ls needle", "ls 0"), at=NOW + 1)
     for number in range(8):
@@ -134,7 +134,7 @@ def test_all_calls_are_searched_however_old(
 def test_newest_commands_are_given_whichever_runs_they_are_of(
     database: Database, monkeypatch: pytest.MonkeyPatch, newest_runs: int
 ) -> None:
-    monkeypatch.setattr(calls, "_BATCH", 1)
+    monkeypatch.setattr(calls, "BATCH", 1)
     monkeypatch.setattr(calls, "NEWEST_RUNS", newest_runs)
     for place, run_id in enumerate(submit(database, "a", "b", "c").runs):
         attempt = claim(database, run_id)
@@ -193,8 +193,8 @@ def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) 
 def test_what_it_ran_instead_is_found_however_old(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_BATCH", 1)
-    monkeypatch.setattr(calls, "_MORE", 1)
+    monkeypatch.setattr(calls, "BATCH", 1)
+    monkeypatch.setattr(calls, "MORE", 1)
     old, new = submit(database, "a", "b").runs
     turn(claim(database, old), *bash("make all"))
     reply_to(database, questions(database, old)[0], edited={"command": "make safe"})
@@ -289,7 +289,7 @@ def test_index_says_which_calls_to_look_at(
     def never(*_: object) -> None:
         raise AssertionError("all calls are looked at")
 
-    monkeypatch.setattr(calls, "_lots", never)
+    monkeypatch.setattr(calls, "unindexed_lots", never)
     assert {text: found(database, text) for text in told} == told
     assert [len(each) for each in told.values()] == [2, 2, 2, 0]
 

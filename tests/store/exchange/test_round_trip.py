@@ -233,8 +233,8 @@ def test_a_run_with_many_rows_is_read_and_stored_page_by_page(
         attempt.reply(text("So."), tool_use(number, file_path="a"), stop="tool_use").finish("read")
     attempt.reply(text("Done."))
     content = exported(first, run_id=run_id)
-    monkeypatch.setattr("runner.store.exports._ROWS_AT_ONCE", 2)
-    monkeypatch.setattr("runner.store.imports._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("runner.store.exports.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("runner.store.imports.ROWS_AT_ONCE", 2)
     assert exported(first, run_id=run_id) == content
     assert brought(second, content) == [("imported", "succeeded")]
     assert exported(second, run_id=run_id) == content
@@ -263,16 +263,16 @@ def test_two_imports_of_one_file_at_a_time_store_it_once(
     run_id = submit_one(first)
     claim(first, run_id).reply(text("Done."))
     content = exported(first, run_id=run_id)
-    look = bringing._missing
+    look = bringing.missing_sections
 
     def be_slower(connection: Connection, sections: list[Section], source: str) -> set[Section]:
         missing = look(connection, sections, source)
-        monkeypatch.setattr(bringing, "_missing", look)
+        monkeypatch.setattr(bringing, "missing_sections", look)
         with closing(Database(second.url.render_as_string(hide_password=False))) as other:
             assert brought(other, content) == [("imported", "succeeded")]
         return missing
 
-    monkeypatch.setattr(bringing, "_missing", be_slower)
+    monkeypatch.setattr(bringing, "missing_sections", be_slower)
     with pytest.raises(UsageError, match="import it again when they are done"):
         brought(second, content)
     assert stored(second, runs.c.id) == [run_id]
