@@ -24,23 +24,10 @@ from runner.core.state import Call, RunState
 from runner.core.text import shorten, visible
 from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
-from runner.store import ids
+from runner.store import ids, tables
 from runner.store.changes import FREED, ended, event_rows, queued
 from runner.store.run_state import tool_context_to_json
 from runner.store.statements import Writes
-from runner.store.tables import (
-    approvals,
-    blocks,
-    compactions,
-    events,
-    hook_runs,
-    model_calls,
-    queued_messages,
-    run_instructions,
-    tool_calls,
-    tool_outputs,
-    verifications,
-)
 
 # A question about what became of a call is no question about such calls: the two are not answered
 # together, and no rule answers it. Nor does a rule answer what a hook asks.
@@ -78,7 +65,7 @@ class Rows:
                 self._run_id, happened, self._now, after=last, attempt=self._attempt
             ):
                 self.event_count = row["number"]
-                self._new[events][self.event_count,] = row
+                self._new[tables.events][self.event_count,] = row
             self._add_entry(one.before, one.entry)
 
     def writes(self) -> Writes:
@@ -102,7 +89,7 @@ class Rows:
         rows.setdefault(key, {}).update(changes)
 
     def _change_call(self, state: RunState, index: int, **changes: Any) -> None:
-        self._change(tool_calls, len(state.messages) - 1, index, **changes)
+        self._change(tables.tool_calls, len(state.messages) - 1, index, **changes)
 
     def _add_entry(self, state: RunState, entry: entries.Entry) -> None:
         match entry:
@@ -126,7 +113,7 @@ class Rows:
                 for position, file in enumerate(files):
                     size = len(file.text.encode())
                     columns = {"path": file.path, "sha256": file.sha256, "text": file.text}
-                    self._insert(run_instructions, position, size=size, **columns)
+                    self._insert(tables.run_instructions, position, size=size, **columns)
             case entries.CallsDecided(decisions):
                 for index, decision in decisions.items():
                     self._decide_call(state, index, decision)
@@ -152,7 +139,7 @@ class Rows:
     def _start_model_call(self, state: RunState, entry: entries.ModelCallStarted) -> None:
         reserved = entry.reservation
         self._insert(
-            model_calls,
+            tables.model_calls,
             entry.number,
             attempt=self._attempt,
             turn=state.turns + 1,
@@ -166,10 +153,10 @@ class Rows:
 
     def _change_model_call(self, state: RunState, **changes: Any) -> None:
         assert state.model.open_call is not None
-        self._change(model_calls, state.model.open_call.number, **changes)
+        self._change(tables.model_calls, state.model.open_call.number, **changes)
 
     def _end_model_call(self, state: RunState, reply: ModelReply, kept: Sequence[Any]) -> None:
-        """``kept``: those of its blocks that are stored elsewhere; the others stay with the call."""
+        """``kept`` are the blocks that are stored elsewhere: the others stay with the call."""
         left_out = [block for block in reply.blocks if block not in kept]
         left_out += [reply.cut] if reply.cut else []
         self._change_model_call(
@@ -202,7 +189,7 @@ class Rows:
             self._add_block(message, position, "assistant", turn, block)
         for position, block in enumerate(tool_uses(entering)):
             named = {"tool_use_id": visible(block["id"]), "name": visible(block["name"])}
-            self._insert(tool_calls, message, position, turn=turn, **named)
+            self._insert(tables.tool_calls, message, position, turn=turn, **named)
 
     def _add_summary(self, state: RunState, entry: entries.SummaryReplied) -> None:
         """The compaction has the text; a reply that was of no use stays with the call, with the
@@ -220,7 +207,7 @@ class Rows:
         """``call`` is the number of the model call that wrote it, None when none did."""
         number = self.run_changes["compaction_count"] = state.context.compacted.count + 1
         self._insert(
-            compactions,
+            tables.compactions,
             number,
             kind=compaction.kind,
             first_message=compaction.first,
@@ -243,7 +230,7 @@ class Rows:
             if asks(state, call):
                 key = question["group_key"] + _OF_HOOK
                 question |= {"group_key": key, "suggested_rule": "", "by_hook": True}
-            self._insert(approvals, len(state.messages) - 1, index, **question)
+            self._insert(tables.approvals, len(state.messages) - 1, index, **question)
 
     def _ask_outcome(self, state: RunState, index: int, unrecorded: str) -> None:
         """Ask whether a call with an unknown outcome runs again. It had one question at most before; a
@@ -254,9 +241,9 @@ class Rows:
         question |= {"group_key": question["group_key"] + _OF_OUTCOME, "suggested_rule": ""}
         key = len(state.messages) - 1, index
         if call.decision is not None and call.decision.effect == "ask":
-            self._change(approvals, *key, **question, **_UNANSWERED)
+            self._change(tables.approvals, *key, **question, **_UNANSWERED)
         else:
-            self._insert(approvals, *key, **question)
+            self._insert(tables.approvals, *key, **question)
 
     def _question(self, state: RunState, call: Call, decision: Decision) -> dict[str, Any]:
         assert call.tool_context is not None, "a call is located before it is asked about"
@@ -305,17 +292,19 @@ class Rows:
         block = result_block(call.id, result)
         self._add_block(message, entry.index, "user", state.turns, block)
         if result.output is not None:
-            self._insert(tool_outputs, message - 1, entry.index, **_compressed(result.output))
+            self._insert(
+                tables.tool_outputs, message - 1, entry.index, **_compressed(result.output)
+            )
         self._note_result()
 
     def _start_hook(self, state: RunState, entry: entries.HookStarted) -> None:
         """A hook begins, or begins again."""
         begun = {"attempt": self._attempt, "started_at": self._now, "tree_before": state.files.tree}
         if any(run.number == entry.number for run in state.hooks.runs):
-            self._change(hook_runs, entry.number, **begun)
+            self._change(tables.hook_runs, entry.number, **begun)
             return
         self._insert(
-            hook_runs,
+            tables.hook_runs,
             entry.number,
             **begun,
             hook=entry.hook,
@@ -329,7 +318,7 @@ class Rows:
     def _finish_hook(self, state: RunState, entry: entries.HookFinished) -> None:
         result, answer = entry.result, entry.result.answer
         self._change(
-            hook_runs,
+            tables.hook_runs,
             entry.number,
             ended_at=self._now,
             duration=result.duration,
@@ -355,13 +344,15 @@ class Rows:
         attempt, at = self._attempt, self._now
         if isinstance(entry, entries.VerificationStarted):
             begun = {"turn": state.turns, "tree": state.files.tree, "started_at": at}
-            self._insert(verifications, entry.number, attempt=attempt, **begun)
+            self._insert(tables.verifications, entry.number, attempt=attempt, **begun)
             return
         result = entry.result
         ended_as = {"duration": result.duration, "outcome": result.outcome, "ended_at": at}
         said = {"command": visible(entry.command), "content": result.content}
         whole = {} if result.output is None else _compressed(result.output)
-        self._change(verifications, entry.number, attempt=attempt, **ended_as, **said, **whole)
+        self._change(
+            tables.verifications, entry.number, attempt=attempt, **ended_as, **said, **whole
+        )
         self._note_result()
 
     def _add_user_message(self, state: RunState, entry: entries.UserMessageAdded) -> None:
@@ -372,11 +363,11 @@ class Rows:
         for place, text in enumerate(entry.texts, position):
             self._add_block(message, place, "user", state.turns, text_block(text))
         for queued_id in entry.queued_ids:
-            self._change(queued_messages, queued_id, delivered_message=message)
+            self._change(tables.queued_messages, queued_id, delivered_message=message)
 
     def _add_block(self, message: int, position: int, role: str, turn: int, block: Any) -> None:
         columns = {"role": role, "type": block["type"], "turn": turn, "content": block}
-        self._insert(blocks, message, position, **columns, created_at=self._now)
+        self._insert(tables.blocks, message, position, **columns, created_at=self._now)
 
     def _note_result(self) -> None:
         self.run_changes |= {"lost_leases": 0, "bugs": 0}
@@ -400,7 +391,7 @@ class Rows:
                 continue
             self._change_call(state, call.index, interrupted=True)
             if call.waits and not call.interrupted:
-                self._change(approvals, len(state.messages) - 1, call.index, **closed)
+                self._change(tables.approvals, len(state.messages) - 1, call.index, **closed)
 
 
 @cache

@@ -25,16 +25,10 @@ from runner.core.spec import JobSpec, NewRun
 from runner.core.state import Children, ContextState, Files, HookState, ModelState, Progress, Stop
 from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
+from runner.store import run_state
 from runner.store.changes import event_rows, refuse_child
 from runner.store.database import Database
 from runner.store.jobs import OpenedRun, insert_runs, open_run, refuse_unstorable, spec_to_go_on
-from runner.store.run_state import (
-    copy_rows,
-    load_compacted,
-    progress_from_row,
-    progress_to_json,
-    with_instructions_of,
-)
 from runner.store.snapshots import snapshot_after_turn
 from runner.store.tables import (
     blocks,
@@ -154,7 +148,7 @@ def _refuse_unfinished(connection: Connection, run: Row[Any], spec: JobSpec, tur
             f"{turn - 1}"
         )
     # Hooks are still to run after the calls of a run's last turn.
-    is_open = progress_from_row(run).hooks.closed < run.turns and run.state not in ENDED
+    is_open = run_state.progress_from_row(run).hooks.closed < run.turns and run.state not in ENDED
     if turn and turn == run.turns and is_open and end_turns(spec) and calls:
         raise UsageError(
             f"turn {turn} of {run.id} has not ended, as hooks of it may still change files: fork it "
@@ -177,7 +171,7 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
     return _Turn(
         number=number,
         messages=messages,
-        compacted=load_compacted(connection, run.id, until_turn=number),
+        compacted=run_state.load_compacted(connection, run.id, until_turn=number),
         since=tuple(row.content for row in rows if number and row.turn == number),
         call=_model_call(connection, run, number),
         has_calls=bool(calls),
@@ -222,7 +216,7 @@ def _store(
     opened = open_run(run.job_id, new, spec, run.source_id, now, author)
     fork_id = opened.run["id"]
     called = model or run.model or spec.model
-    sees = with_instructions_of(connection, run.id, spec) if turn.number else spec
+    sees = run_state.with_instructions_of(connection, run.id, spec) if turn.number else spec
     forked = {"of": run.id, "turn": turn.number, "model": called, "messages": len(turn.messages)}
     happened, texts = [signed_event("forked", author, forked)], list[dict[str, Any]]()
     for by, said in ((RUNNER, _where_it_is(run, spec, turn, fork_id)), (author, text)):
@@ -243,12 +237,11 @@ def _store(
         "queued_count": len(texts),
         "event_count": 1 + len(happened),
         "start_tree": run.start_tree,
-        "progress": progress_to_json(_progress(run, sees, turn, called)),
+        "progress": run_state.progress_to_json(_progress(run, sees, turn, called)),
         "compaction_count": turn.compacted.count,
     }
     if turn.tree is not None:
-        # Where the other run's trees are: with a remote anywhere, also while sub-agents hold that run
-        # to the host where they work.
+        # Where the snapshots are. With a remote anywhere, even if sub-agents hold the run to a host.
         is_here = spec.workspace is None or spec.workspace.remote is None
         for place in ("workspace_path", "workspace_id"):
             row[place] = getattr(run, place) if is_here else None
@@ -273,23 +266,23 @@ def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str
 
 def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
     """Copy the rows of a conversation up to a turn's end."""
-    copy_rows(connection, run_items, run_id, fork_id)
-    copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
-    copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
+    run_state.copy_rows(connection, run_items, run_id, fork_id)
+    run_state.copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
+    run_state.copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
     in_turns = tool_calls.c.run_id == run_id, tool_calls.c.turn <= turn
     with_output = tool_outputs.c.message.in_(select(tool_calls.c.message).where(*in_turns))
-    copy_rows(connection, tool_outputs, run_id, fork_id, with_output)
+    run_state.copy_rows(connection, tool_outputs, run_id, fork_id, with_output)
     # Its first model call is sent all of them; none of its own has made one.
     own = {"made_by_call": None, "first_sent_in": 1}
-    copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
+    run_state.copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
     if turn:  # before the first nothing was said under them: it reads its own
-        copy_rows(connection, run_instructions, run_id, fork_id)
+        run_state.copy_rows(connection, run_instructions, run_id, fork_id)
 
 
 def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progress:
     """The progress that the new run begins with: nothing used, and its next prompt measured by the real
     tokens of the last one if the same model counted them."""
-    before = progress_from_row(run)
+    before = run_state.progress_from_row(run)
     return Progress(
         turns=turn.number,
         model=ModelState(stop=turn.stop),

@@ -50,7 +50,7 @@ def submit(
         workspace_id: what is written in the root of the job's workspace, if it has one.
 
     Raises:
-        UsageError: a text that no database can hold. UnreachableError: the database does not answer.
+        UsageError: a text that no database can hold.
     """
     spec = submission.spec
     refuse_unstorable("the key", key or "")
@@ -60,16 +60,15 @@ def submit(
     for run in submission.runs:
         refuse_unstorable(f"the item key {run.key!r}", run.key)
     budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
-    texts = {"name": spec.name, "key": key, "source": submission.source}
+    texts: dict[str, Any] = {"name": spec.name, "key": key, "source": submission.source}
     told = {name: text and shorten(text, INPUT_SUMMARY_LENGTH) for name, text in texts.items()}
-    counts = {"runs": len(submission.runs), "rules": len(spec.rules)}
-    submitted = signed_event("submitted", author, new={**told, **counts, **budget})
+    told |= {"runs": len(submission.runs), "rules": len(spec.rules), **budget}
 
     def work(connection: Connection) -> str:
         job_id = ids.new("job", now)
         if not _insert_job(connection, job_id, submission, now, key, workspace_id):
             return str(connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one())
-        add_job_events(connection, job_id, [submitted], now)
+        add_job_events(connection, job_id, [signed_event("submitted", author, new=told)], now)
         insert_rules(connection, job_id, spec.rules, author, now)
         if spec.budget.is_set:
             connection.execute(insert(job_budgets).values(job_id=job_id, **budget))

@@ -27,21 +27,12 @@ from runner.core.spec import JobSpec
 from runner.core.state import Inbox, Progress, QueuedMessage, RunState
 from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
-from runner.store import budgets
+from runner.store import budgets, run_state
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
 from runner.store.entries import Rows
 from runner.store.jobs import JobCache, JobReader
 from runner.store.new_children import lock_tree, place_with_children, start_children
-from runner.store.run_state import (
-    answers_to,
-    load_compacted,
-    load_conversation,
-    load_hook_runs,
-    progress_from_row,
-    progress_to_json,
-    with_instructions_of,
-)
 from runner.store.statements import execute
 from runner.store.tables import job_budgets, jobs, queued_messages, runs
 
@@ -182,14 +173,16 @@ def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
     spec = jobs_read.spec_of_run(row.job_id, row.id)
     if row.model is not None:
         spec = replace(spec, model=row.model)
-    progress = progress_from_row(row)
+    progress = run_state.progress_from_row(row)
     if progress.files.instructed:
-        spec = with_instructions_of(connection, row.id, spec)
+        spec = run_state.with_instructions_of(connection, row.id, spec)
     hooks = progress.hooks
     if hooks.started > hooks.past:
-        hooks = replace(hooks, runs=load_hook_runs(connection, row.id, hooks.past))
-    compacted = load_compacted(connection, row.id) if row.compaction_count else Compacted()
-    messages, calls = load_conversation(
+        hooks = replace(hooks, runs=run_state.load_hook_runs(connection, row.id, hooks.past))
+    compacted = (
+        run_state.load_compacted(connection, row.id) if row.compaction_count else Compacted()
+    )
+    messages, calls = run_state.load_conversation(
         connection,
         row.id,
         lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
@@ -246,7 +239,7 @@ def _as_it_stands(
     """The state with what others than its attempt have added to the run."""
     run_id, calls, policy = state.run_id, state.calls, state.policy
     if row.answer_count != state.inbox.answer_count:
-        answers = answers_to(connection, run_id, len(state.messages) - 1)
+        answers = run_state.answers_to(connection, run_id, len(state.messages) - 1)
         # Where an answered call leads by now is to be looked at before it runs.
         calls = tuple(
             replace(call, answer=answer, tool_context=None)
@@ -281,7 +274,7 @@ def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:
         "denials": denials + rows.denials,
         **asdict(state.money.usage),
         "charged_tokens": state.money.charged_tokens,
-        "progress": progress_to_json(state),
+        "progress": run_state.progress_to_json(state),
         **rows.run_changes,
     }
 

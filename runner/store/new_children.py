@@ -34,16 +34,9 @@ from runner.core.run import RUNNER
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import ContextState, Files, Progress, RunState
 from runner.core.text import SNAPSHOT_TEXT
+from runner.store import tables
 from runner.store.jobs import JobReader, OpenedRun, block_rows, insert_runs, open_run
 from runner.store.run_state import copy_rows, progress_to_json, with_instructions_of
-from runner.store.tables import (
-    blocks,
-    compactions,
-    run_instructions,
-    run_items,
-    run_workspaces,
-    runs,
-)
 from runner.store.workspaces import SNAPSHOTS
 
 _THINKING = ("thinking", "redacted_thinking")
@@ -58,8 +51,8 @@ _UNDER_WAY = "This call is under way, and not for you to wait for: its result is
 def lock_tree(connection: Connection, run_id: str) -> None:
     """Keep others from starting sub-agents in the run's tree until the transaction ends: the tree's size
     is limited. It is the last lock of a transaction."""
-    root = run_items.c.run_id == lineage(run_id)[0]
-    connection.execute(select(run_items.c.run_id).where(root).with_for_update())
+    root = tables.run_items.c.run_id == lineage(run_id)[0]
+    connection.execute(select(tables.run_items.c.run_id).where(root).with_for_update())
 
 
 def start_children(
@@ -69,7 +62,7 @@ def start_children(
     run's own is locked."""
     for one in applied:
         if isinstance(one.entry, ChildrenStarted):
-            query = select(runs).where(runs.c.id == one.before.run_id)
+            query = select(tables.runs).where(tables.runs.c.id == one.before.run_id)
             parent = connection.execute(query).one()
             for child in one.entry.children:
                 _start(connection, jobs_read, one.before, parent, child, now)
@@ -137,7 +130,7 @@ def _start(
     if child.snapshot:
         _copy_conversation(connection, state, run_id, sees)
     if goes_on:
-        copy_rows(connection, run_instructions, state.run_id, run_id)
+        copy_rows(connection, tables.run_instructions, state.run_id, run_id)
 
 
 def _spec_of(
@@ -220,13 +213,13 @@ def _copy_conversation(
     connection: Connection, state: RunState, child_run: str, spec: JobSpec
 ) -> None:
     """Copy the parent's messages, and what is sent in place of some; ``spec`` as in ``_opening``."""
-    kept = [blocks.c.message < len(state.messages)]
+    kept = [tables.blocks.c.message < len(state.messages)]
     if not _keeps_thinking(state, spec):
-        kept.append(blocks.c.type.not_in(_THINKING))
-    copy_rows(connection, blocks, state.run_id, child_run, *kept, turn=0)
+        kept.append(tables.blocks.c.type.not_in(_THINKING))
+    copy_rows(connection, tables.blocks, state.run_id, child_run, *kept, turn=0)
     if state.context.compacted.count:
         own = {"made_by_call": None, "first_sent_in": 1, "turn": 1}
-        copy_rows(connection, compactions, state.run_id, child_run, **own)
+        copy_rows(connection, tables.compactions, state.run_id, child_run, **own)
 
 
 def _keeps_thinking(state: RunState, spec: JobSpec) -> bool:
@@ -255,8 +248,8 @@ def _place(
 
 
 def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, str | None] | None:
-    """The folder of the last of these runs that has one of its own; None when none has."""
-    query = select(run_workspaces).where(run_workspaces.c.run_id.in_(line))
+    """The columns of the folder of the last of these runs that has its own; None if none has."""
+    query = select(tables.run_workspaces).where(tables.run_workspaces.c.run_id.in_(line))
     nearest = max(connection.execute(query), key=lambda row: line.index(row.run_id), default=None)
     if nearest is None:
         return None
@@ -270,6 +263,6 @@ def _newest_tree(connection: Connection, state: RunState) -> str | None:
     if state.files.tree is not None:
         return state.files.tree
     line = lineage(state.run_id)[:-1]
-    query = select(runs.c.id, runs.c.progress).where(runs.c.id.in_(line))
+    query = select(tables.runs.c.id, tables.runs.c.progress).where(tables.runs.c.id.in_(line))
     trees = {row.id: row.progress["files"]["tree"] for row in connection.execute(query)}
     return next((trees[each] for each in reversed(line) if trees.get(each) is not None), None)
