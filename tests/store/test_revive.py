@@ -19,8 +19,8 @@ from runner.queries.jobs import show_run
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel, pause
 from runner.store.database import Database
-from runner.store.journal import load_conversation
 from runner.store.retry import retry, say
+from runner.store.run_state import load_conversation
 from runner.store.tables import blocks, events, run_items, runs
 from runner.store.workspaces import WorkspaceRecord, save_record
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
