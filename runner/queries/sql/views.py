@@ -36,23 +36,23 @@ position integer its place among the calls of that message, from 0
 turn integer the turn, from 1
 tool text the tool's name"""
 _TOKENS = """\
-input_tokens integer tokens of input, those from and to the cache apart
+input_tokens integer tokens of input, without those read from or written to the cache
 cache_read_tokens integer tokens of input that were read from the cache
 cache_creation_tokens integer tokens of input that were written to the cache
 output_tokens integer tokens of output"""
 
 # What comes to a view after its first version stands at its end.
 _OF_TREE = """\
-root_run text the run of the item at the top of the run's tree, the run itself if it is one
+root_run text the run of the item at the top of its tree, which may be itself
 parent_run text of a sub-agent: the run that started it
 depth integer how many runs are above it: 0 for the run of an item
 agent_type text of a sub-agent: its type, as the job file names it"""
 _IN_TREE = f"""\
 {_OF_TREE}
-label text what the run is called in its tree: `3.1` is the first child of the third; empty for a root"""
+label text its place in its tree: `3.1` is the first child of the third; empty for a root"""
 _CALL_IN_TREE = f"""\
 {_OF_TREE}
-label text what the call is called in its tree: `3.2` is the second call of the third child"""
+label text its place in its tree: `3.2` is the second call of the third child"""
 
 _VIEWS = f"""\
 # v_runs: One row for each run.
@@ -69,14 +69,14 @@ started_at time when a worker first had it
 ended_at time when it ended
 seconds seconds from `started_at` to `ended_at`
 attempts integer how often a worker took it
-turns integer turns so far, in a fork with those that it was copied with
-messages integer messages so far, in a fork with those that it was copied with
+turns integer turns so far, in a fork the copied ones too
+messages integer messages so far, in a fork the copied ones too
 denials integer tool calls that were denied
 {_TOKENS}
 max_turns integer its limit of turns
 fork_of text the run that it was forked from
-fork_turn integer the turn after which it was
-fresh_of text the run that it began afresh
+fork_turn integer the turn after which it was forked
+fresh_of text the run that it replaces (`retry --fresh`)
 workspace text the path of its own workspace
 branch text the branch that it works on
 commit_id text the commit that it was delivered in
@@ -90,7 +90,7 @@ turn integer the turn, from 1
 started_at time when its first model call began
 ended_at time when its last call ended
 seconds seconds from `started_at` to `ended_at`
-model_calls integer model calls, those that failed included
+model_calls integer model calls, failed ones included
 tool_calls integer tool calls
 failed_calls integer tool calls with another outcome than `succeeded` and `denied`
 denied_calls integer tool calls that were denied
@@ -106,11 +106,11 @@ turn integer the turn that it belongs to; 0 for the prompt
 role text `user` or `assistant`
 type text `text`, `thinking`, `tool_use`, `tool_result` …
 at time when it was stored
-text text what it says: a text, thinking, a tool's input as JSON, a result as the model was shown it
+text text the text, thinking, tool input as JSON, or result as the model saw it
 tool text of a `tool_use`: the tool's name
 tool_use_id text of a `tool_use` and its `tool_result`: the API's id of the call
 content text the whole block as JSON
-copied integer 1: of a fork, copied from the run that it was forked from; of a sub-agent, from its parent
+copied integer 1: copied by a fork from its original, or by a sub-agent from its parent
 {_IN_TREE}
 
 # v_tool_calls: One row for each tool call, without the calls that a fork copied.
@@ -118,19 +118,19 @@ copied integer 1: of a fork, copied from the run that it was forked from; of a s
 {_OF_CALL}
 tool_use_id text the API's id of the call
 input text its input as JSON, as the model asked for it
-command text of the input: `command`, as Bash has it
-path text of the input: `file_path` or `path`
+command text `command` of the input, as Bash has it
+path text `file_path` or `path` of the input
 decision text `allow`, `ask` or `deny`; NULL before it was decided
-rule text the rule that decided, NULL where the job's default did
+rule text the rule that decided; NULL: the job's default
 outcome text `succeeded`, `failed`, `denied` …; NULL before it ended
 interrupted integer 1: its run ended before it did
 started_at time when it began
 ended_at time when its result was stored
 seconds seconds how long it ran
-output text the result, as the model was shown it
-whole_output_bytes integer size of the whole output, where the model was shown less
-tree_before text the workspace's recorded tree before it, of calls that may write
-tree_after text the one after it
+output text the result, as the model saw it
+whole_output_bytes integer size of the whole output, if the model saw less
+tree_before text snapshot of the workspace before it, if it may write
+tree_after text snapshot of the workspace after it, if it may write
 {_CALL_IN_TREE}
 updated_input text the input as a hook changed it, as JSON
 
@@ -141,13 +141,13 @@ updated_input text the input as a hook changed it, as JSON
 input text its input as JSON, as the model asked for it
 at time when the reply that asked for it was stored
 decision text `allow`, `ask` or `deny`
-rule text the rule that decided, NULL where the job's default did
+rule text the rule that decided; NULL: the job's default
 rule_effect text the effect of that rule
 rule_origin text where the rule is from (`job`, `approval` …)
 rule_author text who wrote it
-rule_why text what it says of itself
+rule_why text its own reason (`why`)
 rules_snapshot integer the snapshot of the job's rules that it was decided by
-matched text what of the call the rule matched
+matched text the text that the rule matched
 decision_reason text more about why
 denial text why it was denied although its decision or the answer allowed it
 approval_id text the question
@@ -157,12 +157,12 @@ answered_at time when it was answered
 waited_seconds seconds from `asked_at` to `answered_at`
 answered_by text who answered
 answered_via text `person`, `rule`, `timeout`, `cancel` or `end`
-answer_reason text why, as the one who answered said
+answer_reason text the reason that was given
 edited_input text the input as the answer changed it, as JSON
-outcome text what became of the call
+outcome text the outcome of the call
 {_CALL_IN_TREE}
 updated_input text the input as a hook changed it, as JSON
-asked_by_hook integer 1: a hook asked, where the rules allowed
+asked_by_hook integer 1: a hook asked although the rules allowed
 
 # v_costs: One row for each model call that has ended, summaries and failed calls included. The
 # sums of `usd` are those of `runner costs`.
@@ -174,8 +174,8 @@ model text the model, as the API names it
 at time when it began
 seconds seconds how long it took
 {_TOKENS}
-usd usd what it cost at list prices; NULL where nobody knows
-usd_at_most usd what it can have cost, where nobody knows what it used
+usd usd its cost at list prices; NULL if unknown
+usd_at_most usd the most that it can have cost, if its usage is unknown
 basis text `usage`, `at most` (usage unknown), `no price` (of its model) or `scripted` (free)
 {_IN_TREE}
 
@@ -188,17 +188,17 @@ attempt integer the attempt of the run
 number integer the event's number in its run, or in its job, from 1
 at time when it happened
 type text what happened (docs/concepts.md lists the types)
-who text of what a person can do: who did it (`runner`: Runner itself)
+who text who did it (`runner`: Runner itself), if a person can do it
 why text the reason that was given, or why it happened
-old_value text of a change: what was, as JSON
-new_value text of a change: what is, as JSON
-data text all that the event says, as JSON
+old_value text of a change: the old values, as JSON
+new_value text of a change: the new values, as JSON
+data text all data of the event, as JSON
 {_IN_TREE}
 
 # v_hooks: One row for each time that a hook ran.
 {_OF_RUN}
 number integer its number among those of the run, from 1
-event text what it ran at: `RunStart`, `PreToolUse`, `PostToolUse`, `TurnEnd` or `RunEnd`
+event text its event: `RunStart`, `PreToolUse`, `PostToolUse`, `TurnEnd` or `RunEnd`
 name text its command, or its function in Python
 turn integer the turn; 0 before the first
 call_id text of a tool call: the call, as `runner show` takes it
@@ -208,17 +208,17 @@ started_at time when it began
 ended_at time when it ended
 seconds seconds how long it ran
 outcome text `succeeded`, `failed`, `timed_out`, `interrupted` or `unknown`; NULL before it ended
-exit_code integer what it exited with; negative: the signal that ended it
-decision text `allow`, `ask`, `deny` or `block`, where it said one
+exit_code integer its exit code; negative: the signal that ended it
+decision text `allow`, `ask`, `deny` or `block`, if it gave one
 reason text why it decided so
-context text what it said to the model beside
-stops integer 1: it said that the run is to stop
-output text what it printed, as far as that is kept
-errors text what it printed as errors, as far as that is kept
-tree_before text the workspace's recorded tree before it
-tree_after text the one after it, where it changed files
+context text its text for the model
+stops integer 1: it stopped the run
+output text its standard output, as far as it is kept
+errors text its standard error, as far as it is kept
+tree_before text snapshot of the workspace before it
+tree_after text snapshot of the workspace after it, if it changed files
 {_OF_TREE}
-label text what the call is called in its tree, or the run where there is no call"""
+label text the place of its call in the tree; without a call, of its run"""
 
 
 def _view(text: str) -> View:
