@@ -53,16 +53,9 @@ class Only(TypedDict, total=False):
 
 
 def open(url: str | None = None) -> Audit:
-    """Open the record in a database, without creating anything. Use it in a ``with``, or close it.
-
-    Args:
-        url: ``sqlite:///path`` or ``postgresql://…``; None: the database of the commands, from
-            RUNNER_DATABASE_URL or RUNNER_HOME.
-
-    Raises:
-        UsageError: there is none, or it is not up to date; what to do.
-        UnreachableError: it does not answer.
-    """
+    """Open the record in a database (``sqlite:///path``, ``postgresql://…``; None: the database of
+    the commands), without creating anything. Use it in a ``with``, or close it. Raises
+    ``UsageError`` if there is no database, or not an up-to-date one, and ``UnreachableError``."""
     settings = Settings.load(database_url=url)
     if not migrate.is_created(settings.database_url):
         raise UsageError(f"there is no database at {url or settings.home}: `runner run` makes one")
@@ -78,15 +71,10 @@ def open(url: str | None = None) -> Audit:
 class Audit:
     """The record. Every question returns rows; ``limit`` is how many at most, from 1, None for all.
 
-    Questions raise ``UsageError`` for an impossible limit, time or name, ``NotFoundError`` when ``job``
-    or ``run`` names nothing, and ``UnreachableError`` when the database does not answer.
-
-    Args:
-        database: open, and up to date.
-        prices: what calls cost.
-        differences: compares the snapshots around calls; None: ``files`` has only what tools were
-            asked to do.
-    """
+    Questions raise ``UsageError`` for an impossible limit, time or name, ``NotFoundError`` when
+    ``job`` or ``run`` names nothing, and ``UnreachableError`` when the database does not answer.
+    ``differences`` compares the snapshots around calls; without it ``files`` has only what tools
+    were asked to do."""
 
     def __init__(
         self, database: Database, prices: PriceList, differences: Differences | None = None
@@ -127,9 +115,6 @@ class Audit:
             exact: a text to find letter by letter, inside of words too.
             sources: ``text``, ``thinking``, ``input``, ``output``, ``system``; none: everywhere.
             role: only what the ``user`` or the ``assistant`` said.
-
-        Raises:
-            UsageError: it cannot be searched for; why.
         """
         return self.find(text, exact, sources, role, _at_most(limit), offset, only).rows()
 
@@ -206,16 +191,10 @@ class Audit:
     def sql(
         self, sql: str, *, limit: int | None = None, timeout: float = 30.0, role: str | None = None
     ) -> Rows:
-        """Ask with a SELECT over the views of docs/audit.md. It can change nothing, whatever it says.
-
-        Args:
-            timeout: seconds that it may take, more than 0 and a year at most.
-            role: on Postgres, the role whose rights it has.
-
-        Raises:
-            UsageError: it is no question, or it cannot be answered; why.
-            RunnerError: it took too long, or too much memory.
-        """
+        """Ask with a SELECT over the views of docs/audit.md. It can change nothing, whatever it
+        says. It may take ``timeout`` seconds, and on Postgres it has the rights of ``role``. Raises
+        ``UsageError`` if it cannot be answered, ``RunnerError`` if it took too long or too much
+        memory."""
         if not 0 < timeout <= _MOST_SECONDS:
             raise UsageError(f"timeout={timeout!r}: give more than 0 seconds, and a year at most")
         notes = []
@@ -268,10 +247,7 @@ def _at_most(limit: int) -> int:
 
 def views(name: str | None = None) -> Rows:
     """The columns of the views that ``Audit.sql`` can ask, or of one view. Needs no database.
-
-    Raises:
-        UsageError: there is no such view.
-    """
+    Raises ``UsageError`` if there is no such view."""
     names = [view.name for view in VIEWS]
     if name is not None and name not in names:
         raise UsageError(f"no view is named {name}: there are {', '.join(names)}")

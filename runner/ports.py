@@ -119,15 +119,11 @@ class Journal(Protocol):
     def commit(
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
     ) -> tuple[RunState, T]:
-        """Store, in one transaction, what happened and what ``decide`` decides from there, given the
-        queued messages, rules, pause flag and job's budget as they stand in that transaction.
-
-        Returns:
-            The run as it is stored, and what comes next: its intent is stored, so it may begin.
-
-        Raises:
-            StaleState: an earlier commit is stored that ``state`` does not know of; nothing is stored.
-        """
+        """Store, in one transaction, what happened and what ``decide`` decides from there, given
+        the queued messages, rules, pause flag and job's budget as they stand in that transaction.
+        Return the run as it is stored, and what comes next: its intent is stored, so it may begin.
+        Raises ``StaleState`` if an earlier commit is stored that ``state`` does not know of; nothing
+        is stored."""
 
     def end_children(self, lease: Lease) -> None:
         """Cancel all below the run that has not ended."""

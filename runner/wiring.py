@@ -41,11 +41,8 @@ logger = logging.getLogger(__name__)
 
 
 def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
-    """The database, which must be up to date, or is brought so.
-
-    Raises:
-        UsageError: it is not there, or not up to date. UnreachableError: it does not answer.
-    """
+    """The database, which must be up to date, or is brought so. Raises ``UsageError`` if it is not
+    there or not up to date, ``UnreachableError`` if it does not answer."""
     database = Database(settings.database_url)
     if upgrade:
         migrate.upgrade(database)
@@ -96,13 +93,9 @@ def _resolve_tools(
 def submit(
     database: Database, submission: Submission, key: str | None = None, *, author: Author
 ) -> str:
-    """Submit a job that ``load_submission`` found nothing wrong with, and return its id; the first job's
-    when ``key`` has been used.
-
-    Raises:
-        UsageError: its workspace cannot be marked, or the commit that it begins at not be kept.
-        UnreachableError: the database does not answer.
-    """
+    """Submit a job that ``load_submission`` found nothing wrong with, and return its id; the first
+    job's when ``key`` has been used. Raises ``UnreachableError``, and ``UsageError`` if its
+    workspace cannot be marked or its commit not be kept."""
     from runner.tools.environment import tool_environment
     from runner.workspace.folders import identify
     from runner.workspace.submission import keep_base
@@ -121,11 +114,8 @@ def submit(
 
 def mend_workspaces(database: Database, of: str) -> list[str]:
     """Give the workspaces that a job's or a run's runs wait for their ids back, where the folder is
-    there and something (``git clean``, say) removed the id's file. Return their paths.
-
-    Args:
-        of: the id of the job or the run, whose user says that the folder is the right one.
-    """
+    there and something (``git clean``, say) removed the id's file, and return their paths. The user
+    says that the folders are the right ones."""
     from runner.store.runs import missing_workspaces
     from runner.workspace.folders import MARKED, restore_id
 

@@ -30,12 +30,8 @@ Step = dict[str, Any]
 def trajectory(
     recorded: Recorded, version: str, subagents: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the trajectory of a run as one JSON object.
-
-    Args:
-        version: Runner's.
-        subagents: the trajectories of the runs that it started.
-    """
+    """Return the trajectory of a run as one JSON object, with Runner's version and the trajectories
+    of the runs that it started."""
     steps = _Steps(recorded).all()
     run, session = recorded.run, recorded.session
     agent: dict[str, Any] = {"name": "runner", "version": version}

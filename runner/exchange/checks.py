@@ -28,12 +28,8 @@ _LARGEST_NUMBER = 2**60  # sums of a few such numbers still fit into 64 bits
 
 
 def misfit(value: Any, hint: Any, name: str = "") -> str | None:
-    """Return the name of the first part of a value that is not of its type, or None.
-
-    Args:
-        hint: the type: a dataclass, or what its fields are made of.
-        name: of the value itself.
-    """
+    """Return the name of the first part of a value that is not of its type, or None. The type is a
+    dataclass, or what its fields are made of; ``name`` is the value's own."""
     if not _is_of(value, hint):
         return name
     found = (misfit(part, inner, f"{name}{step}") for part, inner, step in _parts(value, hint))
@@ -83,15 +79,8 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 
 def check_value(value: Any, parse: Callable[[Any], Any], hint: Any, what: str) -> Any:
-    """Return what ``parse`` makes of a JSON value.
-
-    Args:
-        hint: the type of the result.
-        what: says in errors what the value is not, such as ``jobs.spec is no job's``.
-
-    Raises:
-        ValueError: ``parse`` fails, or a part of the result is not of its type.
-    """
+    """Return what ``parse`` makes of a JSON value. Raises ``ValueError`` if it fails, or if a part
+    of the result is not of the type ``hint``: with ``what``, such as ``jobs.spec is no job's``."""
     try:
         found = parse(value)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -158,15 +147,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def check_event(table: str, kind: str, data: Any) -> None:
-    """Check an event. A type that this Runner does not know may have any data, but values with a known
-    name must be of the known type.
-
-    Args:
-        table: the name for errors. kind: the event's type.
-
-    Raises:
-        ValueError: the type is no event's, or a value is missing or of another type.
-    """
+    """Check the type and the data of an event of a table. A type that this Runner does not know may
+    have any data, but values with a known name must be of the known type. Raises ``ValueError``."""
     if _EVENT_TYPE.fullmatch(kind) is None:
         raise ValueError(f"{table}.type is {kind[:60]!a}, which is no type of event")
     if not isinstance(data, dict):
@@ -286,15 +268,12 @@ def spec_of(row: Row) -> JobSpec:
 
 
 class RunCheck:
-    """Checks the rows of a run against each other.
+    """Checks the rows of a run against each other. Raises ``ValueError`` at what does not fit.
 
     Args:
         run: its own row, checked by itself.
         spec: the job's.
         known: the runs before it in the file, each with its ``starts``.
-
-    Raises:
-        ValueError: the row does not fit the job or the other runs.
     """
 
     def __init__(self, run: Row, spec: JobSpec, known: Mapping[str, Collection[Place]]) -> None:

@@ -39,10 +39,7 @@ def agent_id(recorded: Recorded) -> str | None:
 
 def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
     """Return the lines of a session in order: one for each block of a reply and for each result.
-
-    Args:
-        version: Runner's, for runs that were not imported.
-    """
+    ``version`` is Runner's, for runs that were not imported."""
     return _Session(recorded, version).lines()
 
 

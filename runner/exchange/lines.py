@@ -44,12 +44,8 @@ def encoded(value: Any) -> bytes:
 
 
 def file_lines(job_id: str, run_id: str | None, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file.
-
-    Args:
-        run_id: the run that it is an export of, with those that it came from; None: the whole job.
-        rows: as ``TableFormat.line`` returns them.
-    """
+    """Yield the lines of a file with these rows, as ``TableFormat.line`` returns them: an export of
+    a run, with those that it came from, or (None) of the whole job."""
     digest, count = hashlib.sha256(), 0
     header = encoded({"runner_export": VERSION, "job": job_id, "run": run_id})
     for count, line in enumerate(chain((header,), rows)):  # noqa: B007 - used after the loop
@@ -222,11 +218,8 @@ class TableFormat:
         return encoded({"table": self.name, "row": values})
 
     def row(self, values: Any) -> dict[str, Any]:
-        """Return a row of a file as the database takes it.
-
-        Raises:
-            ValueError: what is wrong with which column.
-        """
+        """Return a row of a file as the database takes it. Raises ``ValueError``: what is wrong
+        with which column."""
         if not isinstance(values, dict):
             raise ValueError(f"a row of {self.name} is an object")
         if unknown := values.keys() - {column.name for column in self._columns}:

@@ -66,11 +66,8 @@ class SessionReader:
         self.is_torn = False
 
     def runs(self) -> tuple[SessionRun, ...]:
-        """Return the session as a run, then each of the agents that worked in it.
-
-        Raises:
-            ValueError: what is wrong with line ``number``, or nothing was said in the session.
-        """
+        """Return the session as a run, then each of the agents that worked in it. Raises
+        ``ValueError`` if line ``number`` is wrong, or nothing was said in the session."""
         main = _Conversation()
         agents: dict[str, _Conversation] = {}
         agent_of_line: dict[str, str] = {}

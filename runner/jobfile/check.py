@@ -24,15 +24,8 @@ _WIDE_BUDGET_BETA = "interleaved-thinking"
 
 
 def check(data: Mapping[str, Any]) -> Section:
-    """Read a job file's values and note everything that is wrong with them.
-
-    Args:
-        data: the file as ``tomllib`` reads it.
-
-    Returns:
-        The values, with every problem (without lines); with problems they are good only for finding
-        more of them.
-    """
+    """Read a job file's values, as ``tomllib`` has them, and note everything that is wrong with
+    them, without lines. With problems, the values are good only for finding more of them."""
     at_the_top = "at the top of the file, above the first [section]"
     top_keys = [key.name for key in TOP.keys if key.type.table is None]
     top = Section(TOP, data, Node((), [], dict.fromkeys(top_keys, at_the_top)))

@@ -75,11 +75,7 @@ def read_items(
 
 
 def note_taken_keys(at: Node, keyed: Sequence[Keyed], *, scripted: bool, has_agents: bool) -> None:
-    """Note keys that belong to something else: to a sub-agent's run, or to its replies in a script.
-
-    Args:
-        at: the key that the items come from.
-    """
+    """Note keys of ``at``'s items that belong to a sub-agent's run, or to its replies in a script."""
     keys = {key for key, _ in keyed}
     with at.noting_at_most(MOST_REPORTED, "and {} more such problems"):
         for index, (key, _) in enumerate(keyed):
@@ -240,14 +236,9 @@ _ENVIRONMENT = _Environment(undefined=StrictUndefined)
 def render_texts(
     text: str | None, at: Node, keyed: Sequence[Keyed], *, has_items: bool, what: str = "prompt"
 ) -> tuple[str, ...]:
-    """Return a template's text for each item, after noting what is wrong; shorter with problems.
-
-    Args:
-        text: the template; None gives no texts.
-        at: its place.
-        has_items: the template can use ``item``.
-        what: the texts' name in messages.
-    """
+    """Return the text of a template at a place for each item, after noting what is wrong; fewer
+    with problems, none without a template. It can use ``item`` if the job ``has_items``; ``what``
+    names the texts in messages."""
     template = at.attempt(_parse, text) if text is not None else None
     if text is None or template is None:
         return ()

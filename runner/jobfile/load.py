@@ -61,17 +61,14 @@ def load(
     look_at_repository: LookAtRepository,
     prices: PriceList,
 ) -> Submission:
-    """Read a job file and everything that it names.
+    """Read a job file and everything that it names. Raises ``SpecError`` with every problem of the
+    file, each with its place and line.
 
     Args:
         path: the TOML file. Paths in it are relative to its folder.
-        resolve_tools: finds the tools by name.
-        resolve_hooks: finds the functions that are hooks.
-        look_at_repository: says what a repository holds and what is wrong with it (mode "git" only).
+        look_at_repository: says what a repository holds and what is wrong with it (mode "git"
+            only).
         prices: what models cost, and their windows: only what has a price can be limited in USD.
-
-    Raises:
-        SpecError: with every problem of the file, each with its place and line.
     """
     path = path.absolute()
     text, data = _read_toml(path)

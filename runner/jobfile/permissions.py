@@ -88,11 +88,8 @@ def note_idle_rules(rules: PlacedRules, tools: Sequence[str], types: Sequence[st
 
 
 def read_settings(path: Path, tools: Sequence[str]) -> ImportedRules:
-    """Return the rules of a settings file of Claude Code that concern these tools.
-
-    Raises:
-        BadValueError: the file cannot be read, or holds no settings.
-    """
+    """Return the rules of a settings file of Claude Code that concern these tools. Raises
+    ``BadValueError``."""
     # Absolute, so that no file can pass its rules off as a person's answers by its name.
     origin = str(path.absolute())
     if wrong := line_problem(origin, 4_096):

@@ -25,14 +25,9 @@ _REPLIES = list_of(table_of(REPLY), "replies", placed=True)
 def read_script(
     path: Path, at: Node, items: Sequence[str], types: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Return the content of a script file; None after noting what is wrong with it.
-
-    Args:
-        path: the file, TOML or JSON by the end of its name.
-        at: the key that names it.
-        items: the items' keys; each needs replies, its own or those of ``"*"``.
-        types: the names of the job's types of sub-agents.
-    """
+    """Return the content of a script file, TOML or JSON by the end of its name; None after noting
+    at its key what is wrong with it. Each item needs replies under its key or under ``"*"``;
+    ``types`` are the names of the job's types of sub-agents."""
     script = at.attempt(_read, path)
     if script is None:
         return None

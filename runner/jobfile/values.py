@@ -61,11 +61,8 @@ def seconds_in(text: str) -> float:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file that a job names.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file: reading a pipe might never end.
-    """
+    """Return the content of a file that a job names. Raises ``OSError``, also if it is no regular
+    file: reading a pipe might never end."""
 
     def open_at_once(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe waits for its writer
@@ -91,14 +88,8 @@ def read_text(path: Path) -> str:
 
 
 def read_json_file(path: Path, *, once: bool = False) -> Any:
-    """Return the value of a JSON file that a job names.
-
-    Args:
-        once: refuse an object that has a key twice.
-
-    Raises:
-        BadValueError: there is no such value.
-    """
+    """Return the value of a JSON file that a job names; ``once`` refuses an object that has a key
+    twice. Raises ``BadValueError``."""
     try:
         return read_json(read_bytes(path).decode("utf-8-sig"), once=once)
     except OSError as error:
@@ -139,13 +130,8 @@ def line_problem(text: str, most: int) -> str | None:
 
 
 def json_problem(value: Any, path: tuple[Part, ...] = (), *, any_text: bool = False) -> str | None:
-    """Return why a value cannot be stored as JSON, or None.
-
-    Args:
-        value: from TOML or JSON.
-        path: the place of ``value``, for the message.
-        any_text: accept NULs and lone surrogates in strings.
-    """
+    """Return why a value from TOML or JSON, at a place for the message, cannot be stored as JSON,
+    or None; ``any_text`` accepts NULs and lone surrogates in strings."""
     at = f"{place(*path)} " if path else ""
     if len(path) > MOST_LEVELS:
         return f"is nested more than {MOST_LEVELS} levels deep"

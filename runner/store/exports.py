@@ -44,19 +44,10 @@ def export(
     write: Callable[[bytes], object],
 ) -> list[str]:
     """Write a job with all of its runs, or one run with the runs that it came from, in Runner's own
-    format: the same rows give the same bytes. A run comes with its sub-agents, and a sub-agent with the
-    runs above it.
+    format: the same rows give the same bytes. A run comes with its sub-agents, and a sub-agent with
+    the runs above it. ``write`` takes the bytes, in order.
 
-    Args:
-        job_id, run_id: the whole id of one of them.
-        write: takes the bytes, in order.
-
-    Returns:
-        The ids of the runs that were written.
-
-    Raises:
-        NotFoundError: there is no such job or run. UnreachableError: the database does not answer.
-    """
+    Return the ids of the runs that were written. Raises ``NotFoundError`` and ``UnreachableError``."""
 
     def work(connection: Connection) -> list[str]:
         of_job, run_ids = _selected(connection, job_id, run_id)
@@ -126,14 +117,8 @@ def _selected(
 
 
 def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorded:
-    """Return a run as it is recorded.
-
-    Args:
-        prices: of its model calls.
-
-    Raises:
-        NotFoundError: there is no such run. UnreachableError: the database does not answer.
-    """
+    """Return a run as it is recorded, with the prices of its model calls. Raises ``NotFoundError``
+    and ``UnreachableError``."""
 
     def work(connection: Connection) -> Recorded:
         found = _rows(connection, runs, runs.c.id == run_id)

@@ -213,17 +213,13 @@ ROWS_AT_ONCE = 64
 def import_file(
     database: Database, file: IO[bytes], source: str, author: Author, now: float
 ) -> list[ImportedRun]:
-    """Store an export of Runner's own. A run that had not ended where it was exported is cancelled
-    in the transaction that stores it: it goes on there, if at all.
-
-    Args:
-        file: can be read twice.
-        source: the name of the file for errors.
-        author: who imports it. now: seconds since the epoch.
+    """Store an export of Runner's own, which can be read twice. A run that had not ended where it
+    was exported is cancelled in the transaction that stores it: it goes on there, if at all.
 
     Raises:
-        UsageError: a line is wrong, or the database has the job or a run with other content; nothing
-            was stored. UnreachableError: the database does not answer; what was stored is whole.
+        UsageError: a line is wrong, or the database has the job or a run with other content;
+            nothing was stored.
+        UnreachableError: the database does not answer; what was stored is whole.
     """
     job, *of_runs = sections = _check_file(file, source)
     new = {"source": shorten(source, 200), "runs": len(of_runs)}
@@ -265,11 +261,8 @@ def _refusing_conflicts(source: str) -> Iterator[None]:
 def missing_sections(
     connection: Connection, sections: Sequence[Section], source: str
 ) -> set[Section]:
-    """Return the sections that the database does not have.
-
-    Raises:
-        UsageError: it has one with other content, or something else where the file needs to be alone.
-    """
+    """Return the sections that the database does not have. Raises ``UsageError`` if it has one with
+    other content, or something else where the file needs to be alone."""
     missing = set()
     for section in sections:
         table = jobs if section.kind == "job" else runs
@@ -367,17 +360,9 @@ class ImportedSession(ImportedRun):
 def import_sessions(
     database: Database, sessions: Sequence[SessionRun], source: str, author: Author, now: float
 ) -> list[ImportedSession]:
-    """Store the runs of a session file in one transaction. A run that the database has stays; if its
-    session has gone on since, the rest is added.
-
-    Args:
-        source: the name of the file for errors.
-        author: who imports it. now: seconds since the epoch.
-
-    Raises:
-        UsageError: the database has a session with other content; nothing was stored.
-        UnreachableError: the database does not answer.
-    """
+    """Store the runs of a session file in one transaction. A run that the database has stays; if
+    its session has gone on since, the rest is added. Raises ``UnreachableError``, and
+    ``UsageError`` if the database has a session with other content; nothing was stored."""
 
     def work(connection: Connection) -> list[ImportedSession]:
         job_id = _sessions_job(connection, author, now)
@@ -488,10 +473,7 @@ def _run_row(run: SessionRun) -> dict[str, Any]:
 
 def _add_rows(connection: Connection, table: Table, run: SessionRun, source: str) -> int:
     """Bring the rows of a session in a table up to date, and return how many were added or changed.
-
-    Raises:
-        UsageError: the table has other rows of the session.
-    """
+    Raises ``UsageError`` if the table has other rows of the session."""
     key = [column.name for column in table.primary_key]
     rows = connection.execute(select(table).where(table.c.run_id == run.id)).mappings()
     here = {tuple(row[name] for name in key): dict(row) for row in rows}
