@@ -211,7 +211,12 @@ class Audit:
         given: dict[str, Any] = {}
         for name, value in only.items():
             if name in ("since", "until"):
-                given[name] = _seconds(value)  # type: ignore[arg-type]
+                seconds = value.timestamp() if isinstance(value, datetime) else value
+                if seconds is not None and not math.isfinite(seconds):  # type: ignore[arg-type]
+                    raise UsageError(
+                        f"{value!r} is no time: give seconds since the epoch, or a datetime"
+                    )
+                given[name] = seconds
             elif name in ("job", "run"):
                 found = find(self._database, _name(name, value), name)  # type: ignore[arg-type]
                 given[f"{name}_id"] = found.id
@@ -226,13 +231,6 @@ def _name(option: str, text: str) -> str:
             f"{option}={text[:60]!a} has a character that cannot be stored: nothing is named so"
         )
     return text
-
-
-def _seconds(at: float | datetime | None) -> float | None:
-    seconds = at.timestamp() if isinstance(at, datetime) else at
-    if seconds is not None and not math.isfinite(seconds):
-        raise UsageError(f"{at!r} is no time: give seconds since the epoch, or a datetime")
-    return seconds
 
 
 def _most(limit: int | None) -> int | None:

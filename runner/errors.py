@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 
@@ -80,35 +80,22 @@ class ShutDown(Interrupted):
     reason = "shutdown"
 
 
+@dataclass(eq=False)
 class ModelCallError(RunnerError):
-    """A model call that gave no whole reply.
+    """A model call that gave no whole reply."""
 
-    Args:
-        kind: the API's error type where it gave one (``rate_limit_error``, ``overloaded_error`` …),
-            else ``connection``, ``stream_cut``, ``stream_stalled``, ``stream_broken`` or
-            ``call_deadline``; and ``prompt_too_long`` whatever the API calls that.
-        message: the API's own words, or what was seen, in one line.
-        status: HTTP status, when the API answered with an error status.
-        retry_after: seconds that the API asked to wait.
-        billed: False when it is certain that no token was used (the API refused the request before
-            any model read it, or it was never sent); True when usage is unknown, which is charged
-            at the call's worst case.
-    """
+    # The API's error type where it gave one (``rate_limit_error``, ``overloaded_error`` …), else
+    # ``connection``, ``stream_cut``, ``stream_stalled``, ``stream_broken`` or ``call_deadline``; and
+    # ``prompt_too_long`` whatever the API calls that.
+    kind: str
+    message: str  # the API's own words, or what was seen, in one line
+    _: KW_ONLY
+    status: int | None = None  # HTTP status, when the API answered with an error status
+    request_id: str | None = None
+    retry_after: float | None = None  # seconds that the API asked to wait
+    # False when it is certain that no token was used (the API refused the request before any model read
+    # it, or it was never sent); True when usage is unknown, which is charged at the call's worst case.
+    billed: bool = True
 
-    def __init__(
-        self,
-        kind: str,
-        message: str,
-        *,
-        status: int | None = None,
-        request_id: str | None = None,
-        retry_after: float | None = None,
-        billed: bool = True,
-    ) -> None:
-        self.kind = kind
-        self.message = message
-        self.status = status
-        self.request_id = request_id
-        self.retry_after = retry_after
-        self.billed = billed
-        super().__init__(f"{kind}: {message}")
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"

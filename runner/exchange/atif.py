@@ -144,7 +144,16 @@ class _Steps:
         other = [block for block in blocks if block["type"] not in known]
         extra = step.pop("extra") | ({"other_blocks": other} if other else {})
         if call is not None:
-            step["metrics"] = _metrics(call, self._recorded.cost(call))
+            cost, metrics = self._recorded.cost(call), {}
+            if call["input_tokens"] is not None:
+                usage = usage_of(call)
+                metrics = {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "completion_tokens": usage.output_tokens,
+                    "cached_tokens": usage.cache_read_tokens,
+                    "extra": {"cache_creation_input_tokens": usage.cache_creation_tokens},
+                }
+            step["metrics"] = metrics | ({} if cost is None else {"cost_usd": cost})
             step["llm_call_count"] = 1
             extra |= {name: call[name] for name in ("stop_reason", "request_id", "latency")}
         self._add({**step, "extra": extra})
@@ -230,19 +239,6 @@ def _tool_call(use: Block, row: Row | None) -> dict[str, Any]:
         names = ("decision", "rule", "started_at", "ended_at")
         call["extra"] = {name: row[name] for name in names if row[name] is not None}
     return call
-
-
-def _metrics(call: Row, cost: float | None) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    if call["input_tokens"] is not None:
-        usage = usage_of(call)
-        metrics = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.output_tokens,
-            "cached_tokens": usage.cache_read_tokens,
-            "extra": {"cache_creation_input_tokens": usage.cache_creation_tokens},
-        }
-    return metrics if cost is None else {**metrics, "cost_usd": cost}
 
 
 def _totals(recorded: Recorded, steps: Sequence[Step]) -> dict[str, Any]:

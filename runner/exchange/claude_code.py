@@ -86,7 +86,18 @@ class _Session:
         }
         request = {}
         if call is not None:
-            common |= {"stop_reason": call["stop_reason"], "usage": _usage(call)}
+            written, hour = call["cache_creation_tokens"] or 0, bool(call["hour_cache"])
+            usage = {
+                "input_tokens": call["input_tokens"] or 0,
+                "cache_creation_input_tokens": written,
+                "cache_read_input_tokens": call["cache_read_tokens"] or 0,
+                "cache_creation": {
+                    "ephemeral_5m_input_tokens": 0 if hour else written,
+                    "ephemeral_1h_input_tokens": written if hour else 0,
+                },
+                "output_tokens": call["output_tokens"] or 0,
+            }
+            common |= {"stop_reason": call["stop_reason"], "usage": usage}
             request = {"requestId": call["request_id"]} if call["request_id"] else {}
         for row in message.rows:
             block = row["content"]
@@ -131,18 +142,3 @@ class _Session:
             isVisibleInTranscriptOnly=True,
             message={"role": "user", "content": row["text"]},
         )
-
-
-def _usage(call: Row) -> dict[str, Any]:
-    written = call["cache_creation_tokens"] or 0
-    hour = bool(call["hour_cache"])
-    return {
-        "input_tokens": call["input_tokens"] or 0,
-        "cache_creation_input_tokens": written,
-        "cache_read_input_tokens": call["cache_read_tokens"] or 0,
-        "cache_creation": {
-            "ephemeral_5m_input_tokens": 0 if hour else written,
-            "ephemeral_1h_input_tokens": written if hour else 0,
-        },
-        "output_tokens": call["output_tokens"] or 0,
-    }

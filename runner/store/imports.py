@@ -226,7 +226,11 @@ def import_file(
     event = signed_event("imported", author, {"sha256": job.digest}, new=new)
 
     def store(connection: Connection, section: Section) -> None:
-        _insert_rows(connection, file, section, source)
+        rows = _rows_of(file, section, source)
+        for table, of_table in groupby(rows, key=lambda each: each[0]):
+            values = (row for _, row in of_table)
+            while batch := list(islice(values, ROWS_AT_ONCE)):
+                connection.execute(insert(table), batch)
         if section is job:
             add_job_events(connection, job.id, [event], now)
         elif not section.has_ended:
@@ -298,14 +302,6 @@ def _is_same(connection: Connection, section: Section) -> bool:
     table, key = (job_events, job_events.c.job_id) if is_job else (events, events.c.run_id)
     query = select(table.c.data).where(key == section.id, table.c.type == IMPORTED)
     return any(data.get("sha256") == section.digest for data in connection.scalars(query))
-
-
-def _insert_rows(connection: Connection, file: IO[bytes], section: Section, source: str) -> None:
-    rows = _rows_of(file, section, source)
-    for table, of_table in groupby(rows, key=lambda each: each[0]):
-        values = (row for _, row in of_table)
-        while batch := list(islice(values, ROWS_AT_ONCE)):
-            connection.execute(insert(table), batch)
 
 
 def _rows_of(
