@@ -21,16 +21,9 @@ from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runner.core.text import read_json
+from runner.jobfile import values
 from runner.jobfile.table import Node, Section
-from runner.jobfile.values import (
-    BadValueError,
-    json_problem,
-    kind,
-    line_problem,
-    read_bytes,
-    shown,
-    text_problem,
-)
+from runner.jobfile.values import BadValueError, kind, line_problem, shown, text_problem
 
 MOST_KEY_CHARACTERS = 500
 MOST_TEXT_CHARACTERS = 10_000_000
@@ -118,7 +111,7 @@ def _key_of(item: Any) -> tuple[str, str | None]:
         return item, f"the item {problem}{advice}" if problem else None
     if not isinstance(item, dict):
         return "", f"an item is a string or a table, not {kind(item)}"
-    if problem := json_problem(item):
+    if problem := values.json_problem(item):
         return "", f"the item {problem}"
     key = item.get("key")
     if key is None:
@@ -163,7 +156,7 @@ def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
 
 def _lines_of_file(path: Path, at: Node) -> Iterator[_Found]:
     try:
-        data = read_bytes(path)
+        data = values.read_bytes(path)
     except OSError as error:
         raise BadValueError(f"cannot read {path}: {error.strerror or error}") from error
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -188,20 +181,12 @@ def _lines_of_command(
 
 
 def _output_of(words: Sequence[str], folder: Path, seconds: float) -> bytes:
-    """Run a command to its end and return its output.
-
-    The output goes to files, so that a process left in the background cannot keep us waiting.
-    """
+    """Run a command to its end and return its output. It goes to files, so that a process left in the
+    background cannot keep us waiting."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        files: Any = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
         try:
-            process = subprocess.Popen(
-                words,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(words, cwd=folder, start_new_session=True, **files)
         except (OSError, ValueError) as error:
             raise BadValueError(f"cannot start {shown(words[0])}: {error}") from error
         try:
@@ -272,11 +257,11 @@ def _parse(text: str) -> Template:
         raise BadValueError("the template is nested too deeply") from error
 
 
-def _render(template: Template, values: dict[str, Any], what: str) -> str:
+def _render(template: Template, known: dict[str, Any], what: str) -> str:
     parts = []
     room = MOST_TEXT_CHARACTERS
     try:
-        for part in template.generate(values):  # piece by piece: loops in loops may never end
+        for part in template.generate(known):  # piece by piece: loops in loops may never end
             parts.append(part)
             room -= len(part)
             if room < 0:

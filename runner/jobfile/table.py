@@ -15,18 +15,9 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 from runner.errors import Problem
+from runner.jobfile import values
 from runner.jobfile.lines import Part, Path, place
-from runner.jobfile.values import (
-    DURATION,
-    MOST_SECONDS,
-    BadValueError,
-    kind,
-    line_problem,
-    listed,
-    seconds_in,
-    shown,
-    text_problem,
-)
+from runner.jobfile.values import BadValueError, kind, line_problem, listed, shown, text_problem
 
 T = TypeVar("T")
 Check = Callable[[Any], str | None]  # returns what is wrong with a value, or None
@@ -268,13 +259,13 @@ def _bounds(least: float, most: float) -> str:
     return f" from {least:g} to {most:,g}" if most <= 1_000 else ""
 
 
-def duration(most: float = MOST_SECONDS) -> Type:
+def duration(most: float = values.MOST_SECONDS) -> Type:
     """A number of seconds, or a string such as ``"30m"``; read as seconds."""
 
     def read(value: Any, node: Node) -> float:
         seconds = math.nan
         if isinstance(value, str):
-            seconds = seconds_in(value)
+            seconds = values.seconds_in(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             seconds = float(max(-1, min(value, 10**15)))
         if math.isnan(seconds):
@@ -289,7 +280,7 @@ def duration(most: float = MOST_SECONDS) -> Type:
         return seconds
 
     bounds = {"minimum": 0, "exclusiveMinimum": True, "maximum": most}
-    pattern = f"^\\s*{DURATION.pattern}\\s*$"
+    pattern = f"^\\s*{values.DURATION.pattern}\\s*$"
     return Type("duration", {"type": ["number", "string"], "pattern": pattern, **bounds}, read)
 
 

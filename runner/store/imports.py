@@ -37,17 +37,7 @@ from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_
 from runner.store.jobs import SESSIONS
 from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json
 from runner.store.statements import Writes
-from runner.store.tables import (
-    approvals,
-    compactions,
-    events,
-    job_events,
-    jobs,
-    model_calls,
-    run_items,
-    runs,
-    tool_calls,
-)
+from runner.store.tables import approvals, events, job_events, jobs, run_items, runs
 
 ImportOutcome = Literal["imported", "there", "continued"]
 
@@ -342,7 +332,7 @@ def _cancel(connection: Connection, section: Section, author: Author, now: float
 # --- Storing sessions of Claude Code ---
 
 # The tables of which a session that has gone on may change rows. To the others it only adds.
-_CHANGING = (tool_calls, model_calls, compactions)
+_CHANGING = ("tool_calls", "model_calls", "compactions")
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
 
 
@@ -483,7 +473,7 @@ def _add_rows(connection: Connection, table: Table, run: SessionRun, source: str
         if old is None:
             added.append(row)
         elif {**old, **row} != old:
-            if table not in _CHANGING:
+            if table.name not in _CHANGING:
                 raise refused
             conditions = [table.c[name] == row[name] for name in key]
             connection.execute(update(table).where(*conditions).values(row))
