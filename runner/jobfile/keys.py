@@ -17,7 +17,6 @@ from runner.core.hooks import HookEvent, OnHookFailure
 from runner.core.spec import OnTimeout, ParallelTools, Provider
 from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
-from runner.jobfile.permissions import matcher, rules_of
 from runner.jobfile.table import (
     Key,
     Node,
@@ -39,8 +38,10 @@ from runner.jobfile.table import (
     text,
 )
 from runner.jobfile.values import BadValueError, kind, shown
-from runner.permissions import Default
+from runner.permissions import Default, Effect, Rule
+from runner.permissions.examples import matches
 from runner.permissions.modes import Mode
+from runner.permissions.rules import problem
 
 LEAST_USD, MOST_USD = 0.000001, 1_000_000_000.0
 MOST_NAME = 200  # characters
@@ -125,6 +126,59 @@ def _read_hooks(value: Any, node: Node) -> Mapping[str, Any]:
     return dict.fromkeys(EVENTS.names, functions)
 
 
+def rules_of(effect: Effect) -> Type:
+    """A list of rules, each a string or a table with examples."""
+
+    def read(value: Any, node: Node) -> Rule | None:
+        if isinstance(value, str):
+            if wrong := problem(value, effect):
+                raise BadValueError(wrong)
+            return Rule(effect, value)
+        if not isinstance(value, dict):
+            raise BadValueError(f"must be a rule, a string or a table, not {kind(value)}")
+        section = Section(RULE, value, node)
+        if section["rule"] is None:
+            return None
+        if wrong := problem(section["rule"], effect):
+            section.note(wrong, "rule")
+            return None
+        rule = Rule(effect, section["rule"], section["why"] or "")
+        for key, does in {"match": "does not match", "not_match": "matches"}.items():
+            for at, example in section[key]:
+                try:
+                    if matches(rule, example) != (key == "match"):
+                        at.note(f"the rule {shown(rule.text)} {does} the example {shown(example)}")
+                except ValueError as error:
+                    at.note(str(error))
+        return rule
+
+    one = Type("", {"$ref": "#/definitions/rule"}, read)
+    return list_of(one, "rules", words="[rules](#rules)", placed=True)
+
+
+def matcher() -> Type:
+    """A rule without its effect or a list of them, read as their texts."""
+
+    def read(value: Any, node: Node) -> tuple[str, ...]:
+        if isinstance(value, str):
+            pairs = [(node, text().read(value, node))]
+        else:
+            pairs = list_of(text(500), placed=True).read(value, node)
+        good = []
+        for at, given in pairs:
+            # As Claude Code writes several names in one text.
+            for rule in [given] if "(" in given else given.split("|"):
+                if wrong := problem(rule):
+                    at.note(wrong)
+                else:
+                    good.append(rule)
+        return tuple(good)
+
+    strings = {"type": "string"}
+    schema = {"anyOf": [strings, {"type": "array", "items": strings}]}
+    return Type("[rule](#rules), or a list of them", schema, read)
+
+
 def _script_text_problem(value: Any) -> str | None:
     is_text = isinstance(value, str) and value.strip()
     return None if is_text else "must be a text that is not blank"
@@ -163,10 +217,10 @@ RULE = Table("rule", (
     Key("not_match", _calls, [], "Examples that the rule must not match."),
 ))
 PERMISSIONS = Table("permissions", (
-    Key("deny", rules_of("deny", RULE), [], "Calls that may not run, whatever else is said."),
-    Key("ask", rules_of("ask", RULE), [],
+    Key("deny", rules_of("deny"), [], "Calls that may not run, whatever else is said."),
+    Key("ask", rules_of("ask"), [],
         "Calls that a person is asked about. The run waits, and takes up no worker meanwhile."),
-    Key("allow", rules_of("allow", RULE), [], "Calls that may run."),
+    Key("allow", rules_of("allow"), [], "Calls that may run."),
     Key("default", choice(*get_args(Default)), "deny", "What happens to a call that no rule matches."),
     Key("mode", choice(*get_args(Mode)), None, "[A set of rules](#modes), added to the job's own."),
     Key("from", _path, None, example=".claude/settings.json", doc=
@@ -181,9 +235,9 @@ PERMISSIONS = Table("permissions", (
 _SYSTEM = (("system", "system_file"), "")
 _RESULT = (("output_schema", "output_schema_file"), "")
 AGENT_PERMISSIONS = Table("agents.NAME.permissions", (
-    Key("deny", rules_of("deny", RULE), [], "Calls that it may not make."),
-    Key("ask", rules_of("ask", RULE), [], "Calls that a person is asked about."),
-    Key("allow", rules_of("allow", RULE), [], "The only calls that it may make, if the job's rules allow "
+    Key("deny", rules_of("deny"), [], "Calls that it may not make."),
+    Key("ask", rules_of("ask"), [], "Calls that a person is asked about."),
+    Key("allow", rules_of("allow"), [], "The only calls that it may make, if the job's rules allow "
         "them too. Nobody can approve another one. Without any, the job's rules decide alone."),
 ))
 AGENT_LIMITS = Table("agents.NAME.limits", (
@@ -270,7 +324,7 @@ WORKSPACE = Table("workspace", (
         "in the workspace, without `..`.", modes=_RECORDED),
     Key("largest_file", integer(1_000_000_000_000), 20_000_000, modes=_RECORDED, doc=
         "Bytes; of a larger file only the digest is recorded."),
-    Key("external", rules_of("ask", RULE), [], modes=_RECORDED, doc=
+    Key("external", rules_of("ask"), [], modes=_RECORDED, doc=
         "Calls whose effects leave the workspace: [never repeated unasked](#calls-that-were-cut-off)."),
     Key("on_unknown", choice(*get_args(OnUnknown)), "tell", "Who deals with a call of unknown outcome: "
         "the model, which is told of it, or [a person](#calls-that-were-cut-off)."),

@@ -34,13 +34,13 @@ from runner.jobfile.check import check, note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
 from runner.jobfile.keys import MOST_NAME
 from runner.jobfile.lines import locate
-from runner.jobfile.permissions import EFFECTS, PlacedRules, note_idle_rules, read_settings
 from runner.jobfile.script import read_script
 from runner.jobfile.table import Node, Section
-from runner.jobfile.values import BadValueError, is_url, line_problem, shown, text_problem
-from runner.permissions import Rule
+from runner.jobfile.values import BadValueError, is_url, kind, line_problem, shown, text_problem
+from runner.permissions import Effect, Rule
+from runner.permissions.claude_settings import ImportedRules, from_settings
 from runner.permissions.modes import rules_of as mode_rules
-from runner.permissions.rules import with_copies
+from runner.permissions.rules import AgentPattern, concerns, name_of, parse, with_copies
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
 # Returns the tools in the order of the names, and (name, what is wrong with it) for each other name.
@@ -49,6 +49,8 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 # each as the job stores it, and (name, what is wrong with it) for each other name.
 ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
+# Deny is stored and listed first, as it is looked at first.
+EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _IS_RESULT_TOOL = f"{RESULT_TOOL} is how results of output_schema are submitted: rename {{}} tool"
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
@@ -320,7 +322,7 @@ class _Job:
         notes: tuple[str, ...] = ()
         if section["from"] is not None:
             at = section.at("from")
-            if taken := at.attempt(read_settings, self.folder / section["from"], self.listed):
+            if taken := at.attempt(_read_settings, self.folder / section["from"], self.listed):
                 rules += taken.rules
                 notes = tuple(f"left out: {line}" for line in taken.left_out)
                 for line in taken.problems:
@@ -336,8 +338,19 @@ class _Job:
         self._check_rules(placed)
         return [rule for _, rule in placed]
 
-    def _check_rules(self, rules: PlacedRules) -> None:
-        note_idle_rules(rules, self.listed, list(self.types))
+    def _check_rules(self, rules: Iterable[tuple[Node, Rule]]) -> None:
+        """Note each rule that is about no tool or type of sub-agent of the job."""
+
+        def said(what: str, name: str, there: Iterable[str]) -> str:
+            has = ", ".join(there) or "none"
+            return f"no {what} of this job is called {shown(name)}; it has {has}"
+
+        for node, rule in rules:
+            agent = parse(rule.text).specifier
+            if not any(concerns(rule.text, tool) for tool in self.listed):
+                node.note(said("tool", name_of(rule.text), self.listed))
+            elif isinstance(agent, AgentPattern) and agent.agent_type not in self.types:
+                node.note(said("type of sub-agent", agent.agent_type, self.types))
 
     def _in_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """Return the rules, with what those about the workspace's folder mean in a run's copy of it."""
@@ -432,3 +445,16 @@ def _read_schema(path: Path) -> Mapping[str, Any]:
     if wrong := values.schema_problem(schema):
         raise BadValueError(f"{path} {wrong}")
     return dict(schema)
+
+
+def _read_settings(path: Path, tools: Sequence[str]) -> ImportedRules:
+    """Return the rules of a settings file of Claude Code that concern these tools. Raises
+    ``BadValueError``."""
+    # Absolute, so that no file can pass its rules off as a person's answers by its name.
+    origin = str(path.absolute())
+    if wrong := line_problem(origin, 4_096):
+        raise BadValueError(f"the file's whole path {wrong}")
+    data = values.read_json_file(path, once=True)
+    if not isinstance(data, dict):
+        raise BadValueError(f"{path} must hold an object, not {kind(data)}")
+    return from_settings(data, origin, tools)

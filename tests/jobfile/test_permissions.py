@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.core.spec import Asking, JobSpec
 from runner.jobfile.check import check
-from runner.jobfile.permissions import EFFECTS
+from runner.jobfile.load import EFFECTS
 from runner.permissions import Rule
 from runner.permissions.modes import Mode, rules_of
 
