@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import IO, Any, NamedTuple
@@ -134,8 +134,7 @@ class _Line:
 
     def text(self, name: str) -> str | None:
         """Return a field that is a text and not empty, or None."""
-        value = self.fields.get(name)
-        return value if isinstance(value, str) and value else None
+        return _text(self.fields.get(name))
 
 
 _TEXTS = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
@@ -178,6 +177,14 @@ def _moment(value: Any, before: float) -> float:
     return seconds if 0 <= seconds <= _LATEST else before
 
 
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _first_text(lines: Iterable[_Line], name: str) -> str | None:
+    return next((text for line in lines if (text := line.text(name))), None)
+
+
 def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -212,17 +219,13 @@ class _Message:
 
     @property
     def model(self) -> str:
-        found = self.lines[-1].message.get("model")
-        return found if isinstance(found, str) and found else "unknown"
+        return _text(self.lines[-1].message.get("model")) or "unknown"
 
     @property
     def stop_reason(self) -> str:
         """The lines of a streamed reply may not say it; then its blocks do."""
-        for line in reversed(self.lines):
-            reason = line.message.get("stop_reason")
-            if isinstance(reason, str) and reason:
-                return reason
-        return "tool_use" if self.uses else "end_turn"
+        told = (_text(line.message.get("stop_reason")) for line in reversed(self.lines))
+        return next(filter(None, told), "tool_use" if self.uses else "end_turn")
 
     def usage(self) -> dict[str, int]:
         """Return the tokens by kind. Each line repeats them; output grows while a reply is streamed."""
@@ -280,11 +283,8 @@ class _Conversation:
             before, after = _tokens(data.get("preTokens")), _tokens(data.get("postTokens"))
             self.boundaries.append(_Boundary(len(self.messages), line.at, before, after))
 
-    def first(self, name: str) -> str | None:
-        return next((text for line in self.lines if (text := line.text(name))), None)
-
     def last(self, name: str) -> str | None:
-        return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
+        return _first_text(reversed(self.lines), name)
 
     def _add_reply(self, line: _Line, asked_at: float) -> None:
         id_ = line.message.get("id")
@@ -346,7 +346,7 @@ class SessionRun:
     """
 
     def __init__(self, talk: _Conversation, agent: str | None, title: str | None = None) -> None:
-        session_id, cwd = talk.last("sessionId"), talk.first("cwd")
+        session_id, cwd = talk.last("sessionId"), _first_text(talk.lines, "cwd")
         self.started_at = next((line.at for line in talk.lines if line.at), 0.0)
         self.ended_at = max(line.at for line in talk.lines)
         self.id = _run_id(session_id or str(talk.lines[0].text("uuid")), agent, self.started_at)
@@ -431,7 +431,7 @@ class SessionRun:
         self.usage += usage
         ended_at = max(line.at for line in reply.lines)
         latency = max(ended_at - reply.asked_at, 0.0)
-        request_id = next((text for each in reply.lines if (text := each.text("requestId"))), None)
+        request_id = _first_text(reply.lines, "requestId")
         shared = {
             "turn": self.turns,
             "stop_reason": visible(reply.stop_reason),
