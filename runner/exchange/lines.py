@@ -29,14 +29,6 @@ _DEEPEST_LINE = DEEPEST + 20
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-class Line(NamedTuple):
-    """A row as a file has it, unchecked."""
-
-    start: int  # of the line in the file, in bytes
-    table: str
-    row: Any
-
-
 def encoded(value: Any) -> bytes:
     """Return a value as one line of JSON, in ASCII: no terminal obeys its content, and half of a
     surrogate pair can be written."""
@@ -84,8 +76,9 @@ class Reader:
             raise ValueError("it does not say what it is an export of")
         self.job_id = job_id
 
-    def rows(self) -> Iterator[Line]:
-        """Yield the rows in order, then check the last line."""
+    def rows(self) -> Iterator[tuple[int, str, Any]]:
+        """Yield the rows in order, unchecked, with the start of their lines in bytes and their tables;
+        then check the last line."""
         count = 0
         while True:
             digest, start = self._digest.hexdigest(), self._next
@@ -95,7 +88,7 @@ class Reader:
             if not isinstance(value["table"], str):
                 raise ValueError("names no table")
             count += 1
-            yield Line(start, value["table"], value["row"])
+            yield start, value["table"], value["row"]
         if not (isinstance(value, dict) and value.keys() == {"end"}):
             raise ValueError("it is neither a row nor the end of an export")
         if value["end"] != {"rows": count, "sha256": digest}:

@@ -26,7 +26,7 @@ from runner.core.state import ModelState, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
-from runner.exchange.lines import Line, Reader, parsed
+from runner.exchange.lines import Reader, parsed
 from runner.exchange.sessions import TABLES, Happened, SessionRun
 from runner.permissions import ToolContext
 from runner.store import ids
@@ -78,9 +78,9 @@ def _check_file(file: IO[bytes], source: str) -> list[Section]:
     reader: Reader | None = None
     try:
         reader = Reader(file)
-        check = _FileCheck(reader.job_id, reader.run_id)
-        for line in reader.rows():
-            check.add(line)
+        check = _FileCheck(reader)
+        for start, table, row in reader.rows():
+            check.add(start, table, row)
         check.end()
     except ValueError as error:
         number = 1 if reader is None else reader.number
@@ -89,16 +89,11 @@ def _check_file(file: IO[bytes], source: str) -> list[Section]:
 
 
 class _FileCheck:
-    """Checks the rows of a file in order. Raises ``ValueError``.
+    """Checks the rows of a file in order. Raises ``ValueError``."""
 
-    Args:
-        job_id, run_id: what the file says it is an export of.
-    """
-
-    def __init__(self, job_id: str, run_id: str | None) -> None:
-        check_id(job_id, "job")
-        self._job_id = job_id
-        self._run_id = run_id
+    def __init__(self, reader: Reader) -> None:
+        check_id(reader.job_id, "job")
+        self._reader = reader
         self.sections: list[Section] = []
         self._spec: JobSpec | None = None
         self._run: RunCheck | None = None  # of the section that is read
@@ -107,22 +102,21 @@ class _FileCheck:
         self._digest = hashlib.sha256()
         self._last: tuple[int, list[Any]] = (-1, [])  # the table and the key of the last row
 
-    def add(self, line: Line) -> None:
-        table = line.table
+    def add(self, start: int, table: str, written: Any) -> None:
         if table not in FORMATS:
             raise ValueError(f"there is no table {table[:60]!a}: the file may be of a newer Runner")
         if table in ("jobs", "runs"):
-            self._begin_section(line)
+            self._begin_section(start, table, written)
         elif not self.sections:
             raise ValueError("the first row is not the job's")
-        row = FORMATS[table].row(line.row)
+        row = FORMATS[table].row(written)
         self._check_order(table, row)
         check_row(table, row)
-        if row.get("job_id", self._job_id) != self._job_id:
-            raise ValueError(f"{table}.job_id is not {self._job_id}")
+        if row.get("job_id", self._reader.job_id) != self._reader.job_id:
+            raise ValueError(f"{table}.job_id is not {self._reader.job_id}")
         if table == "jobs":
-            if row["id"] != self._job_id:
-                raise ValueError(f"it is of another job than {self._job_id}")
+            if row["id"] != self._reader.job_id:
+                raise ValueError(f"it is of another job than {self._reader.job_id}")
             self.sections[-1].key, self._spec = row["key"], spec_of(row)
         elif table == "runs":
             self._add_run(row)
@@ -142,22 +136,23 @@ class _FileCheck:
         self._end_section()
         if not self.sections:
             raise ValueError("there is no row in it")
-        if self._run_id is not None and self._run_id not in self._known:
-            raise ValueError(f"the run {self._run_id[:60]!a} that it is of is not in it")
+        wanted = self._reader.run_id
+        if wanted is not None and wanted not in self._known:
+            raise ValueError(f"the run {wanted[:60]!a} that it is of is not in it")
         if self._delegating:
             run_id = min(self._delegating)
             raise ValueError(
                 f"{run_id} has given its whole task to a sub-agent, which is not in the file"
             )
 
-    def _begin_section(self, line: Line) -> None:
+    def _begin_section(self, start: int, table: str, written: Any) -> None:
         self._end_section()
-        if (line.table == "jobs") == bool(self.sections):
+        if (table == "jobs") == bool(self.sections):
             raise ValueError("a file has one job, and its row comes first")
-        id_ = line.row.get("id") if isinstance(line.row, dict) else None
+        id_ = written.get("id") if isinstance(written, dict) else None
         if not isinstance(id_, str):
-            raise ValueError(f"{line.table}.id is no text")
-        self.sections.append(Section("job" if line.table == "jobs" else "run", id_, line.start))
+            raise ValueError(f"{table}.id is no text")
+        self.sections.append(Section("job" if table == "jobs" else "run", id_, start))
         self._last = (-1, [])
         self._digest = hashlib.sha256()
 
