@@ -76,13 +76,13 @@ class JobBudget:
     def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:
         """Whether a call may begin: now, once others gave back what they reserved, or not at all
         unless a cap is raised."""
-        if not self._holds(call, 0, 0):
+        tokens, cost = self.spent_tokens + call.worst_case, self.spent_cost + call.worst_cost
+        if not self._holds(tokens, cost):
             return "never"
-        return "fits" if self._holds(call, self.reserved_tokens, self.reserved_cost) else "later"
+        fits = self._holds(tokens + self.reserved_tokens, cost + self.reserved_cost)
+        return "fits" if fits else "later"
 
-    def _holds(self, call: Reservation, reserved_tokens: int, reserved_cost: int) -> bool:
-        tokens = self.spent_tokens + reserved_tokens + call.worst_case
-        cost = self.spent_cost + reserved_cost + call.worst_cost
+    def _holds(self, tokens: int, cost: int) -> bool:
         return (self.most_tokens is None or tokens <= self.most_tokens) and (
             self.most_cost is None or cost <= self.most_cost
         )

@@ -126,14 +126,12 @@ def undo_needed(state: RunState) -> bool:
 
 
 def edits_left(state: RunState) -> tuple[Call, ...]:
-    """The calls left without a result that would not do the same again to a file which is in no snapshot:
-    their files are to be looked up for ``state.files.unrecorded``."""
+    """Edits left without a result, which do not do the same again to a file that is in no snapshot."""
     return _left_by(state, "Edit")
 
 
 def commands_left(state: RunState) -> tuple[Call, ...]:
-    """The calls left without a result that may have changed anything in the workspace: what is in no
-    snapshot is to be looked up for ``state.files.unrecorded``."""
+    """Commands left without a result, which may have changed what is in no snapshot."""
     return _left_by(state, "Bash")
 
 
@@ -325,9 +323,16 @@ def _result_without_running(state: RunState, call: Call) -> ToolResult | None:
     starts = tool.source == AGENT_SOURCE and not call.waits
     if starts and (refused := cannot_start(state, call)) is not None:
         return with_edit_told(call, refused)
+    refusal = _refusal(state, call)
     if call.asked_again:
-        return _outcome_by_person(state, call)
-    if (refusal := _refusal(state, call)) is not None:
+        if refusal is None:
+            return None
+        asked = call.decision.reason if call.decision is not None else ""
+        was_put_back = state.spec.is_recorded and asked == OUTCOME_UNKNOWN
+        files = _PUT_BACK if was_put_back else _not_recorded(state, call)
+        text = f"{_UNKNOWN}{files} {refusal.rstrip('.')}."
+        return with_edit_told(call, ToolResult(text, "unknown"))
+    if refusal is not None:
         return _with_update_told(call, ToolResult(f"Permission {refusal.rstrip('.')}.", "denied"))
     is_unknown = call in in_doubt(state) and not runs_again(state, call)
     if is_unknown and not asks_about(state, call):
@@ -337,34 +342,13 @@ def _result_without_running(state: RunState, call: Call) -> ToolResult | None:
 
 
 def _submission(state: RunState, call: Call, tool: Tool) -> ToolResult | None:
-    """The result of submitting a result: no rule is asked, and nothing runs. None until the result is
-    checked against the schema."""
+    """The result of submitting a result, which runs nothing; None until its schema is checked."""
     if call.tool_context is None:
         return None
     results = (other.result for other in state.calls if other.name == tool.name)
     if any(result is not None and not result.get("is_error") for result in results):
         return ToolResult(_SUBMITTED_BEFORE, "failed")
     return ToolResult(_ACCEPTED)
-
-
-def _outcome_by_person(state: RunState, call: Call) -> ToolResult | None:
-    """What is known of a call that a person was asked about; None while it waits, or runs again."""
-    if call.answer is None:
-        return None
-    if call.is_approved:
-        denial = _denial_since(state, call)
-        if denial is None:
-            return None
-        said = f"It cannot run again: {denial}"
-    elif _expired(call):
-        said = _NOT_ANSWERED
-    else:
-        said = ": ".join(filter(None, (_NOT_AGAIN, call.answer.reason)))
-    asked = call.decision.reason if call.decision is not None else ""
-    was_put_back = state.spec.is_recorded and asked == OUTCOME_UNKNOWN
-    files = _PUT_BACK if was_put_back else _not_recorded(state, call)
-    text = f"{_UNKNOWN}{files} {said.rstrip('.')}."
-    return with_edit_told(call, ToolResult(text, "unknown"))
 
 
 def _not_recorded(state: RunState, call: Call) -> str:
@@ -374,15 +358,19 @@ def _not_recorded(state: RunState, call: Call) -> str:
 
 
 def _refusal(state: RunState, call: Call) -> str | None:
+    """Why a call does not run, or not again; None if it may, or while a person is asked."""
     if call.decision is not None and call.decision.effect == "deny":
         return call.decision.explain()
     if call.answer is None:
         return None
+    again = call.asked_again
     if call.is_approved:
-        return _denial_since(state, call)
+        denial = _denial_since(state, call)
+        return f"It cannot run again: {denial}" if denial and again else denial
     if _expired(call):
-        return "denied: nobody answered in time"
-    return ": ".join(filter(None, ("denied by the person who was asked", call.answer.reason)))
+        return _NOT_ANSWERED if again else "denied: nobody answered in time"
+    denied = _NOT_AGAIN if again else "denied by the person who was asked"
+    return ": ".join(filter(None, (denied, call.answer.reason)))
 
 
 def _denial_since(state: RunState, call: Call) -> str | None:

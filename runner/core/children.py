@@ -145,8 +145,7 @@ def _under_headings(call: Call, results: Sequence[ToolResult]) -> str:
 
 
 def coordinate(state: RunState) -> Step | None:
-    """The next step of a coordinator beside its calls: it is told to split its task, or what came of
-    the whole of it."""
+    """The next step of a coordinator beside its calls: to split its task, or to hear of the whole."""
     if state.spec.coordinator is None:
         return None
     if not state.children.split:
@@ -301,8 +300,7 @@ def _next_block(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
 
 
 def _parts_of(state: RunState, call: Call | None) -> tuple[NewChild, ...]:
-    """The children for a task that is split: one for each part, or one for all of it, where the split
-    is no good, or no call has split it."""
+    """The children for a task that is split: one for each part, or one for all of it."""
     coordinator = state.spec.coordinator
     assert coordinator is not None, "only a coordinator's task is split"
     task = {"description": "the whole task", "prompt": state.messages[0].blocks[0]["text"]}

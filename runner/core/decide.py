@@ -215,8 +215,7 @@ def _check_limits(state: RunState) -> Step | None:
 
 
 def _finish(state: RunState, reason: str) -> Step:
-    """The next step of a run whose agent says that it is done: its task is split, its result submitted,
-    its work verified, then it succeeds for ``reason``."""
+    """The end of a run that is done, once its task is split, its result given and its work verified."""
     return (
         split_first(state) or _ask_for_result(state) or _verify(state) or end("succeeded", reason)
     )

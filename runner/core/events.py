@@ -9,8 +9,7 @@ from typing import Any
 
 from runner.core import entries
 from runner.core.agents import child_id
-from runner.core.context import Compaction
-from runner.core.conversation import ModelReply, ToolResult, Usage
+from runner.core.conversation import ToolResult, Usage
 from runner.core.fold import Applied
 from runner.core.hook_decisions import name_of
 from runner.core.run import (
@@ -93,88 +92,59 @@ def signed_event(
 
 def events_of(applied: Applied) -> Iterator[Event]:
     """The events of an entry, in order."""
-    state, after = applied.before, applied.after
-    match applied.entry:
-        case entries.ModelReplied(reply):
-            yield _replied(state, reply, after, after.turns)
-        case entries.SummaryReplied(reply, compaction, why):
-            useless = {} if compaction else {"error": shorten(why, _REASON_LENGTH)}
-            ended = _replied(state, reply, after, state.turns + 1)
-            yield Event(ended.type, ended.data | {"purpose": "summary"} | useless)
+    state, entry, after = applied.before, applied.entry, applied.after
+    if isinstance(entry, entries.ModelEntry):
+        yield from _of_model(state, entry, after)
+    elif isinstance(entry, entries.CallEntry):
+        yield from _of_calls(state, entry)
+    elif isinstance(entry, entries.HookEntry):
+        yield _of_hook(state, entry, after)
+    elif isinstance(entry, entries.WorkspaceEntry):
+        yield _in_workspace(state, entry)
+    elif isinstance(entry, entries.UserMessageAdded):
+        yield Event("message_added", {"cause": entry.cause, "messages": len(entry.texts)})
+    elif isinstance(entry, entries.RunSettled):
+        yield from _settled(state, entry.outcome)
+    ends = entries.ModelReplied | entries.ToolFinished | entries.TurnEnded
+    if isinstance(entry, ends) and not after.calls:
+        yield Event("turn_ended", {"turn": after.turns})
+
+
+def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> Iterator[Event]:
+    turn, call = state.turns + 1, state.model.open_call and state.model.open_call.number
+    data: dict[str, Any]
+    match entry:
+        case entries.ModelCallStarted(number, reservation, _, purpose):
+            if purpose == "turn" and state.model.tries == 0:
+                yield Event("turn_started", {"turn": turn})
+            data = {"call": number, "turn": turn, "max_tokens": reservation.max_tokens}
+            of_summary = {} if purpose == "turn" else {"purpose": purpose}
+            yield Event("model_call_started", data | of_summary)
+        case entries.ModelReplied(reply) | entries.SummaryReplied(reply):
+            data = {
+                "call": call,
+                "turn": turn,
+                "stop_reason": _summary(reply.stop_reason),
+                "usage": usage_of(reply.usage),
+                "total": usage_of(after.money.usage),
+                "request_id": reply.request_id,
+                "latency": round(reply.latency, 3),
+            }
+            if isinstance(entry, entries.SummaryReplied):
+                data |= {"purpose": "summary"} | _given(error=shorten(entry.why, _REASON_LENGTH))
+            yield Event("model_call_ended", data)
+        case entries.ModelCallFailed(kind, message, status, request_id, charged, _, retry_at):
+            data = {"call": call, "kind": _summary(kind)}
+            data |= {"message": shorten(message, _REASON_LENGTH), "status": status}
+            yield Event("model_call_ended", data | {"request_id": request_id, "charged": charged})
+            if retry_at is not None:
+                yield Event("retry_scheduled", {"at": retry_at, "after": data["kind"]})
+    match entry:
+        case entries.ContextCompacted(compaction) | entries.SummaryReplied(_, compaction):
             if compaction is not None:
-                yield _compacted(compaction)
-        case entries.ContextCompacted(compaction):
-            yield _compacted(compaction)
-        case entries.ModelCallStarted() | entries.ModelCallFailed() as entry:
-            yield from _of_model_call(state, entry)
-        case entries.HookStarted() | entries.HookFinished() as entry:
-            yield _of_hook(state, after, entry)
-        case entries.UserMessageAdded(texts, cause):
-            yield Event("message_added", {"cause": cause, "messages": len(texts)})
-        case entries.RunSettled(outcome):
-            yield from _settled(state, outcome)
-        case entries.TimeWorked() | entries.TurnEnded():
-            pass
-        case (
-            entries.CallsDecided()
-            | entries.OutcomeAsked()
-            | entries.ToolsStarted()
-            | entries.ChildrenStarted()
-            | entries.ToolFinished()
-        ) as entry:
-            yield from _of_calls(state, entry)
-        case entry:
-            yield _in_workspace(state, entry)
-    match applied.entry:
-        case entries.ModelReplied() | entries.ToolFinished() | entries.TurnEnded():
-            if not after.calls:
-                yield Event("turn_ended", {"turn": after.turns})
-
-
-def _of_model_call(
-    state: RunState, entry: entries.ModelCallStarted | entries.ModelCallFailed
-) -> Iterator[Event]:
-    if isinstance(entry, entries.ModelCallStarted):
-        turn, is_turn = state.turns + 1, entry.purpose == "turn"
-        if is_turn and state.model.tries == 0:
-            yield Event("turn_started", {"turn": turn})
-        data = {"call": entry.number, "turn": turn, "max_tokens": entry.reservation.max_tokens}
-        yield Event("model_call_started", data if is_turn else data | {"purpose": entry.purpose})
-        return
-    kind = _summary(entry.kind)
-    yield Event(
-        "model_call_ended",
-        {
-            "call": state.model.open_call and state.model.open_call.number,
-            "kind": kind,
-            "message": shorten(entry.message, _REASON_LENGTH),
-            "status": entry.status,
-            "request_id": entry.request_id,
-            "charged": entry.charged,
-        },
-    )
-    if entry.retry_at is not None:
-        yield Event("retry_scheduled", {"at": entry.retry_at, "after": kind})
-
-
-def _replied(state: RunState, reply: ModelReply, after: RunState, turn: int) -> Event:
-    return Event(
-        "model_call_ended",
-        {
-            "call": state.model.open_call and state.model.open_call.number,
-            "turn": turn,
-            "stop_reason": _summary(reply.stop_reason),
-            "usage": usage_of(reply.usage),
-            "total": usage_of(after.money.usage),
-            "request_id": reply.request_id,
-            "latency": round(reply.latency, 3),
-        },
-    )
-
-
-def _compacted(compaction: Compaction) -> Event:
-    names = ("kind", "first", "last", "tokens_before", "tokens_after")
-    return Event("context_compacted", {name: getattr(compaction, name) for name in names})
+                names = ("kind", "first", "last", "tokens_before", "tokens_after")
+                data = {name: getattr(compaction, name) for name in names}
+                yield Event("context_compacted", data)
 
 
 def usage_of(usage: Usage) -> dict[str, int]:
@@ -257,7 +227,7 @@ def _given(**data: str | None) -> dict[str, Any]:
     return {name: text for name, text in data.items() if text}
 
 
-def _of_hook(state: RunState, after: RunState, entry: entries.HookEntry) -> Event:
+def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Event:
     run = next(run for run in after.hooks.runs if run.number == entry.number)
     name = _summary(name_of(state.spec.hooks[run.hook]))
     data = _call(state, run.index) | {"hook_run": run.number, "event": run.event, "hook": name}

@@ -304,8 +304,7 @@ def _calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> 
 
 
 def _decided(state: RunState, indexes: Collection[int]) -> RunState:
-    """After a decision on calls that took the hooks so far into account: those that follow look at what
-    a person makes of the call."""
+    """After a decision on calls: later hooks look at what a person makes of them."""
     if not any(hooks_of(state.spec, "PreToolUse")):
         return state
     hooks = state.hooks

@@ -286,8 +286,7 @@ def after_calls(state: RunState) -> Step | None:
 
 
 def end_turn(state: RunState) -> Step | None:
-    """What comes when all calls of the last reply have their results, and PostToolUse hooks are through:
-    the TurnEnd hooks, then the end of the turn. None where the results end it."""
+    """The next TurnEnd hook, or the end of the turn; None where the last result ends it."""
     if not end_turns(state.spec):
         return None
     return _next_of(state, hooks_of(state.spec, "TurnEnd")) or TurnEnded()

@@ -153,20 +153,14 @@ def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
         # As Claude Code does with what a SessionStart hook prints.
         context = _shown(said.output).strip() if event == "RunStart" else ""
         return HookAnswer("succeeded", context=context), None
-    return _from_json(event, _object(said))
-
-
-def _object(said: Said) -> Mapping[str, Any]:
     if said.cut or len(said.output) > MOST_JSON_BYTES:
         raise _Unfit(f"it printed more than the {MOST_JSON_BYTES:,} bytes that an answer can have")
     try:
-        found = read_json(said.output.decode(), once=True)
+        return _from_json(event, read_json(said.output.decode(), once=True))
     except KeyTwiceError as error:
         raise _Unfit(f"what it printed makes no sense: {error}") from error
     except (ValueError, RecursionError) as error:
         raise _Unfit(f"what it printed begins with {{ and is not JSON: {error}") from error
-    assert isinstance(found, dict), "what begins with { is an object"
-    return found
 
 
 def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:

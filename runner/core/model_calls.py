@@ -124,18 +124,9 @@ FIRST_DELAY = 1.0
 LONGEST_DELAY = 600.0
 
 _RETRIED_STATUSES = frozenset({408, 409, 429})
-_RETRIED_KINDS = frozenset(
-    {
-        "rate_limit_error",
-        "overloaded_error",
-        "api_error",
-        "timeout_error",
-        "connection",
-        "stream_cut",
-        "stream_stalled",
-        "stream_broken",
-        "call_deadline",
-    }
+_RETRIED_KINDS = frozenset({"rate_limit_error", "overloaded_error", "api_error", "timeout_error"})
+_CUT_OFF = frozenset(
+    {"connection", "stream_cut", "stream_stalled", "stream_broken", "call_deadline"}
 )
 
 
@@ -143,7 +134,7 @@ def is_retried(error: ModelCallError) -> bool:
     """Whether the call may be tried again: the status decides where there is one, else the kind."""
     if error.status is not None and error.status >= 400:
         return error.status >= 500 or error.status in _RETRIED_STATUSES
-    return error.kind in _RETRIED_KINDS
+    return error.kind in _RETRIED_KINDS | _CUT_OFF
 
 
 def delay(failures: int, retry_after: float | None, jitter: float) -> float:
@@ -173,17 +164,9 @@ def retry_at(
     return at if at - first_failure_at <= patience.max_seconds else None
 
 
-_OPTIONS_OF_ANY_CALL = frozenset(
-    {
-        "betas",
-        "extra_headers",
-        "inference_geo",
-        "metadata",
-        "service_tier",
-        "user_profile_id",
-        "workspace_id",
-    }
-)
+# The options that say how any call is sent and billed.
+_SENDING = frozenset({"betas", "extra_headers", "metadata", "user_profile_id", "workspace_id"})
+_BILLING = frozenset({"inference_geo", "service_tier"})
 
 
 def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
@@ -216,7 +199,7 @@ def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
     question, spec = summary_question(state), state.spec
     if question is None:
         raise ValueError(f"there is nothing to summarise in {state.run_id}")
-    names = _OPTIONS_OF_ANY_CALL | ({"speed"} if spec.summary_model == spec.model else set())
+    names = _SENDING | _BILLING | ({"speed"} if spec.summary_model == spec.model else set())
     extra = spec.model_options.get("extra_body") or {}
     extra = {name: value for name, value in extra.items() if name in names}
     options = {name: value for name, value in spec.model_options.items() if name in names}

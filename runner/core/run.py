@@ -22,10 +22,7 @@ TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     "queued": frozenset({"running", "waiting", "cancelled"}),
     "running": frozenset({"queued", "waiting", "succeeded", "failed", "cancelled", "stopped"}),
     "waiting": frozenset({"queued", "cancelled"}),
-    "succeeded": frozenset({"queued"}),
-    "failed": frozenset({"queued"}),
-    "cancelled": frozenset({"queued"}),
-    "stopped": frozenset({"queued"}),
+    **{ended: frozenset({"queued"}) for ended in get_args(EndState)},
 }
 
 WaitReason = Literal["paused", "workspace", "approval", "budget", "children"]
@@ -42,12 +39,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run is over: its state, a reason (a word: ``end_turn``, ``max_turns``, ``refused`` …), and
-    for a reader one line that says more."""
+    """The run is over."""
 
     state: EndState
-    reason: str
-    detail: str = ""
+    reason: str  # a word: ``end_turn``, ``max_turns``, ``refused`` …
+    detail: str = ""  # one line for a reader that says more
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +74,10 @@ RUNNERS_NAME = "runner"
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who changes something: ``name`` is a person's or ``RUNNERS_NAME``, None where nobody said so.
-    ``why`` is in their words, and may be empty."""
+    """Who changes something."""
 
-    name: str | None = None
-    why: str = ""
+    name: str | None = None  # a person's, or ``RUNNERS_NAME``; None where nobody said so
+    why: str = ""  # in their words, and may be empty
 
 
 RUNNER = Author(RUNNERS_NAME)

@@ -19,11 +19,10 @@ from runner.permissions import Default, Rule
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a job bears with a model that does not answer: tries in a row, and seconds from the
-    first failure in a row."""
+    """How long a job bears with a model that does not answer."""
 
-    max_attempts: int = 1_000
-    max_seconds: float = 6 * 3600.0
+    max_attempts: int = 1_000  # in a row
+    max_seconds: float = 6 * 3600.0  # from the first failure in a row
 
 
 Provider = Literal["anthropic", "scripted"]
@@ -137,8 +136,7 @@ class JobSpec:
 
     @property
     def hour_cache(self) -> bool | None:
-        """True if ``model_options`` ask for a cache that lives for an hour; None if they say nothing of
-        the cache."""
+        """True if ``model_options`` ask for a cache of an hour; None if they say nothing of it."""
         given = {**self.model_options, **(self.model_options.get("extra_body") or {})}
         cache = given.get("cache_control")
         return None if cache is None else cache.get("ttl") == "1h"

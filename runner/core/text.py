@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 # Every control character but tab and newline, and what UTF-8 cannot hold.
 _HARMFUL = re.compile(r"\r\n?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -83,7 +83,7 @@ def read_json(text: str, deepest: int = DEEPEST, *, once: bool = False) -> Any:
     """
     value = json.loads(
         text,
-        parse_constant=_refuse_constant,
+        parse_constant=_finite,
         parse_float=_finite,
         object_pairs_hook=_each_once if once else None,
     )
@@ -117,12 +117,11 @@ def _refuse_deeper(value: Any, deepest: int) -> None:
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is too large a number")
+        is_name = digits[-1].isalpha()  # NaN, Infinity
+        raise ValueError(
+            f"{digits} is not JSON" if is_name else f"{digits[:20]} is too large a number"
+        )
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."
