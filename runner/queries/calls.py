@@ -31,7 +31,7 @@ from runner.queries.find import CallKey, descendant_ids, in_batches
 from runner.queries.rows import Rows, columns
 from runner.queries.search.index import needs_of
 from runner.queries.search.search import open_index
-from runner.store.conditions import APPROVAL_OF_CALL, of_call
+from runner.store.conditions import APPROVAL_OF_CALL, CALL_BLOCKS, of_call
 from runner.store.database import Database, to_json
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 
@@ -252,11 +252,6 @@ BATCH = 250
 _LISTED = 5_000
 # How many times the caller's limit is looked at call by call before all calls are searched.
 MORE = 10
-_ASKS = and_(
-    blocks.c.run_id == tool_calls.c.run_id,
-    blocks.c.message == tool_calls.c.message,
-    blocks.c.type == "tool_use",
-)
 _RESULTS = blocks.alias()
 _ANSWERS = and_(
     _RESULTS.c.run_id == tool_calls.c.run_id,
@@ -343,7 +338,7 @@ def unindexed_lots(
         # Postgres.
         stored = sa.cast(blocks.c.content, sa.Text)
         like = stored.contains if connection.dialect.name == "sqlite" else stored.icontains
-        has = sa.exists().where(_ASKS, *(like(needle, autoescape=True) for needle in needles))
+        has = sa.exists().where(CALL_BLOCKS, *(like(needle, autoescape=True) for needle in needles))
         newest = newest.where(or_(has, _WAS_UPDATED, sa.exists().where(_WAS_ANSWERED)))
     yield newest
 
@@ -388,7 +383,7 @@ def _read(connection: Connection, keys: Sequence[CallKey], results: bool) -> Ite
         .select_from(listed)
         .join(tool_calls, is_in)
         .join(runs, runs.c.id == tool_calls.c.run_id)
-        .join(blocks, _ASKS)
+        .join(blocks, CALL_BLOCKS)
         .outerjoin(approvals, APPROVAL_OF_CALL)
         .order_by(*KEY, blocks.c.position)
     )

@@ -98,9 +98,7 @@ def call_costs(database: Database, prices: PriceList, run_id: str) -> list[CallC
     calls = _ended_calls(prices, literal("")).add_columns(literal(1).label("calls"), *more)
     query = calls.where(runs.c.id == run_id).order_by(model_calls.c.number)
     priced = database.read(lambda connection: _priced(connection, prices, query))
-    return [
-        CallCost(row.number, row.turn, row.purpose, row.latency, spent) for row, spent in priced
-    ]
+    return [CallCost(row.number, row.turn, row.purpose, row.latency, cost) for row, cost in priced]
 
 
 def cost_rows(

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
-from runner.queries.find import call_key, in_batches
+from runner.queries.find import has_id, in_batches
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.conditions import (
@@ -144,14 +144,8 @@ def whys(database: Database, approval_ids: Sequence[str]) -> dict[str, Why]:
 def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
     """What is known of the decision on a call beside its own row: ``rule_why``, ``rule_origin``, and
     ``approval``, the question with its answer, or None."""
-    parsed = ids.parse_call_id(call_id)
-    assert parsed is not None, call_id
-    run_id, turn, position = parsed
     query = _calls_with_reasons(permission_rules.c.why, permission_rules.c.origin, *_APPROVAL)
-    query = query.where(
-        tool_calls.c.run_id == run_id, tool_calls.c.turn == turn, tool_calls.c.position == position
-    )
-    ((why, origin, *approval),) = database.rows(query)
+    ((why, origin, *approval),) = database.rows(query.where(has_id(call_id)))
     asked = dict(zip((column.name for column in _APPROVAL), approval, strict=True))
     return {"rule_why": why, "rule_origin": origin, "approval": asked if asked["id"] else None}
 
@@ -178,13 +172,9 @@ def is_approval_open(database: Database, approval_id: str) -> bool:
 
 def find_approval(database: Database, name: str) -> str | None:
     """The id of an approval, answered or not, by its whole id or by the id of its call."""
-
-    def work(connection: Connection) -> str | None:
-        key = call_key(connection, name)
-        condition = approvals.c.id == name if key is None else key.of(approvals)
-        return connection.execute(select(approvals.c.id).where(condition)).scalar()
-
-    return database.read(work)
+    is_named = has_id(name) if name.startswith("call_") else approvals.c.id == name
+    query = select(approvals.c.id).outerjoin(tool_calls, APPROVAL_OF_CALL).where(is_named)
+    return next((row.id for row in database.rows(query)), None)
 
 
 def open_approval_counts(database: Database, job_id: str) -> dict[str, int]:
@@ -294,15 +284,9 @@ def _allowed(connection: Connection, filters: Filters) -> Counter[tuple[str, int
 
 def _decided_calls(filters: Filters, *columns: Any) -> Select[Any]:
     return filters.tool_calls(
-        runs.c.job_id,
-        tool_calls.c.name.label("tool"),
-        tool_calls.c.decision,
-        tool_calls.c.rule,
-        tool_calls.c.rule_position,
-        _VERDICT.label("verdict"),
-        approvals.c.answer,
-        approvals.c.answered_by,
-        *columns,
+        *(runs.c.job_id, tool_calls.c.name.label("tool"), _VERDICT.label("verdict")),
+        *(tool_calls.c[name] for name in ("decision", "rule", "rule_position")),
+        *(approvals.c.answer, approvals.c.answered_by, *columns),
     ).outerjoin(approvals, APPROVAL_OF_CALL)
 
 
@@ -333,13 +317,9 @@ def _each_call(connection: Connection, filters: Filters, limit: int | None) -> l
     )
     query = _decided_calls(
         filters,
-        *KEY,
-        CALLED_AT.label("at"),
-        tool_calls.c.turn,
-        tool_calls.c.matched,
-        tool_calls.c.decision_snapshot.label("snapshot"),
+        *(*KEY, tool_calls.c.turn, CALLED_AT.label("at"), runs.c.item_key.label("item")),
+        *(tool_calls.c.matched, tool_calls.c.decision_snapshot.label("snapshot")),
         reason.label("reason"),
-        runs.c.item_key.label("item"),
     )
     found = connection.execute(query.order_by(*NEWEST_FIRST).limit(at_most(limit))).mappings().all()
     rules = _rules(connection, {call["job_id"] for call in found})

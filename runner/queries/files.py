@@ -33,18 +33,12 @@ _FILE_TOOLS: Mapping[str, tuple[str, Action]] = {
     "Glob": ("path", "searched"),
 }
 _CREATED = ("Made ", "File created")  # how results of Write begin, Runner's and Claude Code's
-_NOT_RUN = ("denied", "unknown_tool", "invalid_input")
-_MAY_HAVE_TOUCHED = or_(
-    and_(
-        tool_calls.c.name.in_(tuple(_FILE_TOOLS)),
-        tool_calls.c.started_at.is_not(None),
-        or_(tool_calls.c.outcome.is_(None), tool_calls.c.outcome.not_in((*_NOT_RUN, "failed"))),
-    ),
-    and_(
-        tool_calls.c.name == "Bash",
-        tool_calls.c.started_at.is_not(None),
-        or_(tool_calls.c.outcome.is_(None), tool_calls.c.outcome.not_in(_NOT_RUN)),
-    ),
+_OUTCOME = tool_calls.c.outcome
+_MAY_HAVE_TOUCHED = and_(
+    tool_calls.c.name.in_((*_FILE_TOOLS, "Bash")),
+    tool_calls.c.started_at.is_not(None),
+    or_(_OUTCOME.is_(None), _OUTCOME.not_in(("denied", "unknown_tool", "invalid_input"))),
+    or_(_OUTCOME.is_(None), _OUTCOME != "failed", tool_calls.c.name == "Bash"),
 )
 
 

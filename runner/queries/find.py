@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Literal, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, false, select
 
 from runner.core.agents import call_label
 from runner.errors import NotFoundError
@@ -69,16 +70,19 @@ def find(database: Database, text: str, *kinds: Kind) -> Found:
     raise NotFoundError(f"{text[:60]!a} could be {names}{more}: give more of it")
 
 
+def has_id(call_id: str) -> ColumnElement[bool]:
+    """True for the row of the tool call with this whole id."""
+    if (parsed := ids.parse_call_id(call_id)) is None:
+        return false()
+    columns = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
+    return and_(*map(eq, columns, parsed))
+
+
 def call_key(connection: Connection, call_id: str) -> CallKey | None:
     """The key of the call with this whole id."""
-    if (parsed := ids.parse_call_id(call_id)) is None:
-        return None
-    run_id, turn, position = parsed
-    query = select(tool_calls.c.message).where(
-        tool_calls.c.run_id == run_id, tool_calls.c.turn == turn, tool_calls.c.position == position
-    )
-    message = connection.execute(query).scalar()
-    return None if message is None else CallKey(run_id, message, position)
+    key = (tool_calls.c[name] for name in CallKey._fields)
+    row = connection.execute(select(*key).where(has_id(call_id))).first()
+    return None if row is None else CallKey(*row)
 
 
 def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:

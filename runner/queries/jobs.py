@@ -16,7 +16,7 @@ from runner.core.agents import place_of, tree_order
 from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
 from runner.queries.runs import Descendants, descendants_by_run
-from runner.store.conditions import IS_ITEM_RUN
+from runner.store.conditions import IS_ITEM_RUN, superseded_runs
 from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.run_state import progress_from_row
@@ -83,12 +83,10 @@ def list_runs(
         query = query.where(IS_ITEM_RUN)
     if state is not None:
         query = query.where(runs.c.state == state)
-    afresh = select(runs.c.fresh_of, runs.c.id).where(
-        runs.c.job_id == job_id, runs.c.fresh_of.is_not(None)
-    )
+    afresh = superseded_runs(job_id).add_columns(runs.c.id)
 
     def work(connection: Connection) -> list[RunSummary]:
-        successors = dict(connection.execute(afresh).all())
+        successors: dict[str, str] = dict(connection.execute(afresh).all())
         below = descendants_by_run(connection, runs.c.job_id == job_id)
         found = []
         for row in connection.execute(query).mappings():
@@ -151,12 +149,8 @@ def pruned_turns(database: Database, job_id: str, run_id: str | None = None) -> 
         .order_by(model_calls.c.started_at.desc())
         .limit(1)
     )
-    count = select(func.count(pruned.subquery().c.run_id.distinct()))
-    return database.read(
-        lambda connection: PrunedTurns(
-            connection.execute(count).scalar_one(), connection.execute(failed).scalar()
-        )
-    )
+    why = next((row.error for row in database.rows(failed)), None)
+    return PrunedTurns(len(database.rows(pruned.distinct())), why)
 
 
 def runs_without_workspace(database: Database) -> dict[str, int]:
@@ -232,12 +226,8 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
         spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
         progress = progress_from_row(row)
         context = progress.context
-        fullness = {
-            "tokens": context.tokens,
-            "measured": context.measured,
-            "correction": context.correction,
-            "window": context.checked_window,
-        }
+        fullness = {name: getattr(context, name) for name in ("tokens", "measured", "correction")}
+        fullness["window"] = context.checked_window
         successor = select(runs.c.id).where(runs.c.job_id == row.job_id, runs.c.fresh_of == run_id)
         return {
             **row._mapping,

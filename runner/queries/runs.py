@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import add, itemgetter
+from operator import add
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
@@ -19,7 +18,7 @@ from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
 from runner.queries.find import in_batches
 from runner.store import ids
-from runner.store.conditions import IS_ITEM_RUN, IS_OWN_CALL, in_tree, superseded_runs
+from runner.store.conditions import CALL_BLOCKS, IS_ITEM_RUN, IS_OWN_CALL, in_tree, superseded_runs
 from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.snapshots import changes_of_turn
@@ -61,39 +60,37 @@ def children_of(database: Database, run_id: str) -> list[ChildSummary]:
         tool_calls.c.message == runs.c.parent_message,
         tool_calls.c.position == runs.c.parent_position,
     )
+    # The n-th call of a reply is its n-th block that asks for a tool.
+    number = func.row_number().over(partition_by=blocks.c.message, order_by=blocks.c.position)
+    replies = select(runs.c.parent_message).where(runs.c.parent_run == run_id)
+    asked = (
+        select(blocks.c.message, blocks.c.content, number.label("number"))
+        .where(blocks.c.run_id == run_id, blocks.c.message.in_(replies))
+        .where(blocks.c.type == "tool_use")
+        .subquery()
+    )
+    asks = and_(
+        asked.c.message == runs.c.parent_message, asked.c.number == runs.c.parent_position + 1
+    )
     names = (*_CHILD_COLUMNS, "parent_message", "parent_position")
     query = (
-        select(*(runs.c[name] for name in names), tool_calls.c.turn)
+        select(*(runs.c[name] for name in names), tool_calls.c.turn, asked.c.content)
         .outerjoin(tool_calls, its_call)
+        .outerjoin(asked, asks)
         .where(runs.c.parent_run == run_id, runs.c.root_run == lineage(run_id)[0])
     )
-
-    def work(connection: Connection) -> list[ChildSummary]:
-        found = sorted(connection.execute(query).all(), key=lambda row: tree_order(row.id))
-        messages = {row.parent_message for row in found if row.parent_message is not None}
-        asks = (
-            select(blocks.c.message, blocks.c.content)
-            .where(blocks.c.run_id == run_id, blocks.c.message.in_(messages))
-            .where(blocks.c.type == "tool_use")
-            .order_by(blocks.c.message, blocks.c.position)
-        )
-        inputs: dict[tuple[int, int], Any] = {}  # by message and by the call's position among calls
-        for message, calls in groupby(connection.execute(asks), key=itemgetter(0)):
-            inputs |= {(message, n): block.get("input") for n, (_, block) in enumerate(calls)}
-        before: Counter[tuple[int, int]] = Counter()
-        children = []
-        for row in found:
-            key = row.parent_message, row.parent_position
-            more = {
-                "description": _description(inputs.get(key), before[key]),
-                "call_id": row.turn and ids.call_id(run_id, row.turn, row.parent_position),
-            }
-            own = {name: row._mapping[name] for name in _CHILD_COLUMNS}
-            children.append({**place_of(row.id), **own, **more})
-            before[key] += 1
-        return children
-
-    return database.read(work)
+    before: Counter[tuple[int, int]] = Counter()
+    children = []
+    for row in sorted(database.rows(query), key=lambda row: tree_order(row.id)):
+        key = row.parent_message, row.parent_position
+        more = {
+            "description": _description((row.content or {}).get("input"), before[key]),
+            "call_id": row.turn and ids.call_id(run_id, row.turn, row.parent_position),
+        }
+        own = {name: row._mapping[name] for name in _CHILD_COLUMNS}
+        children.append({**place_of(row.id), **own, **more})
+        before[key] += 1
+    return children
 
 
 def _description(asked: Any, number: int) -> str:
@@ -108,9 +105,8 @@ def _description(asked: Any, number: int) -> str:
 def has_ended(database: Database, run_id: str, *, whole_tree: bool = False) -> bool:
     """True if a run has ended; with ``whole_tree``, if all runs below it have ended, too."""
     condition = in_tree(run_id) if whole_tree else runs.c.id == run_id
-    return not database.rows(
-        select(runs.c.id).where(condition, runs.c.state.not_in(ENDED)).limit(1)
-    )
+    query = select(runs.c.id).where(condition, runs.c.state.not_in(ENDED)).limit(1)
+    return not database.rows(query)
 
 
 def descendants_of(database: Database, run_id: str) -> Descendants:
@@ -170,15 +166,10 @@ def result_of_run(database: Database, run_id: str) -> dict[str, Any] | None:
 
 def _submitted(database: Database, condition: ColumnElement[bool]) -> dict[str, Any]:
     """By run, the input of its last accepted call of the result tool."""
-    reply = and_(
-        blocks.c.run_id == tool_calls.c.run_id,
-        blocks.c.message == tool_calls.c.message,
-        blocks.c.type == "tool_use",
-    )
     query = (
         select(tool_calls.c.run_id, tool_calls.c.tool_use_id, blocks.c.content)
         .join_from(tool_calls, runs, runs.c.id == tool_calls.c.run_id)
-        .join(blocks, reply)
+        .join(blocks, CALL_BLOCKS)
         .where(condition, IS_OWN_CALL, tool_calls.c.name == RESULT_TOOL)
         .where(tool_calls.c.outcome == "succeeded")
         .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)

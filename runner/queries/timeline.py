@@ -93,25 +93,20 @@ def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
 
 def _with_places(connection: Connection, found: Iterable[Any]) -> list[dict[str, Any]]:
     rows = [dict(row) for row in found]
-    calls = [_call_of(row["data"]) for row in rows]
-    about = {row["run_id"] for row, call in zip(rows, calls, strict=True) if call}
-    labels = call_labels(connection, about)
-    for row, call in zip(rows, calls, strict=True):
-        if row["run_id"] is not None:
-            row |= place_of(row["run_id"])
-            row["label"] = (
-                labels.get((row["run_id"], *call), row["label"]) if call else row["label"]
-            )
+    about = {row["run_id"] for row in rows if _call_of(row["data"])}
+    labels: Mapping[Any, str] = call_labels(connection, about)
+    for row in rows:
+        if (run_id := row["run_id"]) is not None:
+            row |= place_of(run_id)
+            row["label"] = labels.get((run_id, *_call_of(row["data"])), row["label"])
     return rows
 
 
-def _call_of(data: Any) -> tuple[int, int] | None:
-    """The turn and position of the tool call that an event is about. Data of imported events may have
-    any shape."""
-    if not isinstance(data, dict):
-        return None
-    turn, index = data.get("turn"), data.get("call_index")
-    return (turn, index) if isinstance(turn, int) and isinstance(index, int) else None
+def _call_of(data: Any) -> tuple[Any, ...]:
+    """The turn and position of the tool call that an event is about, if any. Data of imported events may
+    have any shape."""
+    call = (data.get("turn"), data.get("call_index")) if isinstance(data, dict) else ()
+    return call if all(isinstance(number, int) for number in call) else ()
 
 
 # --- A run's events together with those of its job

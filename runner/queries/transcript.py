@@ -17,9 +17,9 @@ from runner.core.spec import JobSpec
 from runner.core.text import visible
 from runner.errors import NotFoundError
 from runner.queries.filters import STATE
-from runner.queries.find import CallKey, call_key, call_labels
+from runner.queries.find import CallKey, call_key, call_labels, has_id
 from runner.store import ids
-from runner.store.conditions import of_call
+from runner.store.conditions import CALL_BLOCKS, of_call
 from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.run_state import load_compacted, load_conversation, with_instructions_of
@@ -52,15 +52,11 @@ def api_messages(database: Database, run_id: str) -> list[dict[str, Any]]:
     return [message.as_api() for message in whole]
 
 
-def blocks_of_run(database: Database, run_id: str) -> list[StoredBlock]:
-    """All blocks of a run in order, including those of an incomplete message."""
-    return [block for message in messages_of_run(database, run_id) for block in message]
-
-
 def messages_of_run(
     database: Database, run_id: str, turns: tuple[int, int] | None = None
 ) -> Iterator[list[StoredBlock]]:
-    """The blocks of each message in order, few messages in memory at a time.
+    """The blocks of each message in order, including those of an incomplete one, few messages in memory
+    at a time.
 
     Args:
         turns: only messages of the turns from the first number to the last.
@@ -120,35 +116,31 @@ def show_call(database: Database, call_id: str) -> dict[str, Any]:
         key = call_key(connection, call_id)
         if key is None:
             raise NotFoundError(f"no tool call is named {call_id}")
-        row = select(STATE.label("state"), tool_calls).where(key.of(tool_calls))
-        call = _with_id(connection.execute(row).one()) | {"input": None, "result": None}
-        exchange = (
-            select(blocks.c.content)
-            .where(
-                blocks.c.run_id == key.run_id,
-                blocks.c.message.in_((key.message, key.message + 1)),
-                blocks.c.type.in_(("tool_use", "tool_result")),
-            )
-            .order_by(blocks.c.message, blocks.c.position)
-        )
-        for block in connection.execute(exchange).scalars():
-            if block.get("id") == call["tool_use_id"]:
-                call["input"] = block["input"]
-            elif block.get("tool_use_id") == call["tool_use_id"]:
-                call["result"] = block["content"]
-        kept = _kept_output(connection, key)
-        labels = call_labels(connection, [key.run_id])
-        call["label"] = labels[key.run_id, call["turn"], key.position]
-        return {**call, "output": call["result"] if kept is None else kept.decode(errors="replace")}
+        call = select(STATE.label("state"), tool_calls).where(key.of(tool_calls))
+        row = connection.execute(call).one()
+        # The n-th call of a reply is its n-th block that asks for a tool.
+        asks = select(blocks.c.content).where(key.of(tool_calls), CALL_BLOCKS)
+        asked = asks.order_by(blocks.c.position).offset(key.position).limit(1)
+        kept, result = _output(connection, key)
+        return {
+            **_with_id(row),
+            "input": (connection.execute(asked).scalar() or {}).get("input"),
+            "result": result,
+            "label": call_labels(connection, [key.run_id])[key.run_id, row.turn, key.position],
+            "output": result if kept is None else kept.decode(errors="replace"),
+        }
 
     return database.read(work)
 
 
-def _kept_output(connection: Connection, key: CallKey) -> bytes | None:
-    """The output of a call, if it was longer than what the model was shown."""
-    query = select(tool_outputs.c.compressed).where(key.of(tool_outputs))
-    compressed = connection.execute(query).scalar()
-    return None if compressed is None else zlib.decompress(compressed)
+def _output(connection: Connection, key: CallKey) -> tuple[bytes | None, Any]:
+    """The output of a call, if it was longer than what the model was shown, and what it was shown."""
+    kept = select(tool_outputs.c.compressed).where(key.of(tool_outputs))
+    compressed = connection.execute(kept).scalar()
+    answers = key._replace(message=key.message + 1).of(blocks)
+    result = select(blocks.c.content).where(answers, blocks.c.type == "tool_result")
+    block = connection.execute(result).scalar()
+    return compressed and zlib.decompress(compressed), block and block["content"]
 
 
 def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
@@ -164,20 +156,14 @@ def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
         call = connection.execute(_call_named(own, name)).first()
         if call is None and above:
             copied = {visible(block["id"]) for block in connection.execute(in_copy).scalars()}
-            found = (
-                connection.execute(_call_named(each, name)).first() for each in reversed(above)
-            )
+            found = (connection.execute(_call_named(each, name)).first() for each in above[::-1])
             call = next((each for each in found if each and each.tool_use_id in copied), None)
         if call is None:
             return None
-        key = CallKey(*call[:3])
-        if (kept := _kept_output(connection, key)) is not None:
+        kept, result = _output(connection, CallKey(*call[:3]))
+        if kept is not None or result is None:
             return kept
-        result = select(blocks.c.content).where(
-            key._replace(message=key.message + 1).of(blocks), blocks.c.type == "tool_result"
-        )
-        block = connection.execute(result).scalar_one_or_none()
-        return None if block is None else str(block["content"]).encode("utf-8", "replace")
+        return str(result).encode("utf-8", "replace")
 
     return database.read(work)
 
@@ -185,12 +171,9 @@ def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
 def _call_named(run_id: str, name: str) -> Select[Any]:
     call = tool_calls.c
     query = select(call.run_id, call.message, call.position, call.tool_use_id)
-    query = query.where(call.run_id == run_id)
     parsed = ids.parse_call_id(name)
-    if parsed is None or parsed[0] != run_id:
-        return query.where(call.tool_use_id == name)
-    _, turn, position = parsed
-    return query.where(call.turn == turn, call.position == position)
+    is_named = has_id(name) if parsed and parsed[0] == run_id else call.tool_use_id == name
+    return query.where(call.run_id == run_id, is_named)
 
 
 def system_prompt(database: Database, run_id: str) -> str | None:

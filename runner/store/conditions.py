@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Select, Table, and_, func, or_, select
 
 from runner.core.agents import lineage
 from runner.core.run import ENDED
-from runner.store.tables import approvals, runs, tool_calls
+from runner.store.tables import approvals, blocks, runs, tool_calls
 
 IS_ITEM_RUN = runs.c.parent_run.is_(None)  # the others are runs of sub-agents
 ROOT_RUN: ColumnElement[str] = func.coalesce(runs.c.root_run, runs.c.id)
@@ -29,6 +29,12 @@ def of_call(table: Table) -> ColumnElement[bool]:
 
 
 APPROVAL_OF_CALL = of_call(approvals)
+# The blocks of the reply that asks for a call which ask for tools, one for each of its calls.
+CALL_BLOCKS = and_(
+    blocks.c.run_id == tool_calls.c.run_id,
+    blocks.c.message == tool_calls.c.message,
+    blocks.c.type == "tool_use",
+)
 
 
 def in_tree(run_id: str) -> ColumnElement[bool]:

@@ -18,12 +18,13 @@ from runner.queries.costs import call_costs, costs_by
 from runner.queries.sql.ask import store_prices
 from runner.queries.sql.views import VIEWS
 from runner.queries.timeline import events_after
-from runner.queries.transcript import blocks_of_run, show_call
+from runner.queries.transcript import show_call
 from runner.store.database import Database
 from runner.store.ids import call_id
 from runner.store.tables import prices as price_table
 from runner.store.tables import runs
 from tests.audit.story import ODD
+from tests.store.attempts import blocks_of_run
 
 pytestmark = pytest.mark.dialect
 

@@ -19,6 +19,7 @@ from runner.core.spec import JobSpec
 from runner.core.state import RunState
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
 from runner.permissions import ToolContext
+from runner.queries.transcript import StoredBlock, messages_of_run
 from runner.store import jobs as jobs_store
 from runner.store import runs as runs_store
 from runner.store.database import Database
@@ -32,6 +33,11 @@ Tariffs = Callable[[JobSpec], Mapping[str, Tariff]]
 # What the spine hands to the journal, of a worker that does not drain; and what stores entries alone.
 decide = partial(advance, draining=False)
 USAGE = Usage(input_tokens=100, output_tokens=10)
+
+
+def blocks_of_run(database: Database, run_id: str) -> list[StoredBlock]:
+    """All blocks of a run, as its transcript reads them."""
+    return [block for message in messages_of_run(database, run_id) for block in message]
 
 
 def decide_nothing(state: RunState, now: float) -> tuple[Sequence[Applied], None]:

@@ -28,7 +28,7 @@ from runner.store.database import Database
 from runner.store.retry import retry, say
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.tables import runs
-from tests.store.attempts import claim, run_row, submit_one, text, tool_use
+from tests.store.attempts import blocks_of_run, claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 
 
@@ -153,7 +153,7 @@ def test_lines_tell_what_became_of_each_call(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id)
     attempt.reply(tool_use(1), tool_use(2), stop="tool_use").finish("one")
-    found = transcript.blocks_of_run(database, run_id)
+    found = blocks_of_run(database, run_id)
     assert [line["content"]["type"] for line in found] == [
         "text",
         "tool_use",
@@ -167,16 +167,14 @@ def test_lines_tell_what_became_of_each_call(database: Database) -> None:
     assert second is not None
     assert (first["state"], second["state"]) == ("succeeded", "started")
     cancel(database, Target("run", run_id), NOW)
-    assert (transcript.blocks_of_run(database, run_id)[2]["call"] or {})["state"] == "interrupted"
+    assert (blocks_of_run(database, run_id)[2]["call"] or {})["state"] == "interrupted"
 
 
 def test_id_that_a_model_uses_twice_names_two_calls(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id).reply(tool_use(1, n=1), stop="tool_use").finish("one")
     attempt.reply(tool_use(1, n=2), stop="tool_use").finish("two")
-    calls = {
-        line["call"]["id"] for line in transcript.blocks_of_run(database, run_id) if line["call"]
-    }
+    calls = {line["call"]["id"] for line in blocks_of_run(database, run_id) if line["call"]}
     shown = [transcript.show_call(database, name) for name in sorted(calls)]
     assert [(call["input"], call["output"]) for call in shown] == [
         ({"n": 1}, "one"),

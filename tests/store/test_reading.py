@@ -23,7 +23,7 @@ from runner.store.retry import say
 from runner.store.rules import lock_rules, remember_rules
 from runner.store.tables import events, model_calls
 from tests.cli.told import long_run, told
-from tests.store.attempts import claim, run_row, submit_one, text, tool_use
+from tests.store.attempts import blocks_of_run, claim, run_row, submit_one, text, tool_use
 from tests.store.compacting import ask_for_summary, stand_in, summarise
 from tests.store.examples import NOW, SPEC
 
@@ -34,7 +34,7 @@ def test_messages_come_in_order_and_whole_whatever_is_read_at_a_time(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = long_run(database, 9)
-    whole = transcript.blocks_of_run(database, run_id)
+    whole = blocks_of_run(database, run_id)
     assert [line["message"] for line in whole] == sorted(line["message"] for line in whole)
     assert len({line["message"] for line in whole}) == 18
     for batch in (1, 2, 7):
@@ -63,9 +63,7 @@ def test_whole_outputs_are_named_by_their_length(database: Database) -> None:
     attempt = claim(database, run_id)
     attempt.reply(tool_use(1), stop="tool_use").finish("part", b"x" * 5_000)
     attempt.reply(tool_use(2), stop="tool_use").finish("all of it")
-    sizes = [
-        line["call"]["size"] for line in transcript.blocks_of_run(database, run_id) if line["call"]
-    ]
+    sizes = [line["call"]["size"] for line in blocks_of_run(database, run_id) if line["call"]]
     assert sizes == [5_000, 5_000, None, None]
 
 

@@ -22,6 +22,7 @@ from runner.core.conversation import Block
 from runner.core.search import Role, Source
 from runner.core.text import visible
 from runner.errors import RunnerError
+from runner.queries.find import in_batches
 from runner.store import ids
 from runner.store.statements import execute
 from runner.store.tables import (
@@ -38,7 +39,7 @@ from runner.store.tables import (
 Kind = Literal["text", "thinking", "input", "output", "system", "compaction", "verification", "ran"]
 
 # The source that each kind belongs to. The index numbers the kinds in this order.
-SOURCE_OF: dict[Kind, Source] = {
+_SOURCE_OF: dict[Kind, Source] = {
     "text": "text",
     "thinking": "thinking",
     "input": "input",
@@ -48,7 +49,7 @@ SOURCE_OF: dict[Kind, Source] = {
     "verification": "output",
     "ran": "input",
 }
-KINDS = tuple(SOURCE_OF)
+KINDS = tuple(_SOURCE_OF)
 
 # Content that only the API reads again.
 _SEALED = frozenset({"signature", "encrypted_content", "encrypted_index", "type", "id"})
@@ -68,6 +69,10 @@ class Place(NamedTuple):
     run_id: str = ""  # empty for a system prompt
     message: int = 0  # or the number of a compaction or verification
     position: int = 0  # of the block; for "ran" the number of the call in its message
+
+    @property
+    def source(self) -> Source:
+        return _SOURCE_OF[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,19 +277,13 @@ def _whole_text(block: Block, compressed: bytes | None) -> str:
 
 
 def _block_text(block: Block) -> str:
-    match block.get("type"):
-        case "text":
-            return str(block.get("text", ""))
-        case "thinking":
-            return str(block.get("thinking", ""))
-        case "tool_use":
-            return "\n".join(_scalars(block.get("input")))
-        case str(kind) if kind.endswith("_use"):
-            return "\n".join([str(block.get("name", "")), *_scalars(block.get("input"))])
-        case "tool_result":
-            return "\n".join(_texts(block.get("content")))
-        case _:
-            return "\n".join(_texts(block))
+    kind = str(block.get("type"))
+    if kind in ("text", "thinking"):
+        return str(block.get(kind, ""))
+    if kind.endswith("_use"):
+        name = () if kind == "tool_use" else (str(block.get("name", "")),)
+        return "\n".join((*name, *_scalars(block.get("input"))))
+    return "\n".join(_texts(block.get("content") if kind == "tool_result" else block))
 
 
 def _unpacked(compressed: bytes) -> str:
@@ -372,8 +371,7 @@ def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Plac
     """Return the documents at some places. Those that are gone or cannot be read are left out."""
     reader = Reader(connection, with_models=False)
     found: dict[Place, Document] = {}
-    for start in range(0, len(places), _MOST_KEYS):
-        wanted = set(places[start : start + _MOST_KEYS])
+    for wanted in map(set, in_batches(places, _MOST_KEYS)):
         keys: dict[Origin, set[tuple[Any, ...]]] = {}
         for place in wanted:
             origin, key = _row_of(place)

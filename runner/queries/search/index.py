@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from runner.core.agents import item_of
 from runner.core.search import (
@@ -28,7 +28,7 @@ from runner.core.search import (
 )
 from runner.errors import RunnerError, UsageError
 from runner.queries.filters import Filters
-from runner.queries.search.documents import SOURCE_OF, Document, Place, Tell, unread
+from runner.queries.search.documents import Document, Place, Tell, unread
 
 # Marks a document that could not be read: it has no words.
 UNREAD = f"{MARK}unread"
@@ -48,6 +48,7 @@ CHARACTERS_EACH = 2_000
 Progress = Callable[[int, int], None]
 
 
+T = TypeVar("T")
 _Group = tuple[Term, ...]
 
 
@@ -71,7 +72,7 @@ def entry_of(document: Document, now: float, tell: Tell) -> Entry:
 def _entry_of(document: Document, now: float) -> Entry:
     place, item = document.place, document.item
     given: list[tuple[str, str | None]] = [
-        *(("s", SOURCE_OF[place.kind]), ("j", place.job_id), ("d", day_of(document.at, now))),
+        *(("s", place.source), ("j", place.job_id), ("d", day_of(document.at, now))),
         *(("r", place.run_id or None), ("o", document.role)),
         *(("t", document.tool), ("m", document.model)),
     ]
@@ -160,6 +161,14 @@ class Index(Protocol):
 
 class Unusable(RunnerError):  # noqa: N818 - it is no failure: the index is made again
     """The index is damaged, of another version, or of another database."""
+
+
+def again_if_unusable(work: Callable[[], T]) -> T:
+    """Do the work, and once more if another index had to take the place of the first."""
+    try:
+        return work()
+    except Unusable:
+        return work()
 
 
 def needs_of(

@@ -38,7 +38,7 @@ FROM runs AS r LEFT JOIN search_runs AS s ON s.run_id = r.id AND s.job_id = r.jo
 WHERE (s.number IS NULL OR s.seen <> {_COUNTED})
 """
 _CHANGED_RUNS = f"""
-SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id), {_COUNTED},
+SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id), {_COUNTED} AS counted,
     s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
 {_CHANGED} AND r.id > :after ORDER BY r.id LIMIT 100
 """
@@ -165,7 +165,7 @@ class News:
                 yield from self._taken(seen, SYSTEMS, row)
             self._seen.append(seen)
         for row in self._pages(_CHANGED_RUNS):
-            yield from self._of_run(*row)
+            yield from self._of_run(row)
 
     def notes(self) -> list[dict[str, Any]]:
         """Return the values for ``NOTE`` after all entries were added."""
@@ -176,30 +176,15 @@ class News:
             for seen in self._seen
         ]
 
-    def _of_run(
-        self,
-        run_id: str,
-        job_id: str,
-        source: str | None,
-        counted: int,
-        number: int | None,
-        *held: Any,
-    ) -> Iterator[tuple[int, Entry]]:
-        """Yield what is to be added of a run.
-
-        Args:
-            source: of its job.
-            counted: the sum of its counters.
-            number: of the run in the index, with what this ``held`` of it; None if it does not know it.
-        """
+    def _of_run(self, changed: Sequence[Any]) -> Iterator[tuple[int, Entry]]:
+        """Yield what is to be added of a run, a row of ``_CHANGED_RUNS``."""
+        run_id, job_id, source, counted, number, before, *held = changed
         seen = self._new(job_id, run_id) if number is None else _Seen(number, job_id, run_id)
-        if number is not None:
-            before, message, positions, compactions, verifications = held
-            if source == SESSIONS and before != -counted:
-                self.forgotten.append(number)  # an imported session may grow anywhere
-            else:
-                seen.message, seen.positions = message, json.loads(positions)
-                seen.compactions, seen.verifications = compactions, json.loads(verifications)
+        if number is not None and source == SESSIONS and before != -counted:
+            self.forgotten.append(number)  # an imported session may grow anywhere
+        elif number is not None:
+            seen.message, positions, seen.compactions, checked = held
+            seen.positions, seen.verifications = json.loads(positions), json.loads(checked)
         self._seen.append(seen)
         seen.seen = -counted
         for origin, new in _NEW_ROWS.items():

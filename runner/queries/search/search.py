@@ -13,14 +13,7 @@ from runner.core.search import Excerpt, Matcher, Query, Role, Source, Term, exce
 from runner.queries.filters import Filters
 from runner.queries.find import descendant_ids
 from runner.queries.rows import Rows, columns
-from runner.queries.search.documents import (
-    SOURCE_OF,
-    Document,
-    Place,
-    Tell,
-    call_ids,
-    read_documents,
-)
+from runner.queries.search.documents import Document, Place, Tell, call_ids, read_documents
 from runner.queries.search.index import (
     UNREAD,
     Index,
@@ -28,7 +21,7 @@ from runner.queries.search.index import (
     Match,
     Needs,
     Progress,
-    Unusable,
+    again_if_unusable,
     needs_of,
 )
 from runner.queries.search.postgres import PostgresIndex
@@ -52,15 +45,13 @@ _COLUMNS = columns(
 )
 
 
-def nobody(_line: str) -> None:
-    """Tell nobody."""
-
-
 def nothing(_done: int, _all: int) -> None:
     """Show no progress."""
 
 
-def open_index(database: Database, tell: Tell = nobody, *, batch: int | None = None) -> Index:
+def open_index(
+    database: Database, tell: Tell = lambda _line: None, *, batch: int | None = None
+) -> Index:
     """Return the index of a database. ``tell`` receives a line when the index has to be made again, or a
     text cannot be read; ``batch`` is how many documents are indexed in one transaction."""
     if database.dialect == "sqlite":
@@ -83,7 +74,7 @@ class Hit:
 
     @property
     def source(self) -> Source:
-        return SOURCE_OF[self.place.kind]
+        return self.place.source
 
     @property
     def is_block(self) -> bool:
@@ -154,7 +145,7 @@ def search(
     role: Role | None = None,
     limit: int | None = 20,
     offset: int = 0,
-    tell: Tell = nobody,
+    tell: Tell = lambda _line: None,
     progress: Progress = nothing,
 ) -> Found:
     """Search all that was committed before. What the index lacks is added first.
@@ -183,10 +174,7 @@ def search(
             needs = needs_of(lookup, query, filters, sources, role, now, below)
             return replace(_page(database, query, lookup, needs, limit, offset), unread=missing)
 
-    try:
-        return look()
-    except Unusable:  # another index is in its place now
-        return look()
+    return again_if_unusable(look)
 
 
 def _page(

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import fcntl
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Integer, Text, cast, func, literal_column, select
 
 from runner.core.search import MARK, SHORTEST_PART, Term
 from runner.errors import UnreachableError
+from runner.queries.find import in_batches
 from runner.queries.search.documents import KINDS, Place, Tell
-from runner.queries.search.index import Entry, Match, Needs, Progress, Unusable
+from runner.queries.search.index import Entry, Match, Needs, Progress, Unusable, again_if_unusable
 from runner.queries.search.news import NOTE, News, add_all, is_up_to_date
 from runner.store.database import BUSY_TIMEOUT_SECONDS, Database
 from runner.store.tables import blocks, jobs
@@ -89,8 +90,6 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _FILE_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
-T = TypeVar("T")
-
 
 class SqliteIndex:
     """``Index`` of a SQLite database."""
@@ -114,7 +113,7 @@ class SqliteIndex:
                     kept.push(own.pop_all())
                 return writer.connection
 
-            yield SqliteLookup(_again_if_unusable(open_and_catch_up))
+            yield SqliteLookup(again_if_unusable(open_and_catch_up))
 
     def follow(self) -> int:
         def add() -> int:
@@ -122,7 +121,7 @@ class SqliteIndex:
                 return writer.add(min(self._batch, _SMALL_BATCH))
 
         try:
-            return _again_if_unusable(add)
+            return again_if_unusable(add)
         except IndexBusyError:
             return 0
 
@@ -133,7 +132,7 @@ class SqliteIndex:
             with self._opened() as writer:
                 return add_all(partial(writer.add, self._batch), progress)
 
-        return _again_if_unusable(add)
+        return again_if_unusable(add)
 
     def size(self) -> int:
         return sum(file.stat().st_size for file in files_of(self._path) if file.exists())
@@ -265,16 +264,8 @@ def _any(phrases: Sequence[str]) -> str:
     nested ORs to one unless something is between them: here a word that no text has."""
     if len(phrases) <= _MOST_IN_ONE_OR:
         return f"({' OR '.join(phrases)})"
-    starts = range(0, len(phrases), _MOST_IN_ONE_OR)
-    parts = (phrases[start : start + _MOST_IN_ONE_OR] for start in starts)
+    parts = in_batches(phrases, _MOST_IN_ONE_OR)
     return f"({' OR '.join(f'({_any(part)} NOT {MARK})' for part in parts)})"
-
-
-def _again_if_unusable(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except Unusable:  # another one is in its place now
-        return work()
 
 
 # --- The file

@@ -71,21 +71,14 @@ def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -
 
 
 def _ask(request: dict[str, Any], bounds: Bounds) -> Rows:
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-c"),
-            f"import sys; sys.path.append(sys.argv.pop(1)); from {_CHILD} import main; main()",
-            _CODE_ROOT,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    main = f"import sys; sys.path.append(sys.argv.pop(1)); from {_CHILD} import main; main()"
+    command = [sys.executable, "-P", "-c", main, _CODE_ROOT]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing)
     assert process.stdin is not None
     assert process.stdout is not None
-    said: dict[
-        str, Any
-    ] = {}  # the columns' names, and at the end if rows are left out, or an error
+    # The columns' names, and at the end an error, or if rows are left out.
+    said: dict[str, Any] = {}
     rows: list[list[Any]] = []
     try:
         # It has ended if it does not read, and its answer or exit code tells why.

@@ -30,6 +30,7 @@ from runner.queries.timeline import changes_of_job, timeline_rows
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.exports import load_recorded
+from tests.store.attempts import blocks_of_run
 from tests.store.examples import NOW
 
 PRICES = load_prices()
@@ -40,7 +41,7 @@ def look_everywhere(database: Database, run_id: str) -> None:
     """Read a run in every way: it is there and nothing is raised."""
     run = show_run(database, run_id)
     transcript.api_messages(database, run_id)
-    transcript.blocks_of_run(database, run_id)
+    blocks_of_run(database, run_id)
     transcript.compactions_of_run(database, run_id)
     decisions.denied_calls(database, run_id)
     changes_of_job(database, run["job_id"])

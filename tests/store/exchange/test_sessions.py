@@ -31,7 +31,7 @@ from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.tables import blocks, job_events, jobs, runs, tool_calls
 from tests.exchange.samples import CWD, Session, file_of, text, use, usual
-from tests.store.attempts import claim, event_types, run_row, submit_one
+from tests.store.attempts import blocks_of_run, claim, event_types, run_row, submit_one
 from tests.store.compacting import compact, stand_in, use_tool
 from tests.store.examples import NOW, submission
 from tests.store.exchange.conftest import MakeDatabase
@@ -86,9 +86,7 @@ def test_a_session_is_a_run_of_the_job_claude_code(database: Database) -> None:
     ]
     roles = [message["role"] for message in transcript.api_messages(database, brought.run_id)]
     assert roles == ["user", "assistant", "user", "assistant"]
-    calls = [
-        line["call"] for line in transcript.blocks_of_run(database, brought.run_id) if line["call"]
-    ]
+    calls = [line["call"] for line in blocks_of_run(database, brought.run_id) if line["call"]]
     assert [call["state"] for call in calls] == ["succeeded", "failed", "succeeded", "failed"]
 
 
