@@ -20,7 +20,7 @@ from runner.permissions.rules import READING, WRITING
 from runner.ports import Surroundings
 from runner.store import rules as stored
 from runner.tools.file_access import Places, ToolFailure, inside, locate
-from runner.workspace.making import COPIES
+from runner.workspace.folders import COPIES
 
 _RUN = "run"  # stands for the id of the run
 

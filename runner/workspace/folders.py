@@ -16,6 +16,7 @@ from pathlib import Path
 from runner.errors import UsageError, WorkspaceError
 from runner.workspace.git import Check, Git, no_check
 
+COPIES = "workspaces"  # the folder of RUNNER_HOME with worktrees and copies, named after their runs
 MARKER = ".runner-workspace"  # the file in a workspace's root that holds its id
 EXCLUDED = f"{MARKER}*"  # ... and its drafts, for a list of ignored files
 MARKED = "ws_"  # what the id in a marker begins with

@@ -14,9 +14,9 @@ from runner.errors import RunnerError
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
-from runner.workspace.folders import remove_folder
+from runner.workspace.folders import COPIES, remove_folder
 from runner.workspace.git import shown
-from runner.workspace.making import COPIES, MadeNotes
+from runner.workspace.notes import MadeNotes
 from runner.workspace.repository import Repository, clone_of
 from runner.workspace.snapshot_store import make_store, store_id
 from runner.workspace.snapshots import looking

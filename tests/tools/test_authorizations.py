@@ -66,7 +66,7 @@ class TestAuthorizationIsForThisCall:
             "tools/hooks.py",
             # Children of Runner's own, which are no tools.
             "tools/checking.py",
-            "workspace/making.py",
+            "workspace/own_workspace.py",
         }
         importing = {
             path.relative_to(root).as_posix()

@@ -12,7 +12,7 @@ from runner.core.run import Ended, Lease
 from runner.errors import Interrupted, WorkspaceError
 from runner.ports import Interrupt
 from runner.store.database import Database
-from runner.workspace.making import MadeNotes
+from runner.workspace.notes import MadeNotes
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept, row

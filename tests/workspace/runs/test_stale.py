@@ -7,7 +7,7 @@ import pytest
 from runner.errors import Interrupted, WorkspaceError
 from runner.ports import Interrupt
 from runner.store.database import Database
-from runner.workspace.making import Made, MadeNotes
+from runner.workspace.notes import Made, MadeNotes
 
 from .conftest import Claim, Host, claim_again
 

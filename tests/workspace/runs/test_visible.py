@@ -10,8 +10,7 @@ import pytest
 
 from runner.core.run import Lease
 from runner.ports import Interrupt
-from runner.workspace.folders import MARKER, identify
-from runner.workspace.making import COPIES
+from runner.workspace.folders import COPIES, MARKER, identify
 from runner.workspace.run_workspaces import RunWorkspaces
 from runner.workspace.snapshot_store import store_id
 from tests.workspace.repository.made import Made
