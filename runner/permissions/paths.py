@@ -61,21 +61,19 @@ class Steps:
     inside: bool  # it matches what is in the folder at its end, not the folder as a file
 
     def match(self, path: str, *, folder: bool) -> bool:
-        """True if the path, which may be that of a folder, or a folder that it is in, matches. It is
-        relative to the anchor. The time is proportional to its length."""
-        parts, last = path.split("/"), len(self.names)
-        reached = self.reach({0})
-        for at, part in enumerate(parts, 1):
-            reached = self.advance(reached, part)
-            if last in reached:
-                if not self.inside or folder or at < len(parts):
-                    return True
-                reached.remove(last)
-            if not reached:
-                return False
-        return False
+        """True if the path, or a folder that it is in, matches. The time is proportional to its length.
 
-    def advance(self, reached: set[int], name: str) -> set[int]:
+        Args:
+            path: relative to the anchor.
+            folder: the path may be a folder.
+        """
+        above, slash, name = path.rpartition("/")
+        reached = _reached(self, above) if slash else self.reach({0})
+        if reached is None:
+            return True
+        return (folder or not self.inside) and len(self.names) in self.advance(reached, name)
+
+    def advance(self, reached: Iterable[int], name: str) -> set[int]:
         """Return the positions in the pattern that a name leads to."""
         moved: set[int] = set()
         for at in reached:
@@ -85,7 +83,7 @@ class Steps:
                     moved.add(at)
                 elif step.search(name):
                     moved.add(at + 1)
-        return self.reach(moved)
+        return self.reach(moved) if moved else moved
 
     def reach(self, steps: set[int]) -> set[int]:
         """Add to positions those behind each ``**``, which may stand for nothing."""
@@ -96,6 +94,17 @@ class Steps:
                 at += 1
                 steps.add(at)
         return steps
+
+
+@lru_cache(maxsize=8192)  # a search asks about thousands of files in the same folders
+def _reached(steps: Steps, folder: str) -> frozenset[int] | None:
+    """Return the positions in a pattern that a folder leads to; None if the folder itself matches."""
+    reached = steps.reach({0})
+    for part in folder.split("/"):
+        reached = steps.advance(reached, part)
+        if len(steps.names) in reached:
+            return None
+    return frozenset(reached)
 
 
 @dataclass(frozen=True, slots=True)
