@@ -8,7 +8,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 
-from runner.core.conversation import Tool, ToolResult
+from runner.core.conversation import ToolResult
 from runner.ports import Interrupt, ToolCall
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import Start, ToolHost, boot, run_reporting
@@ -19,11 +19,6 @@ _DESCRIBE_SECONDS = 60.0
 
 class Undescribed(Exception):  # noqa: N818 - becomes a problem of the job file
     """An own tool cannot be used; the text says why, in one line."""
-
-
-def describe(source: OwnSource, environment: Mapping[str, str]) -> Tool:
-    """Return the tool that a function is. Raises ``Undescribed`` if it cannot be one."""
-    return Tool(**json.loads(ask_child("describe", source, environment)), source=str(source))
 
 
 def ask_child(action: str, source: OwnSource, environment: Mapping[str, str]) -> str:

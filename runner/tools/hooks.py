@@ -101,7 +101,11 @@ def read_instructions(
             real = places.find(name)
             if real not in files:
                 _require(ResolvedPath(path, real), places, policy, asked_for=real in own.values())
-                files[real] = _read(name, real)
+                with open(open_file(real, name), "rb") as file:
+                    content = file.read(MOST_INSTRUCTION_BYTES + 1)
+                files[real] = Instructions(
+                    name, hashlib.sha256(content).hexdigest(), _text(content)
+                )
         except ToolFailure as failure:
             left_out.append(str(failure))
         except ValueError as error:
@@ -123,9 +127,7 @@ def _require(place: ResolvedPath, places: Places, policy: Policy, *, asked_for: 
     raise ValueError(f"{leads}{_READ} is {decision.explain()}")
 
 
-def _read(name: str, real: str) -> Instructions:
-    with open(open_file(real, name), "rb") as file:
-        content = file.read(MOST_INSTRUCTION_BYTES + 1)
+def _text(content: bytes) -> str:
     if len(content) > MOST_INSTRUCTION_BYTES:
         raise ValueError(f"it has more than {MOST_INSTRUCTION_BYTES:,} bytes")
     try:
@@ -134,4 +136,4 @@ def _read(name: str, real: str) -> Instructions:
         raise ValueError("it is not UTF-8") from error
     if not text.strip():
         raise ValueError("it is empty")
-    return Instructions(name, hashlib.sha256(content).hexdigest(), plain(text))
+    return plain(text)

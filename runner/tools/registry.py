@@ -6,6 +6,7 @@ The built-in tools have the names and arguments of Claude Code's, which models k
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from runner.core.agents import AGENT_TOOL
 from runner.core.conversation import Tool
 from runner.errors import UsageError
 from runner.tools.environment import tool_environment
-from runner.tools.functions import Undescribed, ask_child, describe
+from runner.tools.functions import Undescribed, ask_child
 from runner.tools.own import OwnSource
 
 _FILE = "The file's path, absolute or relative to the workspace"
@@ -256,7 +257,8 @@ def _own(name: str, import_from: Path, environment: Mapping[str, str]) -> Tool:
             f"there is no such tool: the builtin ones are {', '.join(builtin)}, "
             "and own tools are named package.module:function"
         )
-    tool = describe(source, environment)
+    described = json.loads(ask_child("describe", source, environment))
+    tool = Tool(**described, source=str(source))
     if tool.name in builtin:
         raise Undescribed(
             f"{tool.name} is the name of a builtin tool: call the function something else"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -64,39 +64,14 @@ class CommitText:
     message: str
 
 
-def touched(
-    store: Path, pairs: Sequence[Change], environment: Mapping[str, str]
-) -> dict[Change, list[tuple[Touch, str]]]:
-    """Return the files that differ between each pair of snapshots that the store has. Raises
-    ``GitError``."""
-    given = "".join(f"{before} {after}\n" for before, after in dict.fromkeys(pairs)).encode()
-    told = store_git(store, environment).run(
-        *("diff-tree", "-r", "--no-renames", "-z", "--name-status", "--stdin"),
-        *_WITHOUT_MANIFEST,
-        given=given,
-        accept=(0, _SOME_MISSING),
-    )
-    found: dict[Change, list[tuple[Touch, str]]] = {}
-    for before, after, letter, path in _TOUCHED.findall(told):
-        if before:
-            files = found[before.decode(), after.decode()] = []
-        else:
-            files.append((_TOUCHES.get(letter, "changed"), os.fsdecode(path)))
-    return found
-
-
+@dataclass(frozen=True, slots=True)
 class RecordedChanges:
     """What runs have changed, by the snapshots of a home."""
 
-    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
-        """
-        Args:
-            home: RUNNER_HOME.
-            environment: the environment of git.
-        """
-        self._home = home
-        self._environment = environment
-        self._failures: dict[str, RunnerError] = {}  # of remotes, which are not asked again
+    home: Path  # RUNNER_HOME
+    environment: Mapping[str, str]  # of git
+    # Of remotes, which are not asked again.
+    _failures: dict[str, RunnerError] = field(default_factory=dict, init=False)
 
     def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
         """Return what was changed, as ``git apply`` takes it.
@@ -125,8 +100,23 @@ class RecordedChanges:
     ) -> dict[Change, list[tuple[Touch, str]]]:
         """Return which files each change touched, of those whose snapshots are here. Nothing is
         fetched for it."""
-        store = store_of(self._home, where.source)
-        return touched(store, changes, self._environment) if store.is_dir() else {}
+        store = store_of(self.home, where.source)
+        if not store.is_dir():
+            return {}
+        given = "".join(f"{before} {after}\n" for before, after in dict.fromkeys(changes)).encode()
+        told = store_git(store, self.environment).run(
+            *("diff-tree", "-r", "--no-renames", "-z", "--name-status", "--stdin"),
+            *_WITHOUT_MANIFEST,
+            given=given,
+            accept=(0, _SOME_MISSING),
+        )
+        found: dict[Change, list[tuple[Touch, str]]] = {}
+        for before, after, letter, path in _TOUCHED.findall(told):
+            if before:
+                files = found[before.decode(), after.decode()] = []
+            else:
+                files.append((_TOUCHES.get(letter, "changed"), os.fsdecode(path)))
+        return found
 
     def too_large(self, where: Whereabouts, change: Change) -> tuple[str, ...]:
         """Return the changed files that are over the limit, and so in no diff; safe to print."""
@@ -146,11 +136,11 @@ class RecordedChanges:
 
     def commit(self, where: Whereabouts, commit: str) -> CommitText | None:
         """Return what a commit says beside its changes, or None if it is not here."""
-        store = store_of(self._home, where.source)
+        store = store_of(self.home, where.source)
         if not self._has(store, [commit]):
             return None
         form = ("-s", "--encoding=UTF-8", "--format=%an%x00%ae%x00%at%x00%B")
-        told = store_git(store, self._environment).run("show", *form, commit)
+        told = store_git(store, self.environment).run("show", *form, commit)
         name, email, at, message = told.decode("utf-8", "replace").split("\0", 3)
         return CommitText(name, email, float(at), message)
 
@@ -172,24 +162,24 @@ class RecordedChanges:
     def _find(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Git, Change]:
         """Return git on the store, and the first change that can be had whole; fetch the run's
         snapshots if the first is not here."""
-        store, remote, run_ids = store_of(self._home, where.source), where.remote, where.run_ids
+        store, remote, run_ids = store_of(self.home, where.source), where.remote, where.run_ids
         if remote and remote not in self._failures and not self._has(store, changes[0]):
             try:
-                make_store(self._home, where.source, None, environment=self._environment)
+                make_store(self.home, where.source, None, environment=self.environment)
                 for run_id in run_ids:
-                    StoredSnapshots(store, self._environment, run_id, 0).fetch(remote)
+                    StoredSnapshots(store, self.environment, run_id, 0).fetch(remote)
             except RunnerError as error:
                 self._failures[remote] = error
         for change in changes:
             if self._has(store, change):
-                return store_git(store, self._environment), change
+                return store_git(store, self.environment), change
         if remote in self._failures:
             raise self._failures[remote]
         if remote is not None:
             raise WorkspaceError(
                 f"the files of {run_ids[0]} are neither here nor at its job's remote"
             )
-        if where.store_id == store_id(self._home):
+        if where.store_id == store_id(self.home):
             raise WorkspaceError(
                 f"the files of {run_ids[0]} are no longer in {store}: they were removed"
             )
@@ -198,4 +188,4 @@ class RecordedChanges:
         raise WorkspaceError(f"the files of {run_ids[0]} are recorded on {host}: {advice}")
 
     def _has(self, store: Path, objects: Sequence[str]) -> bool:
-        return store.is_dir() and has_trees(store_git(store, self._environment), objects)
+        return store.is_dir() and has_trees(store_git(store, self.environment), objects)

@@ -194,7 +194,7 @@ class _Files:
             snapshot = snapshots.take(note=note)
             known = {run.snapshot or snapshot}
             if run.record is None or run.record.store_id != store_id(self.home):
-                known |= snapshots.last_of_attempts()  # another host went on from there
+                known |= snapshots.history().trees  # another host went on from there
             return snapshot, known, snapshots.unrecorded(snapshot)
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:

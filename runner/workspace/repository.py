@@ -134,9 +134,6 @@ def tip_at(git: Git, remote: str, branch: str, check: Check = no_check) -> str |
     return os.fsdecode(listed).split("\t")[0] or None
 
 
-# --- branches and commits of runs -------------------------------------------------------------------
-
-
 def branch_name(job: str, key: str, run_id: str = "") -> str:
     """Return ``runner/<job>/<item>``, or with a run's id a name that no other run has."""
     ending = f"-{run_id[-_ID_SUFFIX:]}" if run_id else ""
@@ -197,9 +194,6 @@ def is_delivery(git: Git, commit: str, run_id: str) -> bool:
 
 def _line(text: str) -> str:
     return _BREAKS.sub(" ", text).strip()
-
-
-# --- clones -----------------------------------------------------------------------------------------
 
 
 def clone_of(home: Path, url: str) -> Path:

@@ -17,6 +17,7 @@ _RULES = b".gitignore"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass(frozen=True, slots=True)
 class WorkTreeWriter:
     """Changes a work tree.
 
@@ -24,8 +25,7 @@ class WorkTreeWriter:
     of every change. Paths are bytes, relative to the root.
     """
 
-    def __init__(self, root: bytes) -> None:
-        self._root = root
+    root: bytes
 
     def remove(self, path: bytes) -> None:
         """Remove a file, or a folder with everything in it, if it is there."""
@@ -42,7 +42,7 @@ class WorkTreeWriter:
 
     def make_folder(self, path: bytes) -> None:
         """Make a folder and those above it; replace whatever else is in their place."""
-        descriptor = os.open(self._root, _FOLDER)
+        descriptor = os.open(self.root, _FOLDER)
         try:
             for name in path.split(b"/"):
                 is_folder = None
@@ -63,7 +63,7 @@ class WorkTreeWriter:
         """Let this process read and change a folder of its own, and those above it, if they are
         folders."""
         for path in sorted({folder, *ancestors([folder])}):
-            if not os.access(self._root + b"/" + path, os.R_OK | os.W_OK | os.X_OK):
+            if not os.access(self.root + b"/" + path, os.R_OK | os.W_OK | os.X_OK):
                 missing = suppress(FileNotFoundError, NotADirectoryError)
                 with missing, self._parent(path) as (parent, name):
                     if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
@@ -83,7 +83,7 @@ class WorkTreeWriter:
     def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield a descriptor of the folder that a path is in, and the path's last part."""
         *folders, name = path.split(b"/")
-        descriptor = os.open(self._root, _FOLDER)
+        descriptor = os.open(self.root, _FOLDER)
         try:
             for folder in folders:
                 inner = os.open(folder, _FOLDER, dir_fd=descriptor)

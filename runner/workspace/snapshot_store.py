@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -337,6 +337,7 @@ class History:
     own: Recorded | None  # by this attempt, last
     last: Recorded | None  # by the newest attempt, last
     start: Recorded | None  # what the workspace began as
+    trees: Set[str]  # all of these, and those of earlier attempts
 
 
 class StoredSnapshots:
@@ -362,16 +363,16 @@ class StoredSnapshots:
         last = self.history().last
         return None if last is None else last.tree
 
-    def last_of_attempts(self) -> set[str]:
-        """Return the snapshots that each attempt at the run took last on this host."""
-        return {recorded.tree for recorded in self._found().values()}
-
     def history(self) -> History:
         """Return what was recorded of the run on this host."""
-        found = self._found()
+        form = "--format=%(refname) %(objectname) %(tree)"
+        listed = self._store_git.text("for-each-ref", form, self._refs).splitlines()
+        refs = (line.split(" ") for line in listed)
+        found = {ref.removeprefix(f"{self._refs}/"): Recorded(*known) for ref, *known in refs}
         attempts = [int(name) for name in found if name.isdecimal()]
         last = found[str(max(attempts))] if attempts else None
-        return History(found.get(self._attempt), last, found.get(_START))
+        trees = {recorded.tree for recorded in found.values()}
+        return History(found.get(self._attempt), last, found.get(_START), trees)
 
     def start(self, commit: str) -> None:
         """Record which commit the workspace began as.
@@ -437,12 +438,6 @@ class StoredSnapshots:
             check=check,
             seconds=REMOTE_SECONDS,
         )
-
-    def _found(self) -> dict[str, Recorded]:
-        form = "--format=%(refname) %(objectname) %(tree)"
-        listed = self._store_git.text("for-each-ref", form, self._refs).splitlines()
-        refs = (line.split(" ") for line in listed)
-        return {ref.removeprefix(f"{self._refs}/"): Recorded(*found) for ref, *found in refs}
 
     def _starts_at(self, tree: str) -> bool:
         start = self.history().start

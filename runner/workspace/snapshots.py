@@ -38,7 +38,15 @@ from runner.workspace.snapshot_store import (
     manifest_in,
     store_git,
 )
-from runner.workspace.survey import Surveyor, is_reserved, literal, settle, unless_waiting
+from runner.workspace.survey import (
+    Digests,
+    Surveyor,
+    is_reserved,
+    literal,
+    pathspec,
+    settle,
+    unless_waiting,
+)
 
 _LARGEST_FILE = 20_000_000
 _ROUNDS = 4
@@ -87,7 +95,7 @@ class Snapshots(StoredSnapshots):
             run_id, attempt: the attempt, which has an index and a ref of its own in the store, so
                 that others that still run do it no harm.
             environment: the environment of git.
-            ignored: patterns of ignored files that are recorded all the same.
+            ignored: patterns of ignored files that are recorded all the same (``pathspec``).
             largest_file: the most bytes of a file that is recorded whole; of larger ones the digest
                 is.
             aside: a folder for the index and new objects, so that the store stays as it is.
@@ -119,9 +127,9 @@ class Snapshots(StoredSnapshots):
             for with_source in (True, False)
         )
         self._plain = store_git(git_dir, environment, objects=objects)
-        digests = self._folder / "digests"
+        chosen, digests = [*map(pathspec, ignored)], Digests(self._root, self._folder / "digests")
         self._surveyor = Surveyor(
-            self._reader, self._writer, self._root, ignored, largest_file, digests
+            self._reader, self._writer, self._root, chosen, largest_file, digests
         )
         self._known: _Known | None = None
 

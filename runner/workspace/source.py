@@ -38,9 +38,6 @@ class Unfit(RunnerError):  # noqa: N818 - not an error of Runner's: the word for
         super().__init__(message)
 
 
-# --- git --------------------------------------------------------------------------------------------
-
-
 def git_reading(environment: Mapping[str, str], git_dir: Path) -> Git:
     """Return git with a repository's own settings, for reading refs, settings and attributes alone."""
     variables = {**_NOTHING_FETCHED, "GIT_DIR": str(git_dir)}
@@ -98,9 +95,6 @@ def blobs(git: Git, ids: Sequence[str], most: int) -> Iterator[tuple[str, bytes]
         blob, _, size = found[at:end].decode().split()
         at = end + 1 + int(size) + 1
         yield blob, found[end + 1 : at - 1]
-
-
-# --- a repository on this host ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +194,6 @@ def _no_such_base(base: str, names: Sequence[str]) -> str:
     return f"there is no branch, tag or commit {shown_path(base)}; branches and tags are: {there}"
 
 
-# --- repositories elsewhere -------------------------------------------------------------------------
-
-
 def find_remote_base(git: Git, url: str, base: str | None) -> str:
     """Return the id of the commit that runs of a URL begin at.
 
@@ -276,9 +267,6 @@ def push_base(git: Git, remote: str, commit: str, *, dry_run: bool = False) -> N
         *("--", remote, f"{commit}:{BASES}{commit}"),
         seconds=_ANSWER_SECONDS if dry_run else _FETCH_SECONDS,
     )
-
-
-# --- messages ---------------------------------------------------------------------------------------
 
 
 def shown_path(path: bytes | str) -> str:

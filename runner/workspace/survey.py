@@ -22,6 +22,7 @@ Kind = Literal["file", "link", "folder", "nothing", "blocked", "other"]
 
 SUBMODULE = b"160000"  # the mode of a submodule in trees and indexes
 
+_KINDS: dict[int, Kind] = {stat.S_IFLNK: "link", stat.S_IFDIR: "folder"}
 _OTHERS = ("ls-files", "-z", "--others", "--exclude-standard")
 _CHECK_EVERY = 500  # files
 _PIECE = 1 << 20
@@ -30,9 +31,6 @@ _FIRST_LOOK_SECONDS = 1.0
 # The part of a path that git refuses.
 _REFUSED = re.compile(rb"(?:.*?/)??\.git(?=/|\Z)", re.IGNORECASE | re.DOTALL)
 _RULES = frozenset({b".gitignore", b".gitattributes", b".gitmodules"})
-
-
-# --- the files --------------------------------------------------------------------------------------
 
 
 class WorkTreeView:
@@ -50,23 +48,20 @@ class WorkTreeView:
 
         What lies behind a link is "nothing"; what this process may not read is "blocked".
         """
+        place = self._at(path)
         try:
             if not self._is_folder(path.rpartition(b"/")[0]):
                 return "nothing", None
-            status = os.lstat(self._at(path))
+            status = os.lstat(place)
         except (FileNotFoundError, NotADirectoryError):
             return "nothing", None
         except PermissionError:
             return "blocked", None
-        if stat.S_ISLNK(status.st_mode):
-            return "link", None
-        if stat.S_ISDIR(status.st_mode):
-            return "folder", None
         if not stat.S_ISREG(status.st_mode):
-            return "other", None
-        if os.access(self._at(path), os.R_OK):
+            return _KINDS.get(stat.S_IFMT(status.st_mode), "other"), None
+        if os.access(place, os.R_OK):
             return "file", status
-        return ("blocked" if os.path.lexists(self._at(path)) else "nothing"), None
+        return ("blocked" if os.path.lexists(place) else "nothing"), None
 
     def blocked_part(self, path: bytes) -> bytes:
         """Return the first part of a path that may not be read: a folder above it, or itself."""
@@ -112,20 +107,16 @@ class WorkTreeView:
         return self._root + b"/" + path
 
 
+@dataclass(slots=True)
 class Digests:
     """SHA-256 of large files, remembered while a file's status stays the same."""
 
-    def __init__(self, root: bytes, file: Path, settled_seconds: float = 3.0) -> None:
-        """
-        Args:
-            file: remembers them from one attempt to the next.
-            settled_seconds: how long a file must be unchanged: one changed again sooner may have the
-                same times, as file systems have coarse clocks.
-        """
-        self._root = root
-        self._file = file
-        self._settled_seconds = settled_seconds
-        self._known: dict[str, list[object]] | None = None
+    root: bytes
+    file: Path  # remembers them from one attempt to the next
+    # How long a file must be unchanged: one changed again sooner may have the same times, as file
+    # systems have coarse clocks.
+    settled_seconds: float = 3.0
+    _known: dict[str, list[object]] | None = field(default=None, init=False)
 
     def sha256(self, path: bytes, check: Check) -> tuple[int, str]:
         """Return the size in bytes and the SHA-256 of a file. Raises ``OSError`` if it cannot be
@@ -133,9 +124,9 @@ class Digests:
         if self._known is None:
             self._known = {}
             with suppress(OSError, ValueError):  # what cannot be read is worked out again
-                stored = json.loads(self._file.read_bytes())
+                stored = json.loads(self.file.read_bytes())
                 self._known = stored if isinstance(stored, dict) else {}
-        name, place = path.decode("utf-8", "surrogateescape"), self._root + b"/" + path
+        name, place = path.decode("utf-8", "surrogateescape"), self.root + b"/" + path
         began = time.time()
         status = os.lstat(place)
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
@@ -149,9 +140,9 @@ class Digests:
                 check()
                 digest.update(piece)
                 size += len(piece)
-        if max(status.st_mtime, status.st_ctime) + self._settled_seconds < began:
+        if max(status.st_mtime, status.st_ctime) + self.settled_seconds < began:
             self._known[name] = [stamp, digest.hexdigest()]
-            write_whole(self._file, json.dumps(self._known).encode("ascii"))
+            write_whole(self.file, json.dumps(self._known).encode("ascii"))
         return size, digest.hexdigest()
 
 
@@ -205,9 +196,6 @@ def settle(root: bytes, paths: Iterable[bytes], check: Check) -> None:
         time.sleep(0.02)
 
 
-# --- the survey -------------------------------------------------------------------------------------
-
-
 @dataclass
 class Survey:
     """What one look at a work tree has found."""
@@ -227,42 +215,22 @@ class Survey:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Surveyor:
     """Surveys one work tree."""
 
-    def __init__(
-        self,
-        reader: Git,
-        writer: Git,
-        root: bytes,
-        ignored: Sequence[str],
-        largest: int,
-        digests: Path,
-    ) -> None:
-        """
-        Args:
-            reader, writer: git with the work tree and its index; the first sees the source's objects.
-            ignored: patterns of ignored files that are recorded all the same, as in gitignore, but
-                without negation.
-            largest: the most bytes of a file that is recorded whole.
-            digests: the file that remembers digests of larger ones.
-        """
-        self._reader = reader
-        self._writer = writer
-        self._root = root
-        # As pathspecs: https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-aiddefpathspecapathspec
-        self._ignored = [
-            f":(top,glob){'' if '/' in pattern.rstrip('/') else '**/'}{pattern.strip('/')}"
-            for pattern in ignored
-        ]
-        self._largest = largest
-        self._digests = Digests(root, digests)
+    reader: Git  # with the work tree and its index; it sees the source's objects
+    writer: Git  # the same, which does not see them
+    root: bytes
+    ignored: Sequence[str]  # pathspecs of ignored files that are recorded all the same
+    largest: int  # the most bytes of a file that is recorded whole
+    digests: Digests  # of larger ones
 
     def survey(self, check: Check) -> Survey:
         """Look at the whole work tree; remove from the index what is gone or became another kind."""
-        found = Survey(WorkTreeView(self._root), check)
-        first = self._reader.start("ls-files", "-z", "--modified")
-        second = self._reader.start(*_OTHERS, "--directory")
+        found = Survey(WorkTreeView(self.root), check)
+        first = self.reader.start("ls-files", "-z", "--modified")
+        second = self.reader.start(*_OTHERS, "--directory")
         try:
             modified = split(first.result(check))
             others = split(second.result(check))
@@ -271,8 +239,8 @@ class Surveyor:
         self._sort_modified(modified, found)
         if found.left:
             arguments = ("update-index", "-z", "--force-remove", "--stdin")
-            self._writer.run(*arguments, given=b"\0".join(found.left), check=check)
-            others = self._reader.records(*_OTHERS, "--directory", check=check)
+            self.writer.run(*arguments, given=b"\0".join(found.left), check=check)
+            others = self.reader.records(*_OTHERS, "--directory", check=check)
         self._sort_others(others, found)
         self._sort_files(self.chosen(check), found)
         return found
@@ -283,13 +251,13 @@ class Surveyor:
             return set()
         arguments = ("check-ignore", "-z", "--stdin", "--no-index")
         given = b"\0".join(paths)
-        return set(split(self._reader.run(*arguments, given=given, check=check, accept=(0, 1))))
+        return set(split(self.reader.run(*arguments, given=given, check=check, accept=(0, 1))))
 
     def chosen(self, check: Check) -> list[bytes]:
         """Return the files that are ignored and match the patterns for ignored files."""
-        if not self._ignored:
+        if not self.ignored:
             return []
-        return self._reader.records(*_OTHERS, "--ignored", "--", *self._ignored, check=check)
+        return self.reader.records(*_OTHERS, "--ignored", "--", *self.ignored, check=check)
 
     def _sort_modified(self, paths: Iterable[bytes], found: Survey) -> None:
         """Sort what the index knows and finds changed."""
@@ -308,17 +276,17 @@ class Surveyor:
                 found.left.append(path)
         if folders:
             named = map(literal, folders)
-            listed = self._reader.records("ls-files", "-s", "-z", "--", *named, check=found.check)
+            listed = self.reader.records("ls-files", "-s", "-z", "--", *named, check=found.check)
             submodules = {line.partition(b"\t")[2] for line in listed if line.startswith(SUBMODULE)}
             found.changed |= submodules.intersection(folders)
             found.left += [path for path in folders if path not in submodules]
 
     def _is_too_large(self, path: bytes, status: os.stat_result, check: Check) -> bool:
         """Return True if a file is over the limit, and is not what the index has of it already."""
-        if status.st_size <= self._largest:
+        if status.st_size <= self.largest:
             return False
-        listed = self._reader.run("ls-files", "-s", "-z", "--", literal(path), check=check)
-        found = self._reader.run("hash-object", "--no-filters", "--", path, check=check)
+        listed = self.reader.run("ls-files", "-s", "-z", "--", literal(path), check=check)
+        found = self.reader.run("hash-object", "--no-filters", "--", path, check=check)
         return listed.split(b" ")[1] != found.strip()
 
     def _sort_others(self, listed: Iterable[bytes], found: Survey) -> None:
@@ -327,7 +295,7 @@ class Surveyor:
         empty = {folder for folder in folders if found.view.is_empty(folder)}
         found.directories |= empty
         if filled := folders - empty:
-            files, nested = _parted(self._reader.records(*_OTHERS, check=found.check))
+            files, nested = _parted(self.reader.records(*_OTHERS, check=found.check))
             found.unrecorded |= nested
             self._sort_folders(filled - nested, ancestors([*files, *nested]), nested, found)
         self._sort_files(files, found)
@@ -362,9 +330,9 @@ class Surveyor:
             kind, status = found.view.look(path)
             if kind == "blocked":
                 found.unrecorded.add(found.view.blocked_part(path))
-            elif status is not None and status.st_size > self._largest:
+            elif status is not None and status.st_size > self.largest:
                 try:
-                    size, sha256 = self._digests.sha256(path, found.check)
+                    size, sha256 = self.digests.sha256(path, found.check)
                 except OSError as error:
                     why = error.strerror or error
                     raise GitError(f"cannot read {shown(path)}: {why}") from error
@@ -378,6 +346,13 @@ def is_reserved(path: bytes) -> bool:
     """Return True if a path is one of Runner's own, in the root of the work tree."""
     top = path.partition(b"/")[0]
     return top == MANIFEST or top.startswith(MARKER.encode())
+
+
+def pathspec(pattern: str) -> str:
+    """Return a pattern of gitignore, without negation, as a pathspec
+    (https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-aiddefpathspecapathspec)."""
+    anywhere = "" if "/" in pattern.rstrip("/") else "**/"
+    return f":(top,glob){anywhere}{pattern.strip('/')}"
 
 
 def literal(path: bytes) -> bytes:

@@ -14,11 +14,10 @@ import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.workspace.folders import EXCLUDED, read_beginning, remove_folder
@@ -221,17 +220,18 @@ class Worktree:
         (self.path / ".git").write_bytes(link)
 
 
+@dataclass(slots=True)
 class GitStateReader:
     """Reads the git state of a worktree, at little cost where its index has not changed since."""
 
-    def __init__(self, worktree: Worktree) -> None:
-        self._worktree = worktree
-        self._staged: tuple[tuple[int, int, int], str, str | None] | None = None
+    worktree: Worktree
+    # Of the index: its stamp, the commit that it was compared with, and the tree of what is staged.
+    _staged: tuple[tuple[int, int, int], str, str | None] | None = field(default=None, init=False)
 
     def read(self) -> GitState | None:
         """Return the state, or None on a branch that has no commit. Raises ``GitError`` if it is no
         worktree any more; ``OSError`` if a file of its repository cannot be read."""
-        worktree = self._worktree
+        worktree = self.worktree
         if not worktree.has_repository():
             raise GitError(f"{worktree.path} is no worktree of its repository any more")
         commit = worktree.head()
@@ -243,27 +243,22 @@ class GitStateReader:
         return GitState(commit, branch, self._staged_tree(commit), refs)
 
     def _staged_tree(self, commit: str) -> str | None:
-        try:
-            status = (self._worktree.git_folder / "index").stat()
-        except FileNotFoundError:
+        """Return the tree of what is staged; None if it is the commit's, or a merge is unfinished."""
+        index = self.worktree.git_folder / "index"
+        if not index.is_file():
             return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
+        status = index.stat()
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if self._staged is None or self._staged[:2] != (stamp, commit):
-            self._staged = (stamp, commit, self._write_staged(commit))
+            git, tree = self.worktree.git, None
+            quiet = ("diff-index", "--cached", "--quiet", "--ignore-submodules", commit, "--")
+            if git.answer(*quiet) is None:
+                # git locks the index that it writes the tree of: a copy of it is no other's.
+                with tempfile.TemporaryDirectory(prefix="runner-index-") as folder:
+                    copied = shutil.copyfile(index, Path(folder, "index"))
+                    tree = git.having(GIT_INDEX_FILE=str(copied)).answer("write-tree")
+            self._staged = (stamp, commit, tree)
         return self._staged[2]
-
-    def _write_staged(self, commit: str) -> str | None:
-        """Return the tree of what is staged; None if it is the commit's, or a merge is unfinished."""
-        git = self._worktree.git
-        quiet = ("diff-index", "--cached", "--quiet", "--ignore-submodules", commit, "--")
-        if git.answer(*quiet) is not None:
-            return None
-        # git locks the index that it writes the tree of: a copy of it is no other's.
-        with tempfile.TemporaryDirectory(prefix="runner-index-") as folder:
-            copied = shutil.copyfile(self._worktree.git_folder / "index", Path(folder, "index"))
-            return git.having(GIT_INDEX_FILE=str(copied)).answer("write-tree")
 
 
 def _read_refs(own: Repository, branch: str | None) -> RefChanges:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.core.conversation import Tool
 from runner.store.database import Database
-from runner.workspace.changes import touched
+from runner.workspace.changes import RecordedChanges, Whereabouts
 from runner.workspace.snapshot_store import make_store
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import begin, git, git_spec, put, submit
@@ -64,13 +64,15 @@ def test_command_tells_what_it_wrote_where_the_trees_are_gone(
 
 
 def test_trees_that_are_partly_gone_are_passed_over(home: Path, repository: Path) -> None:
-    store = make_store(home, str(repository), repository / ".git")
+    make_store(home, str(repository), repository / ".git")
     first = git(repository, "rev-parse", "HEAD^{tree}")
     put(repository, {"a.txt": b"other", "b": b""})
     git(repository, "add", "-A")
     second = git(repository, "write-tree")
     gone = "0123456789" * 4
-    known = touched(store, [(first, gone), (first, second), (second, second), (second, first)], {})
+    pairs = [(first, gone), (first, second), (second, second), (second, first)]
+    where = Whereabouts(("run_1",), str(repository), None, None, None)
+    known = RecordedChanges(home, {}).touched(where, pairs)
     assert known == {
         (first, second): [("changed", "a.txt"), ("created", "b")],
         (second, second): [],
