@@ -19,7 +19,7 @@ from runner.queries.jobs import list_runs, show_job
 from runner.store import ids
 from runner.store.approvals import answer as store_answer
 from runner.store.questions import waiting
-from runner.tools.checking import InputCheck
+from runner.tools.checking import input_problem
 
 _ID_LENGTH = 10
 _MOST_CANDIDATES = 5
@@ -254,7 +254,7 @@ def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[st
         value = {**one.input, "command": text}
     tools = show_job(app.database, one.job_id)["spec"]["tools"]
     schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)
-    problem = InputCheck().problem(one.tool, schema, value)
+    problem = input_problem(one.tool, schema, value)
     if problem is not None:
         raise UsageError(f"--edit: {problem}")
     return value

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from runner.tools.host import Start, ToolHost, boot
 
 CHECK_SECONDS = 10.0
 
-_MOST_KEPT = 256
 _MOST_SHOWN = 5
 _LONGEST_MESSAGE = 300
 _PATTERNS = frozenset({"pattern", "patternProperties"})
@@ -28,46 +26,32 @@ _PATTERNS = frozenset({"pattern", "patternProperties"})
 _NAMED = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 
 
-class InputCheck:
-    """Checks inputs against schemas, keeping the validators of those seen last."""
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads(schema))
 
-    def __init__(self) -> None:
-        # The schema is kept with its validator, so its id stays its own as long as it is a key here.
-        self._kept: OrderedDict[int, tuple[Mapping[str, Any], Draft202012Validator]] = OrderedDict()
-        self._lock = threading.Lock()
 
-    def problem(self, tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
-        """Return what is wrong with the input, for the model, or None when it fits."""
-        with self._lock:
-            kept = self._kept.get(id(schema))
-            if kept is None:
-                kept = self._kept[id(schema)] = (schema, Draft202012Validator(schema))
-                if len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
-        try:
-            errors = list(kept[1].iter_errors(given))
-        except RecursionError:
-            return (
-                f"The input of {tool} is nested too deeply: call it again with something flatter."
-            )
-        errors.sort(key=lambda error: [str(part) for part in error.absolute_path])
-        told = []
-        for error in errors[:_MOST_SHOWN]:
-            place, message = ".".join(map(str, error.absolute_path)), error.message
-            if len(message) > _LONGEST_MESSAGE:  # it quotes the input
-                message = f"{message[:_LONGEST_MESSAGE]}…"
-            told.append(f"{place}: {message}" if place else message)
-        if not told:
-            return None
-        return (
-            f"The input does not fit {tool}: {'; '.join(told)}. Call it again with input that does."
-        )
+def input_problem(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the input of a tool, for the model, or None when it fits."""
+    try:
+        errors = list(_validator(json.dumps(schema)).iter_errors(given))
+    except RecursionError:
+        return f"The input of {tool} is nested too deeply: call it again with something flatter."
+    errors.sort(key=lambda error: [str(part) for part in error.absolute_path])
+    told = []
+    for error in errors[:_MOST_SHOWN]:
+        place, message = ".".join(map(str, error.absolute_path)), error.message
+        if len(message) > _LONGEST_MESSAGE:  # it quotes the input
+            message = f"{message[:_LONGEST_MESSAGE]}…"
+        told.append(f"{place}: {message}" if place else message)
+    if not told:
+        return None
+    return f"The input does not fit {tool}: {'; '.join(told)}. Call it again with input that does."
 
 
 def main() -> None:
     """Answer the request on stdin, a JSON object, with the problem as JSON."""
-    problem = InputCheck().problem(**json.load(sys.stdin))
-    sys.stdout.write(json.dumps(problem))
+    sys.stdout.write(json.dumps(input_problem(**json.load(sys.stdin))))
 
 
 def has_patterns(schema: Any) -> bool:

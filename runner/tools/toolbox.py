@@ -15,7 +15,7 @@ from runner.core.hooks import Said
 from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.tools import file_access, files, search, shell
-from runner.tools.checking import InputCheck, has_patterns, problem_found_apart
+from runner.tools.checking import has_patterns, input_problem, problem_found_apart
 from runner.tools.environment import tool_environment
 from runner.tools.file_access import Places, ToolFailure
 from runner.tools.functions import run_own
@@ -63,13 +63,12 @@ class LocalTools:
         self.environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
-        self._inputs = InputCheck()
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         schema = tool.input_schema
         if has_patterns(schema):
             return problem_found_apart(self.host, tool.name, schema, arguments)
-        return self._inputs.problem(tool.name, schema, arguments)
+        return input_problem(tool.name, schema, arguments)
 
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
         return file_access.locate(paths, surroundings, Places.of(surroundings, self._home))

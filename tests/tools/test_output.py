@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.core.text import plain
-from runner.tools.checking import InputCheck
+from runner.tools.checking import input_problem
 from runner.tools.environment import tool_environment
 from runner.tools.output import MOST_CHARACTERS, present
 
@@ -129,7 +129,7 @@ def test_invalid_input_is_told_place_by_place_and_shortly() -> None:
         },
         "required": ["b"],
     }
-    problem = InputCheck().problem("Tool", schema, {"a": [1, "x" * 10_000]})
+    problem = input_problem("Tool", schema, {"a": [1, "x" * 10_000]})
     assert problem is not None
     assert "a.1: 'xxx" in problem
     assert "'b' is a required property" in problem
@@ -137,8 +137,7 @@ def test_invalid_input_is_told_place_by_place_and_shortly() -> None:
 
 
 def test_schemas_that_come_and_go_are_told_apart() -> None:
-    check = InputCheck()
     for number in range(1_000):
         schema = {"type": "object", "required": [str(number)]}
-        assert check.problem("Tool", schema, {str(number): 1}) is None
-        assert check.problem("Tool", schema, {}) is not None
+        assert input_problem("Tool", schema, {str(number): 1}) is None
+        assert input_problem("Tool", schema, {}) is not None
