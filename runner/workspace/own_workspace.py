@@ -261,7 +261,7 @@ class OwnWorkspace:
         if worktree is None or record is None or record.commit is None:
             return made
         note = self.snapshots.note_of(snapshot)
-        below = worktree.own.parent(record.commit)
+        below = worktree.own.git.answer("rev-parse", "--verify", "--quiet", f"{record.commit}^")
         if record.branch != made.branch or made.state(note).commit != below:
             return made
         return replace(made, delivered=record.commit, delivered_from=note)

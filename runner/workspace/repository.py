@@ -24,20 +24,17 @@ NOWHERE = ""  # the value of a ref that does not exist (git-update-ref(1))
 _SECONDS = 3_600.0
 _SETTINGS = ("submodule.recurse=false", "advice.addEmbeddedRepo=false")
 _ALL = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
-_KEY_LENGTH = 32
 _LONGEST_NAME = 100  # bytes; a ref is a file, with `.lock` after its name while it is written
-_ID_SUFFIX = 6
 _RUN = "Runner-Run"  # the trailer with a run's id
 _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Repository:
     """A repository with the branches of runs in it."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    _common: Path | None = field(default=None, init=False, repr=False)
 
     @property
     def git(self) -> Git:
@@ -51,18 +48,11 @@ class Repository:
 
     def common_folder(self) -> Path:
         """Return the folder that all worktrees of it share. Raises ``GitError``."""
-        if self._common is None:
-            found = self.git.text("rev-parse", "--git-common-dir")
-            self._common = Path(os.path.realpath(self.folder / found))
-        return self._common
+        return (self.folder / self.git.text("rev-parse", "--git-common-dir")).resolve()
 
     def has(self, commit: str) -> bool:
         """Return True if it exists, and has a commit."""
         return self.git.answer("cat-file", "-e", f"{commit}^{{commit}}") is not None
-
-    def parent(self, commit: str) -> str | None:
-        """Return the parent of a commit; None for the first, or one that is not here."""
-        return self.git.answer("rev-parse", "--verify", "--quiet", f"{commit}^")
 
     def fetch_from_store(self, commit: str, known: str, store: Path) -> bool:
         """Take a commit from a store of snapshots unless it is here, down to ``known``, which is here;
@@ -107,10 +97,8 @@ class Repository:
 
     def author(self) -> tuple[str, str]:
         """Return name and address from its or the user's settings, else Runner's."""
-        return (
-            self.git.answer("config", "--get", "user.name") or RUNNER,
-            self.git.answer("config", "--get", "user.email") or RUNNERS_ADDRESS,
-        )
+        name, email = (self.git.answer("config", f"user.{each}") for each in ("name", "email"))
+        return name or RUNNER, email or RUNNERS_ADDRESS
 
 
 def users_git(folder: Path, environment: Mapping[str, str], variables: Mapping[str, str]) -> Git:
@@ -136,7 +124,7 @@ def tip_at(git: Git, remote: str, branch: str, check: Check = no_check) -> str |
 
 def branch_name(job: str, key: str, run_id: str = "") -> str:
     """Return ``runner/<job>/<item>``, or with a run's id a name that no other run has."""
-    ending = f"-{run_id[-_ID_SUFFIX:]}" if run_id else ""
+    ending = f"-{run_id[-6:]}" if run_id else ""
     return f"runner/{ref_part(job)}/{ref_part(key)}{ending}"
 
 
@@ -198,7 +186,7 @@ def _line(text: str) -> str:
 
 def clone_of(home: Path, url: str) -> Path:
     """Return the path of Runner's bare clone of a URL, which may not exist yet."""
-    key = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:_KEY_LENGTH]
+    key = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return home / "repositories" / f"{key}.git"
 
 
