@@ -56,7 +56,6 @@ def run_hook(
 
 
 def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
-    """Return the process to start. Raises ``ToolFailure``."""
     hook, folder = call.hook, call.surroundings.workspace or call.surroundings.outputs
     if call.surroundings.workspace is None:
         try:

@@ -187,7 +187,6 @@ class ToolHost:
         return host
 
     def _host(self, instead_of: _Running | None = None) -> _Running:
-        """Return the host, started if need be."""
         with self._starting:
             host = self._running
             if host is not None and host is not instead_of and host.process.poll() is None:

@@ -60,7 +60,6 @@ class OwnFolder:
 
     @property
     def worktree(self) -> Worktree:
-        """The worktree."""
         return Worktree(Repository(Path(self.repository)), Path(self.path))
 
     def clone(self, url: str) -> None:
@@ -68,7 +67,6 @@ class OwnFolder:
         update_clone(Path(self.repository), url, self.base)
 
     def discard(self) -> None:
-        """Remove the folder."""
         remove_folder(Path(self.path))
 
     def add(self, begin: dict[str, Any] | None) -> dict[str, str] | None:

@@ -73,10 +73,9 @@ def restore_id(root: Path, identity: str) -> bool:
 
 def has_id(path: Path, identity: str) -> bool:
     """Return True if this process sees the workspace of that id at that path."""
-    try:
+    with suppress(OSError):
         return _read(path / MARKER) == identity
-    except OSError:
-        return False
+    return False
 
 
 def exclude_from_git(root: Path) -> None:
@@ -280,10 +279,9 @@ def _copy_tree(source: str, target: str, left_out: frozenset[str], check: Check)
             with os.scandir(here) as found:
                 entries = list(found)
         except FileNotFoundError as error:
-            if here == source:
+            if here == source or error.filename != here:
                 raise
-            _expect_gone(here, error)
-            continue
+            continue  # removed meanwhile: it does not belong to the copy
         if here != source:
             made.append((here, there))
         for number, entry in enumerate(entries, 1):
@@ -326,13 +324,8 @@ def _copy_status(source: str, target: str) -> None:
     try:
         shutil.copystat(source, target)
     except FileNotFoundError as error:
-        _expect_gone(source, error)
-
-
-def _expect_gone(path: str, error: FileNotFoundError) -> None:
-    """Raise the error unless the original is what is missing: then it does not belong to the copy."""
-    if error.filename != path:
-        raise error
+        if error.filename != source:
+            raise
 
 
 def _points_outside(git_file: str, source: str) -> bool:

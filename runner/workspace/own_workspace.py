@@ -141,10 +141,13 @@ class OwnWorkspace:
         return prepared
 
     def record(self, interrupt: Interrupt) -> str:
-        note, keep = self._note(self._made())
+        return self._take(self.snapshots, self._made(), interrupt)
+
+    def _take(self, snapshots: Snapshots, made: Made, interrupt: Interrupt) -> str:
+        note, keep = self._note(made)
         self._send_to_store(keep)
-        snapshot = self.snapshots.take(interrupt.check, note=note, keep=keep)
-        self._push(self.snapshots, interrupt)
+        snapshot = snapshots.take(interrupt.check, note=note, keep=keep)
+        self._push(snapshots, interrupt)
         return snapshot
 
     def record_for(self, lease: Lease, record: WorkspaceRecord, interrupt: Interrupt) -> str:
@@ -160,15 +163,10 @@ class OwnWorkspace:
         made = MadeNotes.beside(Path(record.path), _LAST_ATTEMPT).read()
         if made is None:
             raise WorkspaceError(f"the workspace {record.path} was removed while in use")
-        note, commits = self._note(made)
-        self._send_to_store(each for each in (made.start_commit, *commits) if each)
         request = {**self._request(), "run_id": lease.run_id, "attempt": lease.attempt}
         snapshots = open_snapshots(**request, environment=self._site.tools.environment)
-        if made.start_commit:
-            snapshots.start(made.start_commit)
-        snapshot = snapshots.take(interrupt.check, note=note, keep=commits)
-        self._push(snapshots, interrupt)
-        return snapshot
+        self._begin(snapshots, made)
+        return self._take(snapshots, made, interrupt)
 
     def restore(self, snapshot: str, interrupt: Interrupt, *, leave_out: bool = False) -> str:
         """Put the workspace back; see ``Snapshots.restore`` for ``leave_out`` and the result."""
@@ -231,9 +229,7 @@ class OwnWorkspace:
                 found = self.snapshots.take(interrupt.check)
         self._notes.write(None)
         made = self._make(interrupt)
-        if made.start_commit:
-            self._send_to_store([made.start_commit])
-            self.snapshots.start(made.start_commit)
+        self._begin(self.snapshots, made)
         if earlier is not None and earlier.branch == made.branch:
             made = replace(made, delivered=earlier.delivered, delivered_from=earlier.delivered_from)
         elif snapshot is not None:
@@ -319,7 +315,6 @@ class OwnWorkspace:
         return made
 
     def _save_record(self) -> None:
-        """Store where the workspace is, unless that is stored."""
         made, before = self._made(), self._stored.record
         now = WorkspaceRecord(
             store_id=self._store_id,
@@ -343,7 +338,6 @@ class OwnWorkspace:
         return ("", ()) if reader is None else made.note(reader.read())
 
     def _state_at(self, snapshot: str, made: Made) -> GitState:
-        """Return the git state when a snapshot was taken."""
         state = made.state(self.snapshots.note_of(snapshot))
         before = made.state(made.delivered_from)
         if made.delivered and replace(state, refs=before.refs) == before:
@@ -416,7 +410,6 @@ class OwnWorkspace:
     # --- children, the store and the remote -------------------------------------------------------
 
     def _request(self) -> dict[str, Any]:
-        """Return the snapshots as a child is told of them."""
         return {
             "git_dir": str(self.store),
             "work_tree": str(self._path),
@@ -483,8 +476,12 @@ class OwnWorkspace:
             repository.transfer(wanted, self._asked.commit, own.git, store)
             self._in_store.update(wanted)
 
+    def _begin(self, snapshots: Snapshots, made: Made) -> None:
+        if made.start_commit:
+            self._send_to_store([made.start_commit])
+            snapshots.start(made.start_commit)
+
     def _push(self, snapshots: Snapshots, interrupt: Interrupt) -> None:
-        """Push snapshots to the job's remote, if it has one."""
         if (remote := self._asked.remote) is not None:
             self.retry(lambda: snapshots.push(remote, interrupt.check), interrupt)
 

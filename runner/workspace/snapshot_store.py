@@ -276,7 +276,8 @@ def store_git(
     others += [source] if source is not None else []
     if objects is not None:
         found["GIT_OBJECT_DIRECTORY"] = str(objects)
-        settings = (*settings, "core.fsync=none")
+        # The parts of a split index would lie in the store.
+        settings = (*settings, "core.fsync=none", "core.splitIndex=false")
     if others:
         alternates = (quoted(each / "objects") for each in others)
         found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = os.pathsep.join(alternates)

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,25 +109,13 @@ class Snapshots(StoredSnapshots):
         self._index = self._folder / f"index-{attempt}"
         self._exclude = self._folder / "exclude"
         objects = None if aside is None else aside / "objects"
-        settings = [f"core.excludesFile={self._exclude}"]
-        if aside is not None:
-            settings.append("core.splitIndex=false")  # its parts lie in the store
         variables = {"GIT_WORK_TREE": str(work_tree), "GIT_INDEX_FILE": str(self._index)}
+        settings = [f"core.excludesFile={self._exclude}"]
+        git = partial(store_git, git_dir, environment, objects=objects)
+        on_tree = partial(git, variables=variables, settings=settings, folder=work_tree)
         # The reader sees the source's objects; what the writer writes is whole without them. Plain
         # git needs no work tree.
-        self._reader, self._writer = (
-            store_git(
-                git_dir,
-                environment,
-                variables=variables,
-                settings=settings,
-                folder=work_tree,
-                with_source=with_source,
-                objects=objects,
-            )
-            for with_source in (True, False)
-        )
-        self._plain = store_git(git_dir, environment, objects=objects)
+        self._reader, self._writer, self._plain = on_tree(), on_tree(with_source=False), git()
         chosen, digests = [*map(pathspec, ignored)], Digests(self._root, self._folder / "digests")
         self._surveyor = Surveyor(
             self._reader, self._writer, self._root, chosen, largest_file, digests

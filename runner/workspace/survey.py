@@ -260,7 +260,6 @@ class Surveyor:
         return self.reader.records(*_OTHERS, "--ignored", "--", *self.ignored, check=check)
 
     def _sort_modified(self, paths: Iterable[bytes], found: Survey) -> None:
-        """Sort what the index knows and finds changed."""
         folders = []
         for path in paths:
             if is_reserved(path):
