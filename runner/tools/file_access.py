@@ -30,6 +30,11 @@ _MOST_FOLDERS = 200  # the standard library makes folders by recursion
 _KERNEL_DEVICES = frozenset(
     os.stat(each).st_dev for each in ("/proc", "/sys") if os.path.ismount(each)
 )
+_EXPLAINED = {
+    errno.ENOENT: " does not exist: Glob finds the files that do",
+    errno.ENOTDIR: ": a part of this path is a file, not a folder",
+    errno.ELOOP: " is a symlink that leads nowhere",
+}
 # They lead somewhere else in each process: a command's are not this worker's.
 _OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")
 
@@ -214,16 +219,8 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        match error.errno:
-            case errno.ENOENT:
-                why = f"{name} does not exist: Glob finds the files that do"
-            case errno.ENOTDIR:
-                why = f"{name}: a part of this path is a file, not a folder"
-            case errno.ELOOP:
-                why = f"{name} is a symlink that leads nowhere"
-            case _:
-                why = f"{name}: {error.strerror}"
-        raise ToolFailure(why) from error
+        why = _EXPLAINED.get(error.errno or 0, f": {error.strerror}")
+        raise ToolFailure(f"{name}{why}") from error
 
 
 def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> ToolContext:
