@@ -42,22 +42,16 @@ class WorkTreeWriter:
 
     def make_folder(self, path: bytes) -> None:
         """Make a folder and those above it; replace whatever else is in their place."""
-        descriptor = os.open(self.root, _FOLDER)
-        try:
-            for name in path.split(b"/"):
+        for each in sorted({path, *ancestors([path])}):
+            with self._parent(each) as (parent, name):
                 is_folder = None
                 with suppress(FileNotFoundError):
-                    is_folder = stat.S_ISDIR(os.lstat(name, dir_fd=descriptor).st_mode)
+                    is_folder = stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode)
                 if is_folder is False:
-                    os.unlink(name, dir_fd=descriptor)
+                    os.unlink(name, dir_fd=parent)
                 if not is_folder:
-                    _grant_owner(descriptor)
-                    os.mkdir(name, dir_fd=descriptor)
-                inner = os.open(name, _FOLDER, dir_fd=descriptor)
-                os.close(descriptor)
-                descriptor = inner
-        finally:
-            os.close(descriptor)
+                    _grant_owner(parent)
+                    os.mkdir(name, dir_fd=parent)
 
     def open_up(self, folder: bytes) -> None:
         """Let this process read and change a folder of its own, and those above it, if they are
