@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.core.conversation import Tool
 from runner.core.prices import PriceList
 from runner.core.run import Author
 from runner.core.spec import JobSpec, Submission
@@ -62,32 +61,18 @@ def load_submission(path: Path, settings: Settings) -> Submission:
     """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
-    from runner.tools.registry import resolve_hooks
+    from runner.tools.registry import resolve_hooks, resolve_tools
     from runner.workspace.submission import inspect_repository
 
     return load(
         path,
-        resolve_tools=_resolve_tools,
+        resolve_tools=resolve_tools,
         resolve_hooks=resolve_hooks,
         look_at_repository=partial(
             inspect_repository, home=settings.home, environment=tool_environment(os.environ, ())
         ),
         prices=load_prices(settings),
     )
-
-
-def _resolve_tools(
-    names: Sequence[str], import_from: Path
-) -> tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]:
-    """The tools that can be had, and what is wrong with the other names."""
-    from runner.tools.registry import ToolsError, resolve
-
-    try:
-        return resolve(names, import_from), ()
-    except ToolsError as error:
-        bad = {problem.index for problem in error.problems}
-        good = [name for index, name in enumerate(names) if index not in bad]
-        return resolve(good, import_from), tuple((p.name, p.message) for p in error.problems)
 
 
 def submit(

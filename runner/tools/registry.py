@@ -10,13 +10,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.core.agents import AGENT_TOOL
 from runner.core.conversation import Tool
-from runner.errors import UsageError
 from runner.tools.environment import tool_environment
 from runner.tools.functions import Undescribed, ask_child
 from runner.tools.own import OwnSource
@@ -177,65 +175,36 @@ BUILTIN: dict[str, Tool] = {tool.name: tool for tool in (_BASH, _READ, _WRITE, _
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what the Messages API takes
 
 
-@dataclass(frozen=True, slots=True)
-class UnusableTool:
-    """A name in ``tools`` that cannot be used."""
-
-    index: int  # its position, from 0
-    name: str
-    message: str  # why
-
-
-class ToolsError(UsageError):
-    """Names in ``tools`` that cannot be used; ``problems`` lists all of them, in order."""
-
-    def __init__(self, problems: tuple[UnusableTool, ...]) -> None:
-        self.problems = problems
-        super().__init__("; ".join(f"{problem.name}: {problem.message}" for problem in problems))
-
-
-def resolve(
-    names: Sequence[str], import_from: Path, environ: Mapping[str, str] | None = None
-) -> tuple[Tool, ...]:
-    """Return the tools that a job file names, in its order.
+def resolve_tools(
+    names: Sequence[str], import_from: Path
+) -> tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]:
+    """Return the tools that a job file names, in its order, and what is wrong with the other names.
 
     Args:
         names: builtin names (``Bash``), or ``package.module:function`` for own tools, each of which a
             child process imports and describes.
         import_from: the folder where own tools are looked for first, the job file's own.
-        environ: the environment of those children before secrets are taken out of it; this
-            process's when left out.
-
-    Raises:
-        ToolsError: some cannot be used.
     """
-    environment = tool_environment(os.environ if environ is None else environ, ())
+    environment = tool_environment(os.environ, ())
     tools: dict[str, Tool] = {}
-    problems: list[UnusableTool] = []
-    for index, name in enumerate(names):
+    problems: list[tuple[str, str]] = []
+    for name in names:
         try:
             tool = BUILTIN.get(name) or _own(name, import_from, environment)
             if tool.name in tools:
                 raise Undescribed(f"there is already a tool with the name {tool.name} in the list")
             tools[tool.name] = tool
         except Undescribed as error:
-            problems.append(UnusableTool(index, name, str(error)))
-    if problems:
-        raise ToolsError(tuple(problems))
-    return tuple(tools.values())
+            problems.append((name, str(error)))
+    return tuple(tools.values()), tuple(problems)
 
 
 def resolve_hooks(
-    names: Sequence[str], import_from: Path, environ: Mapping[str, str] | None = None
+    names: Sequence[str], import_from: Path
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """Return the functions that a job file names as hooks: by name, each as the job stores it, and what
-    is wrong with the other names.
-
-    Args:
-        names: ``package.module:function``, each of which a child process imports.
-        import_from, environ: as of ``resolve``.
-    """
-    environment = tool_environment(os.environ if environ is None else environ, ())
+    is wrong with the other names. See ``resolve_tools``."""
+    environment = tool_environment(os.environ, ())
     found: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for name in dict.fromkeys(names):

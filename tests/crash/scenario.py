@@ -18,7 +18,7 @@ from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission
 from runner.core.workspace import Verify, Workspace, WorkspaceMode, result_tool
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
-from runner.tools.registry import resolve
+from runner.tools.registry import resolve_tools
 from tests.crash import repository
 from tests.messages_api import Break, Reply, text, tool_use
 
@@ -157,7 +157,7 @@ def summary(messages: list[dict[str, Any]], number: int) -> Reply:
 
 def tools() -> tuple[Tool, ...]:
     """The tools of the job, one of one's own among them."""
-    return resolve(_TOOLS, Path(__file__).parent)
+    return resolve_tools(_TOOLS, Path(__file__).parent)[0]
 
 
 def furnish(workspace: Path, variant: Scenario) -> None:

@@ -26,7 +26,7 @@ from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.questions import waiting
 from runner.store.retry import retry
-from runner.tools.registry import resolve
+from runner.tools.registry import resolve_tools
 from runner.workspace.folders import identify
 from tests.engine.test_attempt import claim, claimed, ports, row, scripted
 from tests.store.asked import add_rules
@@ -80,7 +80,7 @@ class Desk:
         """A new run with these replies and rules, held."""
         spec = replace(
             scripted(*replies, DONE),
-            tools=resolve(_TOOLS, self.folder),
+            tools=resolve_tools(_TOOLS, self.folder)[0],
             rules=tuple(rules),
             asking=asking,
             workspace=Workspace(str(self.folder)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
-from runner.tools.registry import BUILTIN, ToolsError, resolve, resolve_hooks
+from runner.tools.registry import BUILTIN, resolve_hooks, resolve_tools
 
 from .conftest import Workbench, process_ids, running
 
@@ -92,11 +92,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache  # each is described by a process of its own
 def own(folder: Path, function: str) -> Tool:
-    return resolve([f"pkg.mine:{function}"], folder)[0]
+    ((tool,), _) = resolve_tools([f"pkg.mine:{function}"], folder)
+    return tool
 
 
 def test_tools_come_in_the_order_of_their_names(folder: Path) -> None:
-    tools = resolve(["Grep", "pkg.mine:plain", "Bash"], folder)
+    tools, problems = resolve_tools(["Grep", "pkg.mine:plain", "Bash"], folder)
+    assert problems == ()
     assert [tool.name for tool in tools] == ["Grep", "plain", "Bash"]
     assert "pkg.mine" not in sys.modules
 
@@ -140,18 +142,15 @@ def test_function_without_decorator_is_neither_read_only_nor_repeatable(folder: 
 def test_name_that_cannot_be_used_is_explained_in_a_line(
     folder: Path, name: str, reason: str
 ) -> None:
-    with pytest.raises(ToolsError) as error:
-        resolve([name], folder)
-    (problem,) = error.value.problems
-    assert (problem.index, problem.name) == (0, name)
-    assert reason in problem.message
-    assert "\n" not in problem.message
+    tools, ((named, message),) = resolve_tools([name, "Read"], folder)
+    assert ([tool.name for tool in tools], named) == (["Read"], name)
+    assert reason in message
+    assert "\n" not in message
 
 
 def test_all_problems_are_listed_at_once(folder: Path) -> None:
-    with pytest.raises(ToolsError) as error:
-        resolve(["Nope", "Read", "Read", "pkg.mine:nothing"], folder)
-    assert [problem.index for problem in error.value.problems] == [0, 2, 3]
+    _, problems = resolve_tools(["Nope", "Read", "Read", "pkg.mine:nothing"], folder)
+    assert [name for name, _ in problems] == ["Nope", "Read", "pkg.mine:nothing"]
 
 
 def test_functions_that_can_be_hooks_are_found_and_not_run(folder: Path) -> None:

@@ -20,7 +20,7 @@ from runner.core.workspace import Workspace
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.store.tables import events, hook_runs
-from runner.tools.registry import resolve
+from runner.tools.registry import resolve_tools
 from runner.workspace.folders import identify
 from tests.core.sendable import faults
 from tests.engine.test_asking import DONE, Desk, Listening
@@ -44,7 +44,7 @@ class Bench(Desk):
         """A new run with these hooks and replies, held."""
         job = replace(
             scripted(*replies, DONE),
-            tools=resolve(("Bash", "Read", "Write", "Edit"), self.folder),
+            tools=resolve_tools(("Bash", "Read", "Write", "Edit"), self.folder)[0],
             rules=tuple(rules),
             asking=Asking("deny"),
             workspace=Workspace(str(self.folder)),

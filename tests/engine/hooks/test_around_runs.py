@@ -14,7 +14,7 @@ from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.permissions import Rule
 from runner.store.fork import fork
 from runner.store.retry import retry
-from runner.tools.registry import resolve
+from runner.tools.registry import resolve_tools
 from tests.engine.hooks.bench import TOLD, Bench, bash, function, says, telling, texts
 from tests.engine.test_asking import DONE, reply, write
 
@@ -176,7 +176,7 @@ def test_an_objection_holds_up_a_result_and_a_remark_does_not(bench: Bench) -> N
         Hook("TurnEnd", command='echo \'{"hookSpecificOutput": {"additionalContext": "so"}}\''),
     ]
     submit = {"name": RESULT_TOOL, "input": {"n": 1}}
-    tools = (*resolve(("Bash",), bench.folder), result_tool({"type": "object"}))
+    tools = (*resolve_tools(("Bash",), bench.folder)[0], result_tool({"type": "object"}))
     lease = bench.run_with(hooks, reply(submit), reply(submit), tools=tools)
     assert bench.work(lease) == Ended("succeeded", "submitted")
     assert len(bench.model.requests) == 2
@@ -187,7 +187,7 @@ def test_an_objection_holds_up_a_result_and_a_remark_does_not(bench: Bench) -> N
 def test_there_are_no_hooks_around_the_submission_of_a_result(bench: Bench) -> None:
     hooks = [Hook("PreToolUse", command="exit 2"), telling("PostToolUse")]
     submit = {"name": RESULT_TOOL, "input": {"n": 1}}
-    tools = (*resolve(("Bash",), bench.folder), result_tool({"type": "object"}))
+    tools = (*resolve_tools(("Bash",), bench.folder)[0], result_tool({"type": "object"}))
     lease = bench.run_with(hooks, reply(submit), tools=tools)
     assert bench.work(lease) == Ended("succeeded", "submitted")
     assert bench.rows() == []

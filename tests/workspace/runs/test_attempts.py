@@ -28,13 +28,13 @@ from runner.store.journal import StoredJournal
 from runner.store.leases import DatabaseClock
 from runner.store.questions import waiting
 from runner.store.tables import blocks, events, tool_calls
-from runner.tools.registry import resolve
+from runner.tools.registry import resolve_tools
 from tests.store.examples import SPEC
 from tests.workspace.repository.made import Made
 
 from .conftest import Host, claim, claim_again, row, submit
 
-TOOLS = resolve(["Bash", "Read", "Edit"], Path("/"))
+TOOLS, _ = resolve_tools(["Bash", "Read", "Edit"], Path("/"))
 
 
 class Silence:
