@@ -277,7 +277,7 @@ class OwnWorkspace:
         prepared = self._restored(snapshot, found, interrupt)
         # A delivery that was cut off has changed the git state, and no file.
         ours = not made.put_back and snapshots.same_files(found, snapshot)
-        if prepared.tree == snapshot and (ours or (elsewhere and found == last)):
+        if prepared.snapshot == snapshot and (ours or (elsewhere and found == last)):
             return self._prepared(snapshot)
         return prepared
 
