@@ -85,7 +85,7 @@ class RunWorkspaces:
     def prepare(
         self,
         lease: Lease,
-        tree: str | None,
+        snapshot: str | None,
         interrupt: Interrupt,
         *,
         undo: bool,
@@ -98,7 +98,7 @@ class RunWorkspaces:
             return Prepared(self._site.surroundings(lease.run_id, Path(shared) if shared else None))
         with self._explained():
             own = self._open_own(stored, asked, lease, interrupt)
-            return own.prepare(tree, interrupt, undo=undo, busy=busy)
+            return own.prepare(snapshot, interrupt, undo=undo, busy=busy)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         with self._explained():
@@ -123,20 +123,20 @@ class RunWorkspaces:
             own = self._own(lease, Interrupt())
             return own is not None and own.snapshots.holds(path)
 
-    def unrecorded(self, lease: Lease, tree: str, interrupt: Interrupt) -> Sequence[str]:
+    def unrecorded(self, lease: Lease, snapshot: str, interrupt: Interrupt) -> Sequence[str]:
         with self._explained():
             own = self._own(lease, interrupt)
             if own is None:
                 return ()
-            own.fetch(tree, interrupt)
-            return [*map(shown, own.snapshots.unrecorded(tree, interrupt.check))]
+            own.fetch(snapshot, interrupt)
+            return [*map(shown, own.snapshots.unrecorded(snapshot, interrupt.check))]
 
-    def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
+    def restore(self, lease: Lease, snapshot: str, interrupt: Interrupt) -> None:
         with self._explained():
             own = self._own(lease, interrupt)
             if own is None:
                 raise WorkspaceError(f"no tree is recorded of the workspace of {lease.run_id}")
-            own.restore(tree, interrupt)
+            own.restore(snapshot, interrupt)
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
         with self._explained():
