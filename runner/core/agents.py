@@ -190,7 +190,7 @@ def agent_tool(types: Sequence[AgentType], limits: Limits) -> Tool:
     return Tool(
         AGENT_TOOL,
         _AGENT.format(at_once=limits.max_agents_at_once, types=listed),
-        _object(properties, ["description", "prompt", "agent_type"]),
+        _object(properties, optional="snapshot"),
         source=AGENT_SOURCE,
     )
 
@@ -201,8 +201,7 @@ def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
         {
             "description": _text("What the part is, in 3 to 5 words"),
             "prompt": _text("What the sub-agent is to do, and what it is to give back"),
-        },
-        ["description", "prompt"],
+        }
     )
     parts = {
         "type": "array",
@@ -213,7 +212,7 @@ def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
     }
     begins = "sees this conversation and it" if agent.snapshot else "begins with it alone"
     description = _SPLIT.format(fewest=coordinator.fewest, most=coordinator.most, begins=begins)
-    schema = _object({"parts": parts}, ["parts"])
+    schema = _object({"parts": parts})
     return Tool(SPLIT_TOOL, description, schema, source=SPLIT_SOURCE)
 
 
@@ -221,10 +220,10 @@ def _text(description: str) -> dict[str, Any]:
     return {"type": "string", "minLength": 1, "description": description}
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object(properties: dict[str, Any], optional: str = "") -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
-        "required": required,
+        "required": [name for name in properties if name != optional],
         "additionalProperties": False,
     }

@@ -148,26 +148,30 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         """The spec that ``to_json`` gave."""
-        spec: JobSpec = _decoded(cls, data)
+        kind: Any = cls
+        spec: JobSpec = _decoder(kind)(data)
         return spec
 
 
-_types_of = cache(get_type_hints)
-
-
-def _decoded(kind: Any, data: Any) -> Any:
-    """The value of a type (a dataclass, a tuple, either or None, plain JSON) from what ``asdict`` gave."""
-    if data is None:
-        return None
-    if get_origin(kind) is UnionType:
+@cache
+def _decoder(kind: Any) -> Any:
+    """A function that makes a value of a type from what ``asdict`` gave; None if that is the value."""
+    if get_origin(kind) is UnionType:  # with None
         kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
-        return tuple(_decoded(get_args(kind)[0], each) for each in data)
-    make: Any = kind
+        each = _decoder(get_args(kind)[0])
+        return tuple if each is None else lambda data: tuple(map(each, data))
     if not is_dataclass(kind):
-        return data
-    types = _types_of(make)
-    return make(**{name: _decoded(types[name], value) for name, value in data.items()})
+        return None
+    make: Any = kind
+    hints = get_type_hints(make)
+    decoders = {name: part for name in hints if (part := _decoder(hints[name])) is not None}
+
+    def decode(data: Any) -> Any:
+        given = {n: decoders[n](data[n]) for n in decoders if data.get(n) is not None}
+        return make(**{**data, **given})
+
+    return decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Shop:
     def rows(self, query: Any) -> Any:
         return self.database.read(lambda connection: connection.execute(query).all())
 
-    def purse_row(self, job: str) -> Any:
+    def budget_row(self, job: str) -> Any:
         (row,) = self.rows(select(job_budgets).where(job_budgets.c.job_id == job))
         return row
 
@@ -118,7 +118,7 @@ def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
 def _check_sums(here: Shop, model: Spender, in_usd: str, in_tokens: str) -> None:
     """All that was billed is charged, and nothing is reserved any more."""
     for job, items in ((in_usd, "abc"), (in_tokens, "def")):
-        row = here.purse_row(job)
+        row = here.budget_row(job)
         assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
         assert model.billed(*items) <= row.spent_cost
         assert model.tokens(*items) <= row.spent_tokens
@@ -155,7 +155,7 @@ def test_call_that_was_killed_in_flight_is_charged_at_its_reserve_and_marked(
     assert killed.error.startswith("worker_lost")
     assert killed.input_tokens is None
     assert killed.charged_tokens == killed.worst_case > done.charged_tokens
-    row = here.purse_row(job)
+    row = here.budget_row(job)
     assert row.spent_tokens == killed.worst_case + done.charged_tokens
     assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
     costs = here.site.json("costs", job)["total"]
@@ -168,9 +168,9 @@ def test_cancel_turns_what_a_call_had_reserved_into_spending(shop: Callable[...,
     job = here.submit("one", ("a",), budget_usd=5.0)
     here.site.start("worker")
     here.server.wait_for(lambda server: len(server.requests) == 1, 60)
-    reserved = here.purse_row(job)
+    reserved = here.budget_row(job)
     assert reserved.reserved_tokens > 0 == reserved.spent_tokens
     here.site.run("cancel", job)
-    row = here.purse_row(job)
+    row = here.budget_row(job)
     assert (row.spent_tokens, row.spent_cost) == (reserved.reserved_tokens, reserved.reserved_cost)
     assert (row.reserved_tokens, row.reserved_cost) == (0, 0)

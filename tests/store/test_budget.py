@@ -66,7 +66,7 @@ def test_call_reserves_its_worst_case_and_its_reply_gives_it_back(database: Data
     assert run_row(database, run_id).progress["money"]["charged_cost"] == cost
 
 
-def test_job_without_a_budget_keeps_no_purse(database: Database) -> None:
+def test_job_without_a_budget_keeps_no_budget(database: Database) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a")
     attempt = take(database, run_id)
     assert attempt.state.money.budget is None
@@ -273,7 +273,7 @@ def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
     person, watcher = open_database(), open_database()
     raised: list[Future[Any]] = []
 
-    def while_the_purse_is_locked() -> float:
+    def while_the_budget_is_locked() -> float:
         raised.append(
             pool.submit(set_budget, person, job_id, NOW, author=Author("ada"), tokens=50_000)
         )
@@ -281,7 +281,7 @@ def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
             assert not raised[0].done()
         return NOW
 
-    journal = StoredJournal(database, while_the_purse_is_locked, priced)
+    journal = StoredJournal(database, while_the_budget_is_locked, priced)
     with ThreadPoolExecutor(1) as pool:
         state = journal.load(lease)
         _, effect = journal.commit(lease, state, (), decide)

@@ -204,7 +204,7 @@ class Person:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_purse_holds_with_workers_that_die_and_people_who_interfere(
+def test_budget_holds_with_workers_that_die_and_people_who_interfere(
     database: Database, open_database: Callable[[], Database], seed: int
 ) -> None:
     job_id, run_ids = submit_budgeted(database, *"abcdefgh", usd=0.2, tokens=20_000)

@@ -71,7 +71,7 @@ def looks_again(database: Database, asked: str) -> None:
 
 
 @pytest.mark.parametrize("changes_rules", [remembers, looks_again])
-def test_who_has_a_run_gets_the_purse_while_questions_are_answered(
+def test_who_has_a_run_gets_the_budget_while_questions_are_answered(
     database: Database,
     open_database: Callable[[], Database],
     changes_rules: Callable[[Database, str], None],
@@ -90,7 +90,7 @@ def test_who_has_a_run_gets_the_purse_while_questions_are_answered(
     assert answers(database, [asked]) == ["approved"]
 
 
-def test_who_has_a_run_gets_the_purse_while_the_runs_of_its_job_are_cancelled(
+def test_who_has_a_run_gets_the_budget_while_the_runs_of_its_job_are_cancelled(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
     job_id, (first, second) = submit_budgeted(database, "a", "b", tokens=90_000)
@@ -106,7 +106,7 @@ def test_who_has_a_run_gets_the_purse_while_the_runs_of_its_job_are_cancelled(
     assert run_row(database, second).state == "cancelled"
 
 
-def test_who_has_a_run_gets_the_purse_while_its_budget_is_raised(
+def test_who_has_a_run_gets_the_budget_while_its_budget_is_raised(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a", tokens=2_000)
@@ -122,7 +122,7 @@ def test_who_has_a_run_gets_the_purse_while_its_budget_is_raised(
     assert run_row(database, run_id).state == "queued"
 
 
-def test_purses_of_a_dead_worker_s_runs_are_locked_in_order(
+def test_budgets_of_a_dead_worker_s_runs_are_locked_in_order(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
     first_job, (begun_afresh,) = submit_budgeted(database, "a", tokens=90_000)
@@ -146,7 +146,7 @@ def test_purses_of_a_dead_worker_s_runs_are_locked_in_order(
         assert left.reserved_tokens == 0 < left.spent_tokens
 
 
-def test_purses_of_orphans_of_several_jobs_are_locked_in_order(
+def test_budgets_of_orphans_of_several_jobs_are_locked_in_order(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
     """The younger run is of the older job."""
@@ -198,7 +198,7 @@ def test_an_orphan_whose_parent_is_being_taken_up_again_waits_for_that(
     assert run_row(database, f"{run_id}.1").state == "queued"
 
 
-def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
+def test_who_has_the_budget_may_start_sub_agents_while_others_of_its_tree_do(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
     """Only so many may be in a tree: who starts some has its own run and the budget before it looks."""

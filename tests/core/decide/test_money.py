@@ -131,7 +131,7 @@ def test_a_limit_of_tokens_needs_no_price():
 # --- the budget of a job ---
 
 
-def test_a_call_takes_from_the_purse_and_gives_back_what_it_did_not_use():
+def test_a_call_takes_from_the_budget_and_gives_back_what_it_did_not_use():
     story = paid(job_budget=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
     assert story.state.money.budget.reserved_tokens == reservation.worst_case
