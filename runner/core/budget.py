@@ -74,8 +74,8 @@ class JobBudget:
     reserved_cost: int = 0
 
     def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:
-        """Whether a call may begin: now, once others gave back what they reserved, or not at all
-        unless a cap is raised."""
+        """Whether a call may begin now, later (once others give back what they reserved), or never
+        (unless a cap is raised)."""
         tokens, cost = self.spent_tokens + call.worst_case, self.spent_cost + call.worst_cost
         if not self._holds(tokens, cost):
             return "never"

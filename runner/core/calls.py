@@ -136,7 +136,7 @@ def commands_left(state: RunState) -> tuple[Call, ...]:
 
 
 def _left_by(state: RunState, name: str) -> tuple[Call, ...]:
-    """Those of Runner's own tool of that name, in a workspace that is recorded."""
+    """Calls of Runner's own tool of that name left without a result, if the workspace is recorded."""
     if not state.spec.is_recorded or state.spec.source_of(name) != _BUILTIN:
         return ()
     return tuple(call for call in _left(state) if call.name == name)

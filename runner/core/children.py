@@ -272,8 +272,8 @@ def cannot_start(state: RunState, call: Call) -> ToolResult | None:
 
 
 def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, ...]:
-    """The sub-agents that are to start now: of neighbouring calls together, those that wait for an
-    answer left out; never before a call of another kind that comes first."""
+    """The sub-agents to start now: of neighbouring calls together, save those that wait for an answer,
+    and never before a call of another kind that comes first."""
     block = _next_block(state, pending)
     if block and state.spec.splits(block[0].name):
         return _parts_of(state, block[0])

@@ -1,4 +1,4 @@
-"""What people tell runs from outside, and what became of it: the values of the commands."""
+"""Values of the commands that people give runs from outside, and of their outcomes."""
 
 from __future__ import annotations
 

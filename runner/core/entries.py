@@ -1,4 +1,4 @@
-"""What doing a step appends to a run's journal."""
+"""The entries of a run's journal: what each step appends."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def _result(result: ToolResult) -> dict[str, Any]:
 
 
 def _given(**data: str | None) -> dict[str, Any]:
-    """Those that say something."""
+    """Drop what is None or empty."""
     return {name: text for name, text in data.items() if text}
 
 

@@ -158,8 +158,8 @@ def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
 
 
 def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookResult:
-    """What came of a hook that looked at what a person made of a call: it has no say in what that is, so
-    the call is denied where the hook would have another input run."""
+    """What came of a hook that looked at an edited call. It cannot change the input again: the call is
+    denied where the hook would have another input run."""
     updated, answer = result.updated_input, result.answer
     if updated is None or run.index is None or not state.calls[run.index].is_edited:
         return result
@@ -264,9 +264,8 @@ def _in_hand(state: RunState) -> HookRun | None:
 
 
 def before_call(state: RunState, call: Call) -> Step | None:
-    """The next PreToolUse hook of a call that the rules allow or ask about, and which is located; None
-    when all that are about it have answered, or one of them denies it. Of one that a person has
-    approved, those that look at what they made of it."""
+    """The next PreToolUse hook of a located call that the rules allow or ask about; None when all that are
+    about it have answered, or one denies it. After an approval: of those that look at what was approved."""
     if state.spec.source_of(call.name) in _NEVER_HOOKED or refuses(state, call):
         return None
     hooks = hooks_of(state.spec, "PreToolUse")
@@ -323,8 +322,8 @@ def end_run(state: RunState, outcome: Ended) -> Step | None:
 def _next_of(
     state: RunState, hooks: Iterable[tuple[int, Hook]], call: Call | None = None, *, since: int = 0
 ) -> Step | None:
-    """What is next of these hooks, about a call or none; None when all have run. One that is in hand is
-    not looked at here."""
+    """The next step of these hooks, about a call or none; None when all have run. ``continue_hook`` takes
+    care of a hook in hand."""
     index = None if call is None else call.index
     for place, hook in hooks:
         run = run_of(state, place, index, since=since)

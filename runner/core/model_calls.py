@@ -31,7 +31,7 @@ LONGEST_BUDGET_WAIT_SECONDS = 20.0
 
 
 def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
-    """What the calls of a job's models are billed at, by model: of those that have a price."""
+    """The tariffs of a job's models that have a price, by model."""
     tariffs = {}
     for model in (spec.model, spec.summary_model):
         terms = Terms.of(spec.provider, spec.model_options, own_model=model == spec.model)
@@ -131,7 +131,7 @@ _CUT_OFF = frozenset(
 
 
 def is_retried(error: ModelCallError) -> bool:
-    """Whether the call may be tried again: the status decides where there is one, else the kind."""
+    """True if the call may be tried again: by the status if there is one, else by the kind."""
     if error.status is not None and error.status >= 400:
         return error.status >= 500 or error.status in _RETRIED_STATUSES
     return error.kind in _RETRIED_KINDS | _CUT_OFF

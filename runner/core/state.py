@@ -210,7 +210,7 @@ class Children:
 
     @property
     def running(self) -> tuple[Child, ...]:
-        """Those of ``current`` that have not ended."""
+        """The current sub-agents that have not ended."""
         return tuple(child for child in self.current if child.result is None)
 
 

@@ -43,7 +43,7 @@ _LONGEST_SLEEP = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What an attempt needs of the world."""
+    """The ports of an attempt."""
 
     journal: Journal
     models: Callable[[JobSpec], Model]

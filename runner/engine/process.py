@@ -19,7 +19,7 @@ from runner.errors import RunnerError, UsageError
 
 
 def allow_open_files(slots: int) -> None:
-    """Each run in hand has a connection to the API, and sockets to its tools."""
+    """Raise the limit of open files: each run has a connection to the API, and sockets to its tools."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1024 + 16 * slots
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -28,7 +28,7 @@ def allow_open_files(slots: int) -> None:
 
 
 def make_home(home: Path) -> None:
-    """What runs say and see is their user's own."""
+    """Make the folder of Runner's data, for its user alone."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (home / ".gitignore").exists():  # it may lie in a repository
