@@ -55,23 +55,19 @@ class _JobRules(NamedTuple):
         return evaluate(policy, Request(asked.tool, asked.input, asked.tool_context))
 
 
-class _Looked(NamedTuple):
+class Applied(NamedTuple):
     """The outcome of looking at questions under new rules."""
 
-    looked: int  # questions
+    looked: int = 0  # questions
     answered: Sequence[tuple[Question, Given]] = ()
     queued: Sequence[str] = ()  # the runs that are queued again
 
 
-def apply_new_rules(database: Database, now: float, most: int = BATCH) -> list[str]:
-    """Look once more at questions that were asked before their job's rules changed, and answer those
-    on which the rules decide now: at most so many. Returns the ids of the runs that are queued again.
-    """
-    return list(_apply_rules(database, now, most).queued)
-
-
-def _apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> _Looked:
-    """As ``apply_new_rules``, for one job or all jobs."""
+def apply_new_rules(
+    database: Database, now: float, most: int = BATCH, job_id: str | None = None
+) -> Applied:
+    """Look once more at questions that were asked before their job's rules changed, at most so many, of
+    one job or of all, and answer those on which the rules decide now."""
 
     def look(connection: Connection) -> dict[str, tuple[Question, Decision]]:
         changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]
@@ -90,7 +86,7 @@ def _apply_rules(database: Database, now: float, most: int, job_id: str | None =
             return Decision("ask", snapshot=rules.snapshot)
         return decision
 
-    def store(connection: Connection) -> _Looked:
+    def store(connection: Connection) -> Applied:
         """Store the decisions of rules that are still the newest; locked, they cannot change now."""
         locked = lock_open(connection, {asked.run_id for asked, _ in looked.values()})
         newest = _lock_jobs(connection, [asked for asked, _ in looked.values()])
@@ -108,10 +104,10 @@ def _apply_rules(database: Database, now: float, most: int, job_id: str | None =
             stamped = update(approvals).where(approvals.c.id.in_(ids))
             connection.execute(stamped.values(checked_snapshot=snapshot))
         queued = store_answers(connection, locked, given, now)
-        return _Looked(len(looked), [(looked[id_][0], one) for id_, one in given.items()], queued)
+        return Applied(len(looked), [(looked[id_][0], one) for id_, one in given.items()], queued)
 
     looked = database.read(look)
-    return database.write(store) if looked else _Looked(0)
+    return database.write(store) if looked else Applied()
 
 
 def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
@@ -220,7 +216,7 @@ def answer(
         results += answered
         stored |= positions
     for job_id in sorted({job_id for job_id, _ in stored}):
-        while (applied := _apply_rules(database, now, BATCH, job_id)).looked:
+        while (applied := apply_new_rules(database, now, BATCH, job_id)).looked:
             results += [
                 _result(asked, f"{given.answer} by {given.by}", by_rule=True)
                 for asked, given in applied.answered

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select
 from runner.core.agents import Split
 from runner.core.children import split_of
 from runner.core.commands import Change, Raised
-from runner.core.context import Compacted, estimate, is_measurement, sent_messages
+from runner.core.context import estimate, is_measurement, sent_messages
 from runner.core.conversation import CUT_REASONS, Block, Message, Usage, content_bytes, content_text
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import context_of
@@ -55,32 +55,14 @@ class _Turn:
 
     number: int
     messages: tuple[Message, ...]
-    compacted: Compacted
+    sent: tuple[Message, ...]  # the messages as the model is sent them
+    compactions: int
     since: tuple[Block, ...]  # what was added after the turn's model call
     call: Row[Any] | None  # that model call; None if it is not known any more
-    has_calls: bool
-    has_submitted: bool
+    stop: Stop | None  # how its reply was cut off, if that is still to be answered
+    is_final: bool  # the model has nothing more to do unless a person says something
     tree: str | None  # the workspace's at its end
     split: Split  # as in ``Progress``
-
-    @property
-    def sent(self) -> tuple[Message, ...]:
-        """The messages as the model is sent them."""
-        return sent_messages(self.messages, self.compacted)
-
-    @property
-    def stop(self) -> Stop | None:
-        """How its reply was cut off, if that is still to be answered."""
-        reason = None if self.call is None or not self.since else self.call.stop_reason
-        if reason in CUT_REASONS or (reason == "pause_turn" and not self.has_calls):
-            return Stop(reason, lowered=False, empty=False)
-        return None
-
-    @property
-    def is_final(self) -> bool:
-        """True if the model has nothing more to do unless a person says something."""
-        spoke_last = bool(self.since) and not self.has_calls
-        return self.has_submitted or (spoke_last and self.stop is None)
 
 
 def fork(
@@ -167,15 +149,21 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
     made = connection.execute(query).all()
     calls = [(call.name, call.outcome) for call in made if call.turn == number]
     started = [call.started_attempt is not None for call in made if spec.splits(call.name)]
-    tool = spec.result_tool
+    compacted = run_state.load_compacted(connection, run.id, until_turn=number)
+    since = tuple(row.content for row in rows if number and row.turn == number)
+    call, tool = _model_call(connection, run, number), spec.result_tool
+    reason = "" if call is None or not since else call.stop_reason
+    is_cut = reason in CUT_REASONS or (reason == "pause_turn" and not calls)
+    has_submitted = tool is not None and (tool.name, "succeeded") in calls
     return _Turn(
         number=number,
         messages=messages,
-        compacted=run_state.load_compacted(connection, run.id, until_turn=number),
-        since=tuple(row.content for row in rows if number and row.turn == number),
-        call=_model_call(connection, run, number),
-        has_calls=bool(calls),
-        has_submitted=tool is not None and (tool.name, "succeeded") in calls,
+        sent=sent_messages(messages, compacted),
+        compactions=compacted.count,
+        since=since,
+        call=call,
+        stop=Stop(reason, lowered=False, empty=False) if is_cut else None,
+        is_final=has_submitted or bool(since and not calls and not is_cut),
         tree=snapshot_after_turn(connection, run.id, number),
         split=split_of(spec, messages, started),
     )
@@ -238,7 +226,7 @@ def _store(
         "event_count": 1 + len(happened),
         "start_tree": run.start_tree,
         "progress": run_state.progress_to_json(_progress(run, sees, turn, called)),
-        "compaction_count": turn.compacted.count,
+        "compaction_count": turn.compactions,
     }
     if turn.tree is not None:
         # Where the snapshots are. With a remote anywhere, even if sub-agents hold the run to a host.

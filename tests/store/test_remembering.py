@@ -119,9 +119,9 @@ def test_question_asked_while_rules_changed_is_looked_at_again(database: Databas
     asked = ask_all(database, job_id, "uv lock")
     add_rules(database, job_id, Rule("allow", "Bash(uv lock)", origin="remembered"))
     first, second, third = run_ids(database, job_id)
-    assert apply_new_rules(database, NOW + 1, most=1) == [first]
-    assert apply_new_rules(database, NOW + 1, most=5) == [second, third]
-    assert apply_new_rules(database, NOW + 1) == []
+    assert apply_new_rules(database, NOW + 1, most=1).queued == [first]
+    assert apply_new_rules(database, NOW + 1, most=5).queued == [second, third]
+    assert not apply_new_rules(database, NOW + 1).queued
     assert answers(database, asked) == ["approved"] * 3
 
 
@@ -133,8 +133,8 @@ def test_jobs_whose_rules_changed_do_not_hold_up_one_another(
     asked = [ask_all(database, job_id, "uv lock")[0] for job_id in jobs]
     for job_id in jobs[1:]:
         add_rules(database, job_id, Rule("allow", "Bash(uv lock)", origin="remembered"))
-    assert len(apply_new_rules(database, NOW)) == 1
-    assert len(apply_new_rules(database, NOW)) == 1
+    assert len(apply_new_rules(database, NOW).queued) == 1
+    assert len(apply_new_rules(database, NOW).queued) == 1
     assert answers(database, asked) == [None, "approved", "approved"]
 
 
@@ -144,7 +144,7 @@ def test_question_on_which_new_rules_still_ask_is_looked_at_once(
     (asked,) = ask(database, run_id, "uv lock")
     job_id = run_row(database, run_id).job_id
     revoke(database, job_id, 0, Author("ada"), NOW, force=True)
-    assert apply_new_rules(database, NOW) == []
+    assert not apply_new_rules(database, NOW).queued
     row = approval_row(database, asked)
     assert (row.answer, row.checked_snapshot) == (None, 2)
 
@@ -168,9 +168,9 @@ def test_rule_that_is_revoked_meanwhile_answers_nothing(
         return decision
 
     monkeypatch.setattr(approvals, "evaluate", decide_slowly)
-    assert apply_new_rules(database, NOW) == []
+    assert not apply_new_rules(database, NOW).queued
     assert answers(database, [asked]) == [None]
-    assert apply_new_rules(database, NOW) == []
+    assert not apply_new_rules(database, NOW).queued
     row = approval_row(database, asked)
     assert (row.answer, row.checked_snapshot) == (None, 3)
 

@@ -141,7 +141,7 @@ def test_no_rule_answers_what_a_hook_asks(bench: Bench) -> None:
     lease = bench.run_with([hook], bash("touch made"))
     bench.work(lease)
     add_rules(bench.database, row(bench.database, lease).job_id, Rule("allow", "Bash(touch *)"))
-    assert apply_new_rules(bench.database, bench.ports.clock.now()) == []
+    assert not apply_new_rules(bench.database, bench.ports.clock.now()).queued
     (asked,) = bench.asked()
     with pytest.raises(UsageError, match="a hook asks about"):
         bench.answer(Reply("approved", "ann", remember="job"))

@@ -224,7 +224,7 @@ def test_new_rules_answer_a_child_s_question_within_what_its_type_may(database: 
         answer(database, [asked.id], reply, NOW)
     job_id = run_row(database, run_id).job_id
     add_rules(database, job_id, Rule("allow", "Bash(make *)", origin="remembered"))
-    assert apply_new_rules(database, NOW) == [f"{run_id}.1"]
+    assert apply_new_rules(database, NOW).queued == [f"{run_id}.1"]
 
 
 def test_no_answer_lets_a_child_do_what_its_type_may_not(database: Database) -> None:
