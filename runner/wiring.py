@@ -119,11 +119,9 @@ def start_worker(
     burst: bool = False,
     only: str | None = None,
 ) -> Worker:
-    """A worker that has begun to work, in threads of this process. Raises ``UnreachableError``.
-
-    Args:
-        slots: runs at once. burst: it ends when nothing is due. only: it works this run and ends.
-    """
+    """A worker that has begun to work, in threads of this process, with so many runs at once.
+    ``burst``: it ends when nothing is due. ``only``: it works this run and ends. Raises
+    ``UnreachableError``."""
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import check_queue, connect

@@ -269,12 +269,8 @@ def spec_of(row: Row) -> JobSpec:
 
 class RunCheck:
     """Checks the rows of a run against each other. Raises ``ValueError`` at what does not fit.
-
-    Args:
-        run: its own row, checked by itself.
-        spec: the job's.
-        known: the runs before it in the file, each with its ``starts``.
-    """
+    ``run`` is its own row, checked by itself; ``known`` are the runs before it in the file, each
+    with its ``starts``."""
 
     def __init__(self, run: Row, spec: JobSpec, known: Mapping[str, Collection[Place]]) -> None:
         self.starts: set[Place] = set()  # the calls that may have started sub-agents

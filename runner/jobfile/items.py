@@ -41,12 +41,8 @@ def read_items(
     items: Section, folder: Path, root: Path | Sequence[str], seconds: float = COMMAND_SECONDS
 ) -> list[Keyed]:
     """Return the items, each with the key that names its run, after noting what is wrong with them.
-
-    Args:
-        folder: the job file's; ``jsonl`` is relative to it, ``command`` runs in it.
-        root: what ``glob`` searches: a folder, which its items are relative to, or paths of files.
-        seconds: how long ``command`` may take.
-    """
+    ``jsonl`` is relative to the job file's folder, where ``command`` runs for so many seconds at
+    most; ``glob`` searches ``root``, a folder or paths of files."""
     (source,) = items.written
     at, value = items.at(source), items[source]
     found: Iterable[_Found] = ()

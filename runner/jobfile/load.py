@@ -63,15 +63,9 @@ def load(
     look_at_repository: LookAtRepository,
     prices: PriceList,
 ) -> Submission:
-    """Read a job file and everything that it names. Raises ``SpecError`` with every problem of the
-    file, each with its place and line.
-
-    Args:
-        path: the TOML file. Paths in it are relative to its folder.
-        look_at_repository: says what a repository holds and what is wrong with it (mode "git"
-            only).
-        prices: what models cost, and their windows: only what has a price can be limited in USD.
-    """
+    """Read a job file and everything that it names: paths are relative to its folder.
+    ``look_at_repository`` says what a repository holds and what is wrong with it. Raises
+    ``SpecError`` with every problem of the file, each with its place and line."""
     path = path.absolute()
     text, data = _read_toml(path)
     top = check(data)
