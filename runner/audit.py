@@ -9,7 +9,7 @@ with runner.audit.open("sqlite:///.runner/runner.db") as audit:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Self, TypedDict, Unpack
 
@@ -116,25 +116,17 @@ class Audit:
             sources: ``text``, ``thinking``, ``input``, ``output``, ``system``; none: everywhere.
             role: only what the ``user`` or the ``assistant`` said.
         """
-        return self.find(text, exact, sources, role, _at_most(limit), offset, only).rows()
+        options: Any = {"sources": sources, "role": role, "limit": _at_most(limit)}
+        return self.find(text, exact, only, offset=offset, **options).rows()
 
     def find(
-        self,
-        text: str,
-        exact: str | None,
-        sources: Collection[Source],
-        role: Role | None,
-        limit: int | None,
-        offset: int,
-        only: Only,
-        **watched: Callable[..., None],
+        self, text: str, exact: str | None, only: Only, *, offset: int, **options: Any
     ) -> Found:
-        """``search`` for who shows excerpts; ``watched`` is ``tell`` and ``progress`` of the query."""
+        """``search`` for who shows excerpts; the other options are those of the query."""
         filters, query = self._filters(only), parse(text, exact)
         if not 0 <= offset <= MOST_ROWS:
             raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
-        options: Any = {"sources": sources, "role": role, "limit": limit, "offset": offset}
-        return search(self._database, query, filters, **(options | watched))
+        return search(self._database, query, filters, offset=offset, **options)
 
     def tools(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """How often each tool was called, and with what outcome."""

@@ -81,11 +81,11 @@ def search(
         found = Audit.of(app).find(
             " ".join(text),
             exact,
-            sources or (),
-            role,
-            limit,
-            offset,
             only,
+            sources=sources or (),
+            role=role,
+            limit=limit,
+            offset=offset,
             tell=lambda line: note(cell(line)),
             progress=indexing.show,
         )
