@@ -124,17 +124,16 @@ FIRST_DELAY = 1.0
 LONGEST_DELAY = 600.0
 
 _RETRIED_STATUSES = frozenset({408, 409, 429})
-_RETRIED_KINDS = frozenset({"rate_limit_error", "overloaded_error", "api_error", "timeout_error"})
-_CUT_OFF = frozenset(
-    {"connection", "stream_cut", "stream_stalled", "stream_broken", "call_deadline"}
-)
+_OF_API = frozenset({"rate_limit_error", "overloaded_error", "api_error", "timeout_error"})
+_OF_STREAM = frozenset({"connection", "stream_cut", "stream_stalled", "stream_broken"})
+_RETRIED_KINDS = _OF_API | _OF_STREAM | {"call_deadline"}
 
 
 def is_retried(error: ModelCallError) -> bool:
     """True if the call may be tried again: by the status if there is one, else by the kind."""
     if error.status is not None and error.status >= 400:
         return error.status >= 500 or error.status in _RETRIED_STATUSES
-    return error.kind in _RETRIED_KINDS | _CUT_OFF
+    return error.kind in _RETRIED_KINDS
 
 
 def delay(failures: int, retry_after: float | None, jitter: float) -> float:
