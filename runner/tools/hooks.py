@@ -12,9 +12,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
+from runner.core.entries import InstructionsRead
 from runner.core.hooks import FOLDER_NAME, Said
 from runner.core.text import plain
 from runner.core.workspace import INSTRUCTION_FILES, MOST_INSTRUCTION_BYTES, Instructions
@@ -80,19 +81,13 @@ def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
     return Start(arguments, folder, call.run_id, hook.timeout, stdin=told)
 
 
-def read_instructions(
-    root: str, places: Places, policy: Policy
-) -> tuple[Sequence[Instructions], Sequence[str]]:
+def read_instructions(places: Places, policy: Policy) -> InstructionsRead:
     """Return what the files of instructions in a workspace's root say, each once, whatever links there
-    are between them; and a line for each that is there and not used, with why.
-
-    Args:
-        root: the workspace, symlinks resolved.
-        policy: the run's rules. No file is shown that they deny to Read or ask about.
-    """
+    are between them. No file is shown that the run's rules deny to Read or ask about."""
     files: dict[str, Instructions] = {}
     left_out = []
-    own = {name: os.path.join(root, name) for name in INSTRUCTION_FILES}
+    root, names = places.workspace or "", INSTRUCTION_FILES if places.workspace else ()
+    own = {name: os.path.join(root, name) for name in names}
     for name, path in own.items():
         if not os.path.lexists(path):
             continue
@@ -111,7 +106,7 @@ def read_instructions(
             left_out.append(f"{name}: {error}")
         except OSError as error:
             left_out.append(f"{name}: {error.strerror}")
-    return list(files.values()), left_out
+    return InstructionsRead(tuple(files.values()), tuple(left_out))
 
 
 def _require(place: ResolvedPath, places: Places, policy: Policy, *, asked_for: bool) -> None:

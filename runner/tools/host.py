@@ -37,16 +37,8 @@ _LAST_WORDS = 2_000
 _HOST_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 
 End = Literal["exited", "timed_out", "not_started", "lost"]
-_ENDS: dict[str, End] = {
-    host_process.EXITED: "exited",
-    host_process.TIMED_OUT: "timed_out",
-    host_process.NOT_STARTED: "not_started",
-}
-_OUTCOMES: dict[bytes, ToolOutcome] = {
-    b"succeeded": "succeeded",
-    b"failed": "failed",
-    b"invalid_input": "invalid_input",
-}
+_ENDS: tuple[End, ...] = ("exited", "timed_out", "not_started")  # as the keeper tells them
+_OUTCOMES: tuple[ToolOutcome, ...] = ("succeeded", "failed", "invalid_input")  # as a child does
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +144,8 @@ class ToolHost:
                     end, *told = marshal.load(stream)
             except (EOFError, ConnectionResetError):  # the keeper was killed
                 end, told = "", []
-        if end in _ENDS:
-            return Ended(_ENDS[end], *told)
+        if known := [each for each in _ENDS if each == end]:
+            return Ended(known[0], *told)
         interrupt.check()
         if end == host_process.ABANDONED:
             host.process.wait(_END_PATIENCE)
@@ -239,12 +231,12 @@ def run_reporting(call: ToolCall, start: Start, host: ToolHost, interrupt: Inter
             f"the process that watched over {name} was killed, and {name} with it", "interrupted"
         )
     word, newline, text = ended.output.partition(b"\n")
-    outcome = _OUTCOMES.get(word)
-    if not newline or outcome is None:
+    outcomes = [each for each in _OUTCOMES if each.encode() == word]
+    if not newline or not outcomes:
         said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).strip()
         code = ended.exit_code
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise ToolFailure(f"{name} ended without a result ({how}). {said}".rstrip())
     copy = call.surroundings.outputs / f"{call.id}.txt"
     content, output = present(text, copy, cut=ended.cut)
-    return ToolResult(content, outcome, output)
+    return ToolResult(content, outcomes[0], output)

@@ -106,11 +106,7 @@ class LocalTools:
         return run_hook(call, self.host, self.environment, interrupt)
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
-        places = Places.of(surroundings, self._home)
-        if places.workspace is None:
-            return InstructionsRead(())
-        found, left_out = read_instructions(places.workspace, places, policy)
-        return InstructionsRead(tuple(found), tuple(left_out))
+        return read_instructions(Places.of(surroundings, self._home), policy)
 
     def alive(self) -> None:
         """Say that this worker holds its leases. While calls are in hand this has to be said more

@@ -14,6 +14,7 @@ from runner.workspace.snapshot_store import MANIFEST, Manifest, ancestors
 from runner.workspace.survey import SUBMODULE, Surveyor
 
 _RULES = b".gitignore"
+_ABSENT = b"000000"  # the mode of a path that a tree does not have
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -104,11 +105,6 @@ class Difference:
     mode_found: bytes
     mode_wanted: bytes
 
-    @property
-    def is_wanted(self) -> bool:
-        """True if the wanted snapshot has the path."""
-        return self.mode_wanted != b"000000"
-
 
 def differences(reader: Git, found: str, wanted: str, check: Check) -> list[Difference]:
     """Return what differs between two snapshots, their manifests aside."""
@@ -174,7 +170,8 @@ class Restorer:
         self, changes: Collection[Difference], present: Manifest, wanted: str, manifest: Manifest
     ) -> None:
         submodules = {change.path for change in changes if change.mode_wanted == SUBMODULE}
-        put = {change.path for change in changes if change.is_wanted} - submodules
+        surplus = {change.path for change in changes if change.mode_wanted == _ABSENT}
+        put = {change.path for change in changes} - submodules - surplus
         large = {each.path for each in manifest.large}
         listed = self.reader.records("ls-tree", "-d", "-r", "-z", "--name-only", wanted)
         named = manifest.directories | manifest.unrecorded
@@ -184,7 +181,6 @@ class Restorer:
         for path in (unreadable := self._held(wanted, closed) - folders):
             self.writer.remove(path)
         put |= unreadable
-        surplus = {change.path for change in changes if not change.is_wanted}
         surplus |= {each.path for each in present.large} - large - folders - put
         # What no snapshot holds was not there before, unless it only may not be read.
         for path in closed:

@@ -275,7 +275,12 @@ class Snapshots(StoredSnapshots):
         return known.recorded, manifest, is_same
 
     def _begin(self, check: Check) -> _Known:
-        """Make or unlock the index and return what it was left with."""
+        """Make the index unless it is there, remove what a killed git left of its work on it, and
+        return what it was left with.
+
+        It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
+        so that only what changed since is read.
+        """
         work_tree = self._reader.folder
         if work_tree.is_symlink():
             raise GitError(
@@ -284,34 +289,26 @@ class Snapshots(StoredSnapshots):
             )
         if not work_tree.is_dir():
             raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")
-        self._make_index(check)
-        stamp = self._stamp()
-        if self._known is None or self._known.stamp != stamp:
-            self._known = _Known(stamp, self._indexed_manifest(check), None)
-        return self._known
-
-    def _make_index(self, check: Check) -> None:
-        """Make the index unless it is there, and remove what a killed git left of its work on it.
-
-        It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
-        so that only what changed since is read. Raises ``GitError`` if it cannot be made.
-        """
         try:
             self._unlock(self._attempt)
             Path(f"{self._index}.lock").unlink(missing_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
-            if self._index.exists():
-                return
             if not self._exclude.exists():
                 listed = b""
                 with suppress(FileNotFoundError):  # the source is no repository
                     listed = (self._store / SOURCE_EXCLUDE).read_bytes()
                 write_whole(self._exclude, listed + _OUR_OWN)
             draft = self._folder / f"new-{self._attempt}"
-            if self._copy_earlier(draft, check) or self._read_last(draft, check):
+            if not self._index.exists() and (
+                self._copy_earlier(draft, check) or self._read_last(draft, check)
+            ):
                 draft.replace(self._index)
         except OSError as error:
             raise GitError(f"cannot write {self._folder}: {error.strerror or error}") from error
+        stamp = self._stamp()
+        if self._known is None or self._known.stamp != stamp:
+            self._known = _Known(stamp, self._indexed_manifest(check), None)
+        return self._known
 
     def _copy_earlier(self, draft: Path, check: Check) -> bool:
         """Copy the index of the attempt before; return False if none can be read."""

@@ -30,8 +30,8 @@ def read(root: Path, rules: Policy = CLOSED) -> tuple[list[Instructions], list[s
     """The instructions of a workspace whose run has these rules, and what was left out."""
     home = root / ".runner"
     places = Places.of(Surroundings(root, home / "outputs/run_1"), home)
-    files, left_out = read_instructions(str(root), places, rules)
-    return list(files), list(left_out)
+    found = read_instructions(places, rules)
+    return list(found.files), list(found.left_out)
 
 
 def test_both_files_are_read_in_order_with_their_digests(root: Path) -> None:
