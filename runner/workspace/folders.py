@@ -191,9 +191,6 @@ def _read(marker: Path) -> str | None:
     return text if _ID.fullmatch(text) else None
 
 
-# --- copies -----------------------------------------------------------------------------------------
-
-
 def copy_folder(
     source: Path, target: Path, leave_out: Sequence[Path], check: Check = no_check
 ) -> str:

@@ -13,7 +13,7 @@ from runner.core.workspace import Workspace
 from runner.errors import RunnerError
 from runner.store import workspaces
 from runner.store.database import Database
-from runner.store.workspaces import StoredWorkspace
+from runner.store.workspaces import StoredWorkspace, WorkspaceRecord
 from runner.workspace.folders import COPIES, remove_folder
 from runner.workspace.git import shown
 from runner.workspace.notes import MadeNotes
@@ -146,14 +146,11 @@ class _Files:
             is_noted = MadeNotes.beside(path, run.attempt).folder.is_dir()
             return "" if is_noted else _NOT_RECORDED
         try:
-            snapshot, known, unrecorded = self._look(run, run.asked, path)
+            why = self._unrecorded(run, run.asked, run.record, path)
         except (RunnerError, OSError) as error:
             return f"it cannot be compared with what is recorded of it: {error}"
-        if snapshot not in known:
-            return "its files were changed since they were recorded last"
-        if unrecorded:
-            names = ", ".join(shown(each) for each in unrecorded)
-            return f"it holds what is recorded nowhere (a repository of its own): {names}"
+        if why:
+            return why
         if run.asked.mode == "git" and run.delivered is None:
             return "it was not delivered: no commit on its branch holds all of it"
         return ""
@@ -171,11 +168,10 @@ class _Files:
             return f"it cannot be removed: {error}"
         return ""
 
-    def _look(
-        self, run: StoredWorkspace, asked: Workspace, path: Path
-    ) -> tuple[str, set[str], list[bytes]]:
-        """Return a snapshot of the workspace as it is, those that are recorded, and what in it no
-        snapshot holds."""
+    def _unrecorded(
+        self, run: StoredWorkspace, asked: Workspace, record: WorkspaceRecord, path: Path
+    ) -> str:
+        """Return what of the workspace no snapshot of it holds, or ""."""
         repository = self._repository(run)
         common = repository.common_folder() if repository else None
         store = make_store(self.home, asked.source, common, environment=self.environment)
@@ -183,19 +179,16 @@ class _Files:
         note = ""
         if repository is not None and made is not None:
             note, _ = made.note(GitStateReader(Worktree(repository, path)).read())
-        with looking(
-            store,
-            path,
-            run.run_id,
-            environment=self.environment,
-            ignored=asked.snapshot_ignored,
-            largest_file=asked.largest_file,
-        ) as snapshots:
+        options = {"ignored": asked.snapshot_ignored, "largest_file": asked.largest_file}
+        with looking(store, path, run.run_id, environment=self.environment, **options) as snapshots:
             snapshot = snapshots.take(note=note)
             known = {run.snapshot or snapshot}
-            if run.record is None or run.record.store_id != store_id(self.home):
+            if record.store_id != store_id(self.home):
                 known |= snapshots.history().trees  # another host went on from there
-            return snapshot, known, snapshots.unrecorded(snapshot)
+            if snapshot not in known:
+                return "its files were changed since they were recorded last"
+            names = ", ".join(map(shown, snapshots.unrecorded(snapshot)))
+        return names and f"it holds what is recorded nowhere (a repository of its own): {names}"
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:
         """Return what a run's worktree is of, None for a copy."""

@@ -181,8 +181,6 @@ class _Inspection:
                 source.check_push(source.remote_git(own), remote, commit)
         return tuple(file.path for file in files)
 
-    # --- uncommitted changes ----------------------------------------------------------------------
-
     def _with_changes(self, checkout: source.Checkout, git: Git, head: str) -> str:
         """Return the commit that runs begin at: HEAD, with what is not committed where that was asked
         for.
@@ -277,9 +275,6 @@ def _filters(git: Git, paths: bytes, *options: str) -> dict[bytes, bytes]:
     told = git.run("check-attr", "-z", "--stdin", *options, "filter", given=paths)
     answers = iter(split(told))
     return {path: value for path, _, value in zip(answers, answers, answers, strict=True)}
-
-
-# --- what runs would not see ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
