@@ -300,7 +300,11 @@ class OwnWorkspace:
 
     def _noted(self) -> Made | None:
         """Return the note, which is this attempt's from here on."""
-        if (noted := self._notes.read()) is not None:
+        noted, stored = self._notes.read(), self._stored
+        is_older = stored.record is None and stored.path == str(self._path)
+        if noted is None and is_older:  # a Runner that took no snapshots has made the copy
+            noted = Made()
+        if noted is not None:
             self._notes.write(noted)
         return noted
 
