@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 20
 
 
@@ -128,7 +128,7 @@ def serve(prepare: Callable[[], None]) -> list[str]:
         In the forked ones alone: their arguments.
     """
     if sys.platform == "linux":  # be killed when the tests are (prctl(2))
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     orders = socket.socket(fileno=int(sys.argv[1]))
     orders.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST_BYTES)
     prepare()

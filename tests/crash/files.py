@@ -13,9 +13,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from tests.crash import repository
-from tests.crash.record import Record
+from tests.crash.record import Record, hold
 from tests.crash.scenario import LOG, Scenario
-from tests.crash.violation import hold
 
 _OURS = (".git", ".runner-")
 

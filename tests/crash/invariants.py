@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy import Row
+
 from runner.core.agents import AGENT_TOOL
+from runner.core.budget import billionths
 from runner.core.text import OWN_TEXTS, VERIFY_TEXT
 from runner.core.workspace import RESULT_TOOL
-from tests.crash import job_budget, questions, scenario, sent
-from tests.crash.record import Record
+from tests.crash import scenario, sent
+from tests.crash.record import Record, Violation, hold, hold_all
+from tests.crash.scenario import REMEMBERED, Planned, Scenario
 from tests.crash.sent import Asked
-from tests.crash.violation import Violation, hold
 from tests.messages_api.conversation_rules import Refusal, check_messages
 
 _REPEATABLE = frozenset({"Read", "Grep", "note"})
@@ -34,7 +37,7 @@ class Served:
 
 def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
     """Raise ``Violation``, with everything that does not hold, unless it all does."""
-    checks: tuple[Callable[[], None], ...] = (
+    hold_all(
         lambda: _check_end(record, variant),
         lambda: check_conversation(record, served),
         lambda: _check_calls(record, variant),
@@ -42,18 +45,10 @@ def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
         lambda: _check_counters(record, served, variant),
         lambda: _check_messages(record),
         lambda: check_events(record),
-        lambda: questions.check(record, variant),
+        lambda: check_questions(record, variant),
         lambda: sent.check(record, served.turns, variant),
-        lambda: job_budget.check(record, variant),
+        lambda: check_job_budget(record, variant),
     )
-    found = []
-    for holds in checks:
-        try:
-            holds()
-        except Violation as violation:
-            found.append(str(violation))
-    if found:
-        raise Violation("\n".join(found))
 
 
 def _check_end(record: Record, variant: scenario.Scenario) -> None:
@@ -232,3 +227,90 @@ def _check_tool_events(record: Record, events: Sequence[Any]) -> None:
 
 def _named(events: Iterable[Any], kind: str) -> Counter[str]:
     return Counter(event.data["tool_use_id"] for event in events if event.type == kind)
+
+
+def check_questions(record: Record, variant: Scenario) -> None:
+    """Raise ``Violation`` unless each question was asked once, and has the one answer it was given."""
+    calls = {(call.message, call.position): call for call in record.calls}
+    asked = {calls[row.message, row.position].tool_use_id: row for row in record.questions}
+    hold(len(asked) == len(record.questions), "a call was asked about twice", record.questions)
+    hold(asked.keys() == variant.answers.keys(), "other calls were asked about", sorted(asked))
+    for call in record.calls:
+        asking = call.tool_use_id in asked
+        hold((call.decision == "ask") == asking, "a call was decided on otherwise", call)
+    for name, planned in variant.answers.items():
+        _check_answer(asked[name], planned)
+        _check_told(record, name, planned)
+    told = Counter(
+        (event.data["turn"], event.data["call_index"], event.data["answer"])
+        for event in record.events
+        if event.type == "approval_answered"
+    )
+    answered = Counter((row.turn, row.position, row.answer) for row in record.questions)
+    hold(told == answered, "approval_answered is not once an answer", told, answered)
+    count = record.run.answer_count
+    hold(count == len(record.questions), "answers are not counted", count)
+    _check_remembered(record, variant)
+
+
+def _check_answer(row: Row[Any], planned: Planned) -> None:
+    found = (row.answer, row.answered_via, row.reason)
+    expected = (planned.effect, planned.by, planned.reason)
+    hold(found[:2] == expected[:2], "a question has another answer", found, expected)
+    hold(planned.by == "rule" or found == expected, "a reason was lost", found, expected)
+    edited = planned.command and {"command": planned.command}
+    hold(row.edited_input == edited, "an edit was lost", row.edited_input)
+    hold(row.answered_at is not None, "an answer has no time", row)
+
+
+def _check_told(record: Record, name: str, planned: Planned) -> None:
+    said = record.result(name)["content"]
+    if planned.effect == "denied":
+        hold(planned.reason in said, "the reason of a denial is unsaid", said)
+    if planned.command is not None:
+        hold("changed its input" in said, "an edit is unsaid", said)
+        hold(planned.command in said, "an edit is unsaid", said)
+
+
+def _check_remembered(record: Record, variant: Scenario) -> None:
+    rules = [rule.rule for rule in record.rules if rule.origin == "remembered"]
+    hold(rules == ([REMEMBERED] if variant.answers else []), "other rules are remembered", rules)
+    by_rule = [
+        call.tool_use_id
+        for call in record.calls
+        if call.decision == "allow" and call.decision_snapshot > 1 and call.rule == REMEMBERED
+    ]
+    expected = ["toolu_4_2"] if variant.answers else []
+    hold(by_rule == expected, "a remembered rule did not decide", by_rule)
+
+
+def check_job_budget(record: Record, variant: Scenario) -> None:
+    """Raise ``Violation`` unless the budget of the job (of one run) is what the run has used and has
+    reserved, and no cap is passed; a job without a budget has no row."""
+    run, job_budget, budget = record.run, record.job_budget, variant.budget
+    hold(
+        (job_budget is not None) == budget.is_set,
+        "a row without a budget, or no row with one",
+        job_budget,
+    )
+    if job_budget is None:
+        return
+    call = run.progress["model"]["open_call"]
+    reserved = call["reservation"] if call else {"worst_case": 0, "worst_cost": 0}
+    spent = (run.charged_tokens, run.progress["money"]["charged_cost"])
+    expected = (*spent, reserved["worst_case"], reserved["worst_cost"])
+    found = (
+        job_budget.spent_tokens,
+        job_budget.spent_cost,
+        job_budget.reserved_tokens,
+        job_budget.reserved_cost,
+    )
+    hold(found == expected, "the budget is not what was used and reserved", found, expected)
+    hold(
+        (job_budget.budget_usd, job_budget.budget_tokens) == (budget.usd, budget.tokens),
+        "other caps",
+        job_budget,
+    )
+    caps = (budget.usd and billionths(budget.usd), budget.tokens)
+    for cap, total in zip(caps, (found[1] + found[3], found[0] + found[2]), strict=True):
+        hold(cap is None or total <= cap, "the budget was passed", cap, total)

@@ -3,14 +3,22 @@ have ended, or until it is killed or frozen at the boundary that it was told."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import json
 import os
+import signal
+import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil
 from sqlalchemy import select
 
 from runner.core.prices import Tariff, Terms
@@ -29,13 +37,90 @@ from runner.store.journal import StoredJournal
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.crash import faults
-from tests.crash.boundaries import Boundaries, Counted
+from tests.forking import PR_SET_PDEATHSIG, Forked, serve
 from tests.messages_api import API_KEY
+
+T = TypeVar("T")
+
+
+class Boundaries:
+    """Counts the moments right before and right after each call of a port.
+
+    Args:
+        at: the number of the moment (from 1) at which this process signals itself; None: never.
+        number: the signal, SIGKILL or SIGSTOP.
+        note: the file that then tells which moment it was.
+    """
+
+    def __init__(self, at: int | None, number: int, note: Path) -> None:
+        self._at = at
+        self._number = number
+        self._note = note
+        self._count = 0
+        self._counting = threading.Lock()
+        self._whole = threading.Lock()
+
+    def around(self, name: str, call: Callable[[], T], *, whole: bool = False) -> T:
+        """Call a port. ``whole``: this process is not stopped, only killed, in the middle of it."""
+        self._cross(f"before {name}")
+        try:
+            with self._whole if whole else nullcontext():
+                return call()
+        finally:
+            self._cross(f"after {name}")
+
+    def _cross(self, what: str) -> None:
+        with self._counting:
+            self._count += 1
+            if self._count != self._at:
+                return
+            self._note.write_text(f"boundary {self._count}, {what}")
+            if self._number == signal.SIGKILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            # Sent to the process, the signal could stop another thread first, and this one go on.
+            with self._whole:
+                signal.pthread_kill(threading.get_ident(), self._number)
+
+
+class Counted:
+    """A port, every call of which is two boundaries, save of methods that are for ``looking`` only.
+    ``whole`` says, given the call's arguments, whether the process may not be stopped in the middle."""
+
+    def __init__(
+        self,
+        name: str,
+        port: Any,
+        boundaries: Boundaries,
+        whole: Callable[..., bool] = lambda *arguments, **named: False,
+        looking: Collection[str] = (),
+    ) -> None:
+        self._name = name
+        self._port = port
+        self._boundaries = boundaries
+        self._whole = whole
+        self._looking = looking
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        call: Callable[..., Any] = getattr(self._port, method)
+        if method in self._looking:
+            return call
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            return self._boundaries.around(
+                f"{self._name}.{method}",
+                lambda: call(*arguments, **named),
+                whole=self._whole(*arguments, **named),
+            )
+
+        return counted
+
 
 MARK = "CRASH_SWEEP_MARK"  # a variable in the environment of every process that a life starts
 DROPPED = 10  # exit status: another attempt has the run
 _SAY_ALIVE_SECONDS = 0.1
 _LOOK_SECONDS = 0.01
+LOG = "log"
+_IMPORTED_LATE = ("anthropic.types", "psycopg", "runner.llm.connections", "runner.llm.stream")
 
 
 @dataclass(frozen=True)
@@ -54,6 +139,27 @@ class Task:
     watchdog_seconds: float = 10.0
     fault: str | None = None
     home: str = "home"
+
+
+class Life(Forked):
+    """The process of a task, as a test sees it. It writes to ``log`` in the task's folder."""
+
+    def __init__(self, task: Task) -> None:
+        log = os.open(Path(task.folder) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        arguments, root = (json.dumps(asdict(task)),), Path(__file__).parents[2]
+        try:
+            super().__init__("tests.crash.life", arguments, root, os.environ, (nothing, log, log))
+        finally:
+            os.close(log)
+            os.close(nothing)
+
+    def wait(self) -> int:
+        """Wait until the process ends or is stopped: its exit code, or minus the signal's number."""
+        while (code := self.look(_LOOK_SECONDS)) is None:
+            if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
+                return -signal.SIGSTOP
+        return code
 
 
 class LeapingClock:
@@ -224,3 +330,17 @@ def _next_due(database: Database, root: str, clock: LeapingClock) -> tuple[str, 
             return None
         if not children.attend(database, clock.now()):
             threading.Event().wait(_LOOK_SECONDS)
+
+
+def _import_all() -> None:
+    for module in _IMPORTED_LATE:
+        importlib.import_module(module)
+
+
+if __name__ == "__main__":
+    (order,) = serve(_import_all)
+    if sys.platform == "linux":  # be killed when the tests end
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    status = live(Task(**json.loads(order)))
+    sys.stderr.flush()
+    os._exit(status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,28 @@ from sqlalchemy import Row, Table, select
 from runner.queries import transcript
 from runner.store import tables
 from runner.store.database import Database
+
+
+class Violation(AssertionError):  # noqa: N818 - it is not the sweep that erred
+    """A guarantee of Runner's did not hold."""
+
+
+def hold(condition: object, what: str, *seen: object) -> None:
+    """Raise ``Violation`` unless the condition is true; it says what was ``seen``."""
+    if not condition:
+        raise Violation(": ".join([what, *map(repr, seen)]))
+
+
+def hold_all(*checks: Callable[[], None]) -> None:
+    """Raise one ``Violation`` with the texts of all that the checks raise."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except Violation as violation:
+            found.append(str(violation))
+    if found:
+        raise Violation("\n".join(found))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.crash.violation import hold
+from tests.crash.record import hold
 
 _ENVIRONMENT = {
     "PATH": os.environ["PATH"],

@@ -1,4 +1,4 @@
-"""Which boundaries a test run strikes at: a sample, or with RUNNER_SWEEP=all every one."""
+"""Which boundaries a test run interrupts at: a sample, or with RUNNER_SWEEP=all every one."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ class Part:
     least: int = _LEAST_BOUNDARIES
 
     def sweep(self, sweep: Sweep) -> None:
-        """Strike at them; with fewer struck than there are, the sweep swept something else."""
+        """Interrupt at these boundaries; if there are fewer, the sweep swept
+        something else."""
         if self.only:
-            assert sweep.strike(self.only) == len(self.only)
+            assert sweep.interrupt(self.only) == len(self.only)
         else:
-            struck = sweep.run(self.first, self.every)
-            assert struck >= (self.least - self.first) // self.every
+            interrupted = sweep.run(self.first, self.every)
+            assert interrupted >= (self.least - self.first) // self.every
 
 
 def parts(mode: Mode) -> list[Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,6 +156,7 @@ def summary(messages: list[dict[str, Any]], number: int) -> Reply:
     return Reply([text(f"{SUMMARY} {number}: I printed numbers.")])
 
 
+@cache
 def tools() -> tuple[Tool, ...]:
     """The tools of the job, one of one's own among them."""
     return resolve_tools(_TOOLS, Path(__file__).parent)[0]

@@ -14,9 +14,8 @@ from runner.core.entries import PROMPT_TOO_LONG
 from runner.llm.anthropic import request_body
 from runner.queries.transcript import sent_request
 from runner.store.database import Database
-from tests.crash.record import Record
+from tests.crash.record import Record, hold
 from tests.crash.scenario import SUMMARY, Scenario
-from tests.crash.violation import hold
 
 
 @dataclass(frozen=True)

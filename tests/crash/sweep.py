@@ -3,35 +3,97 @@ that goes on with it."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, Literal
 
 import psutil
 from sqlalchemy import select
 
-from runner.core.conversation import Tool
-from runner.store import ids, jobs, leases, tables
+from runner.core import commands
+from runner.core.commands import Question, Target
+from runner.store import approvals, ids, jobs, leases, tables
 from runner.store.database import Database
+from runner.store.questions import waiting
 from runner.store.retry import say
 from runner.tools import host_process
 from runner.tools.host_process import run_is_quiet
 from runner.workspace.folders import identify
-from tests.crash import files, invariants, job_budget, record, scenario, sent
+from tests.crash import files, invariants, record, scenario, sent
 from tests.crash.invariants import Served
-from tests.crash.life import DROPPED, MARK, Task
-from tests.crash.person import Person
+from tests.crash.life import DROPPED, LOG, MARK, Life, Task
+from tests.crash.record import Violation
+from tests.crash.scenario import Planned, Scenario
 from tests.crash.sent import Asked
-from tests.crash.violation import Violation
-from tests.crash.zygote import LOG, Zygote
 from tests.messages_api import MessagesServer, Received, Reply
+
+_LOOK_SECONDS = 0.02
+_NAME = "the person"
+
+
+class Person:
+    """Answers in a thread of its own, while inside: some questions as soon as they are asked, while
+    the worker is busy, the others when the run waits, those that come last first."""
+
+    def __init__(self, database: Database, run_id: str, workspace: Path, variant: Scenario) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._workspace = workspace
+        self._plan = {id: one for id, one in variant.answers.items() if one.by == "person"}
+        self._answering = threading.Lock()
+        self._gone = threading.Event()
+        self._thread = threading.Thread(target=self._stay, name=_NAME)
+
+    def __enter__(self) -> Person:
+        if self._plan:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._gone.set()
+        if self._plan:
+            self._thread.join()
+
+    def answer_all(self) -> None:
+        """Answer whatever is asked now, whoever lives."""
+        if self._plan:
+            self._answer(early_only=False)
+
+    def _stay(self) -> None:
+        while not self._gone.wait(_LOOK_SECONDS):
+            self._answer(early_only=not self._run_waits())
+
+    def _answer(self, *, early_only: bool) -> None:
+        with self._answering:
+            for asked in reversed(waiting(self._database, Target("run", self._run_id))):
+                planned = self._plan.get(f"toolu_{asked.turn - 1}_{asked.position}")
+                if planned is not None and (planned.early or not early_only):
+                    self._give(asked, planned)
+
+    def _give(self, asked: Question, planned: Planned) -> None:
+        reply = commands.Reply(
+            planned.effect,
+            _NAME,
+            planned.reason,
+            edited={"command": planned.command} if planned.command else None,
+            remember="job" if planned.remember else "call",
+            rule=planned.remember,
+        )
+        approvals.answer(self._database, [asked.id], reply, time.time())
+        if planned.early:
+            (self._workspace / scenario.ANSWERED).touch()
+
+    def _run_waits(self) -> bool:
+        query = select(tables.runs.c.state).where(tables.runs.c.id == self._run_id)
+        state = self._database.read(lambda connection: connection.execute(query).scalar_one())
+        return bool(state == "waiting")
+
 
 Mode = Literal["kill", "freeze"]
 
@@ -43,15 +105,7 @@ _PATIENCE = 30.0
 class Iteration:
     """One run, its model, and its two workers."""
 
-    def __init__(
-        self,
-        zygote: Zygote,
-        database: Database,
-        folder: Path,
-        run_id: str,
-        variant: scenario.Scenario,
-    ) -> None:
-        self._zygote = zygote
+    def __init__(self, database: Database, folder: Path, run_id: str, variant: Scenario) -> None:
         self.database = database
         self.folder = folder
         self.run_id = run_id
@@ -64,14 +118,14 @@ class Iteration:
         self._person = Person(database, run_id, folder / "workspace", variant)
 
     def run(self, task: Task) -> bool:
-        """Strike, and let another worker go on; whether the first one was struck."""
+        """Interrupt a worker, and let another worker go on; whether the first one was interrupted."""
         self.begin()
         with MessagesServer(self.plan) as server, self._person:
-            struck = self._work(replace(task, api_url=server.url))
+            interrupted = self._work(replace(task, api_url=server.url))
             self.served.refusals += [refusal.message for refusal in server.refusals]
         _wait(lambda: not self._processes(), "processes survived the workers", self._processes)
         self.check()
-        return struck
+        return interrupted
 
     def begin(self) -> None:
         """What happens before any worker comes."""
@@ -118,24 +172,26 @@ class Iteration:
         frozen = task.signal == signal.SIGSTOP
         watchdog = _FROZEN_WATCHDOG_SECONDS if frozen else task.watchdog_seconds
         first = replace(task, worker_id=_new_worker(), watchdog_seconds=watchdog)
-        pid = self._zygote.start(first)
-        end = self._zygote.wait(pid)
+        life = Life(first)
+        end = life.wait()
         if end == 0:
             return False
         if end != -task.signal:
             raise Violation(f"the worker ended with {end}")
         if frozen:
             self._frozen_at = time.monotonic()
-            _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
-        job_budget.check(self.records()[0], self._variant)
+            _wait(lambda: not _has_tools(life.pid), "tools outlive their worker's lease")
+        invariants.check_job_budget(self.records()[0], self._variant)
         self._person.answer_all()
         other = "home-2" if self._variant.files.hosts else task.home
         if self.records()[0].run.ended_at is None:
             self._home = self.folder / other  # whoever ends it leaves its trees there
         self._take_from(first.worker_id)
-        self._finish(replace(task, worker_id=_new_worker(), boundary=None, home=other))
+        end = Life(replace(task, worker_id=_new_worker(), boundary=None, home=other)).wait()
+        if end != 0:
+            raise Violation(f"the worker that went on ended with {end}")
         if frozen:
-            self._thaw(pid)
+            self._thaw(life)
         return True
 
     def _take_from(self, worker_id: str) -> None:
@@ -146,21 +202,16 @@ class Iteration:
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
         leases.take_from(self.database, [worker_id], time.time())
-        job_budget.check(self.records()[0], self._variant)
+        invariants.check_job_budget(self.records()[0], self._variant)
 
-    def _finish(self, task: Task) -> None:
-        end = self._zygote.wait(self._zygote.start(task))
-        if end != 0:
-            raise Violation(f"the worker that went on ended with {end}")
-
-    def _thaw(self, pid: int) -> None:
+    def _thaw(self, life: Life) -> None:
         """Let the worker that lost its run go on: it appends nothing, and touches nothing."""
         woken_at = self._frozen_at + _FROZEN_WATCHDOG_SECONDS
         _wait(lambda: time.monotonic() > woken_at, "time stands still")
         before = self.records()
         asleep = [_files(each.own_workspace) for each in before]
-        os.kill(pid, signal.SIGCONT)
-        end = self._zygote.wait(pid)
+        life.send_signal(signal.SIGCONT)
+        end = life.wait()
         if end not in (0, DROPPED):
             raise Violation(f"the worker that was frozen ended with {end}")
         if self.records() != before:
@@ -183,7 +234,7 @@ class Iteration:
 
 
 class Sweep:
-    """A scenario, swept in one way. ``iteration`` is what each strike goes through.
+    """A scenario, swept in one way. ``iteration`` is what each interrupted run goes through.
 
     Args:
         fault: seeded into every worker process.
@@ -193,42 +244,38 @@ class Sweep:
 
     def __init__(
         self,
-        zygote: Zygote,
         database: Database,
         folder: Path,
         mode: Mode,
-        variant: scenario.Scenario,
-        tools: tuple[Tool, ...],
+        variant: Scenario,
         fault: str | None = None,
     ) -> None:
-        self._zygote = zygote
         self._database = database
         self._folder = folder
         self._mode = mode
         self._variant = variant
-        self._tools = tools
         self._fault = fault
 
     def run(self, first: int, every: int) -> int:
-        """Strike at every ``every``-th boundary from ``first`` on, until a run survives.
+        """Interrupt at every ``every``-th boundary from ``first`` on, until a run survives.
 
         Returns:
-            How many runs were struck.
+            How many runs were interrupted.
 
         Raises:
             Violation: a guarantee did not hold; it says at which boundary.
         """
-        boundary, struck = first, 0
-        while self._strike(boundary):
-            boundary, struck = boundary + every, struck + 1
-        return struck
+        boundary, interrupted = first, 0
+        while self._interrupt(boundary):
+            boundary, interrupted = boundary + every, interrupted + 1
+        return interrupted
 
-    def strike(self, boundaries: Iterable[int]) -> int:
-        """Strike at each of these boundaries: how many runs were struck. Raises ``Violation``."""
-        return sum(self._strike(boundary) for boundary in boundaries)
+    def interrupt(self, boundaries: Iterable[int]) -> int:
+        """Interrupt at each of these boundaries: how many runs were interrupted. Raises ``Violation``."""
+        return sum(self._interrupt(boundary) for boundary in boundaries)
 
     def find(self, what: str, boundaries: Iterable[int]) -> str:
-        """Strike at ``boundaries`` until a violation says ``what``; its text.
+        """Interrupt at ``boundaries`` until a violation says ``what``; its text.
 
         Raises:
             AssertionError: none does; it tells the last one that says something else.
@@ -236,27 +283,27 @@ class Sweep:
         other = "nothing at all"
         for boundary in boundaries:
             try:
-                self._strike(boundary)
+                self._interrupt(boundary)
             except Violation as violation:
                 if what in str(violation):
                     return str(violation)
                 other = str(violation)
         raise AssertionError(f"the sweep has not found that {what}, but {other}")
 
-    def _strike(self, boundary: int) -> bool:
+    def _interrupt(self, boundary: int) -> bool:
         folder = self._folder / f"at-{boundary}"
         workspace = folder / "workspace"
         scenario.furnish(workspace, self._variant)
         (folder / "locks").mkdir()
-        submission = self._variant.submission(workspace, self._tools)
+        submission = self._variant.submission(workspace, scenario.tools())
         shared = self._variant.workspace in ("shared", "copy")
         workspace_id = identify(workspace) if shared else None
         job_id = jobs.submit(self._database, submission, time.time(), workspace_id=workspace_id)
         query = select(tables.runs.c.id).where(tables.runs.c.job_id == job_id)
         run_id: str = self._database.read(lambda c: c.execute(query).scalar_one())
-        iteration = self.iteration(self._zygote, self._database, folder, run_id, self._variant)
+        iteration = self.iteration(self._database, folder, run_id, self._variant)
         try:
-            struck = iteration.run(
+            interrupted = iteration.run(
                 Task(
                     database_url=self._database.url.render_as_string(hide_password=False),
                     api_url="",
@@ -270,23 +317,20 @@ class Sweep:
             )
         except Violation as violation:
             note, log = folder / "boundary", folder / LOG
-            where = note.read_text() if note.exists() else "nothing struck"
+            where = note.read_text() if note.exists() else "nothing interrupted"
             said = log.read_text() if log.exists() else ""
             raise Violation(f"{self._mode} at {where}: {violation}\n{said}") from violation
         shutil.rmtree(folder)
-        return struck
+        return interrupted
 
 
 def _content_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as they were said: where the cache is to break is no part of them."""
-    return [
-        {**message, "content": [_without_breakpoint(block) for block in message["content"]]}
-        for message in messages
-    ]
+    """The messages without cache breakpoints."""
 
+    def plain(block: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in block.items() if name != "cache_control"}
 
-def _without_breakpoint(block: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in block.items() if name != "cache_control"}
+    return [{**one, "content": [plain(block) for block in one["content"]]} for one in messages]
 
 
 def _new_worker() -> str:
@@ -309,4 +353,4 @@ def _wait(
     while not condition():
         if time.monotonic() > deadline:
             raise Violation(f"{what} {seen()}")
-        Event().wait(0.005)
+        threading.Event().wait(0.005)

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.conversation import Tool
 from runner.store.database import Database
 from tests.crash.sampling import DATABASES, SWEEPS_ALL
 from tests.crash.sweep import Mode, Sweep
 from tests.crash.variants import SCENARIOS
-from tests.crash.zygote import Zygote
 
 # The boundaries around the first model call, and around the first tools: those first at which most
 # faults are found.
@@ -54,9 +52,7 @@ def test_the_sweep_finds_a_seeded_fault(
     boundaries: tuple[int, ...],
     what: str,
     database: Database,
-    zygote: Zygote,
-    tools: tuple[Tool, ...],
     tmp_path: Path,
 ) -> None:
-    sweep = Sweep(zygote, database, tmp_path, mode, SCENARIOS[scenario], tools, fault)
+    sweep = Sweep(database, tmp_path, mode, SCENARIOS[scenario], fault)
     assert what in sweep.find(what, boundaries)

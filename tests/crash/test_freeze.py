@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.conversation import Tool
 from runner.store.database import Database
 from tests.crash.sampling import Part, parts
 from tests.crash.sweep import Sweep
-from tests.crash.zygote import Zygote
 
 
 @pytest.mark.parametrize(("empty_url", "part"), parts("freeze"), indirect=["empty_url"])
 def test_no_worker_that_slept_past_its_lease_breaks_a_guarantee(
-    part: Part, database: Database, zygote: Zygote, tools: tuple[Tool, ...], tmp_path: Path
+    part: Part, database: Database, tmp_path: Path
 ) -> None:
-    part.sweep(Sweep(zygote, database, tmp_path, "freeze", part.scenario, tools))
+    part.sweep(Sweep(database, tmp_path, "freeze", part.scenario))

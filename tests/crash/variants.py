@@ -1,7 +1,7 @@
 """The scenario's variants. Four in a workspace that nothing is recorded of, or a copy: one ends at its
 turn limit, one at its token ceiling, one is about calls that a person is asked about, and one passes
-its window again and again, at its job's cost. Three in a worktree: what cannot be done twice, units of
-several writing calls, and workers on hosts that share nothing but a remote."""
+its window again and again, at its job's cost. Three in a worktree: what cannot be done twice, atomic
+batches of writing calls, and workers on hosts that share nothing but a remote."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from runner.core.budget import Budget, Limits
 from runner.core.context import Context
+from runner.core.workspace import Verify
 from runner.permissions import Rule
-from tests.crash.own_files import OWN_FILES
 from tests.crash.scenario import (
     ANSWERED,
     ASKED_ABOUT,
@@ -25,6 +25,7 @@ from tests.crash.scenario import (
     RULES,
     TOO_LONG,
     TURNS,
+    Files,
     Planned,
     Scenario,
     asked,
@@ -32,6 +33,66 @@ from tests.crash.scenario import (
     read,
 )
 from tests.messages_api import Reply, text, tool_use
+
+_ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+FIXED = "fixed.txt"
+
+
+def _submits(position: int, **arguments: str) -> Reply:
+    return Reply([tool_use(f"toolu_{position}_0", "submit_result", arguments)])
+
+
+_FILES_SCRIPT = {
+    0: Reply(
+        [
+            text("What I begin with cannot be done twice."),
+            tool_use(
+                "toolu_0_0", "Bash", {"command": f"mkdir made && mkdir empty && echo 0.0 >> {LOG}"}
+            ),
+            read(0, 1),
+        ],
+        fail_first=[LIMITED],
+    ),
+    1: Reply(
+        [
+            tool_use(
+                "toolu_1_0",
+                "Edit",
+                {"file_path": EDITED, "old_string": "mend", "new_string": f"{EDIT_MARK} mend"},
+            ),
+            asked(1, 1),
+            bash(1, 2, "; git add -A; git commit -qm 'by the agent'"),
+        ]
+    ),
+    2: Reply([tool_use("toolu_2_0", "Write", {"file_path": "made/new.txt", "content": "new"})]),
+    3: Reply([text("That is all.")], stop_reason="end_turn", fail_first=[OVERLOADED]),
+    4: _submits(4, wrong="1"),
+    5: _submits(5, answer="one"),
+    6: Reply([tool_use("toolu_6_0", "Write", {"file_path": FIXED, "content": "fixed"})]),
+    7: _submits(7, answer="two"),
+}
+
+# Its calls cannot be done twice, its end is verified, and the first time in vain.
+OWN_FILES = Scenario(
+    parallel_tools="safe",
+    workspace="git",
+    limits=Limits(max_turns=20, max_output_tokens=2_000, token_ceiling=400_000),
+    state="succeeded",
+    reason="submitted",
+    notes=False,
+    script=_FILES_SCRIPT,
+    denied=frozenset(),
+    rules=(Rule("allow", "*"),),
+    files=Files(
+        external=(Rule("ask", "Bash(basename *)"),),
+        external_calls=frozenset({"toolu_1_1"}),
+        invalid=frozenset({"toolu_4_0"}),
+        output_schema=_ANSWER,
+        verify=Verify((f"echo verified >> {LOG}; test -e {FIXED}",)),
+        verified=(False, True),
+    ),
+)
+
 
 _SCRIPT: dict[int, Reply] = {
     0: Reply(
@@ -107,24 +168,21 @@ ALL_AT_ONCE = Scenario(
     denied=frozenset({"toolu_1_1"}),
     fails=frozenset({"toolu_2_0"}),
 )
-READS_AT_ONCE = Scenario(
+READS_AT_ONCE = replace(
+    ALL_AT_ONCE,
     parallel_tools="safe",
     workspace="copy",
     limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
     reason="token_ceiling",
     notes=False,
-    script=_SCRIPT,
-    denied=frozenset({"toolu_1_1"}),
-    fails=frozenset({"toolu_2_0"}),
 )
-ASKED = Scenario(
+ASKED = replace(
+    ALL_AT_ONCE,
     parallel_tools="safe",
-    workspace="shared",
-    limits=Limits(max_turns=TURNS, max_output_tokens=2_000, token_ceiling=200_000),
-    reason="max_turns",
     notes=False,
     script=_ASKING_SCRIPT,
     denied=frozenset({"toolu_1_2", "toolu_1_4"}),
+    fails=frozenset(),
     answers=_ANSWERS,
     rules=(*RULES, Rule("ask", "Bash(basename *)"), Rule("ask", f"Read({ASKED_ABOUT})")),
 )
@@ -157,7 +215,7 @@ COMPACTED = Scenario(
     compactions=("summary", "clip", "clip", "prune"),
 )
 
-UNITS = replace(ALL_AT_ONCE, workspace="git")
+BATCHES = replace(ALL_AT_ONCE, workspace="git")
 HOSTS = replace(OWN_FILES, files=replace(OWN_FILES.files, hosts=True))
 SCENARIOS = {
     "all": ALL_AT_ONCE,
@@ -165,6 +223,6 @@ SCENARIOS = {
     "asked": ASKED,
     "compacted": COMPACTED,
     "files": OWN_FILES,
-    "units": UNITS,
+    "batches": BATCHES,
     "hosts": HOSTS,
 }

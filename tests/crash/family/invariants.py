@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ from sqlalchemy import Row
 from tests.crash import scenario
 from tests.crash.family.scenario import DENIED, FAMILY, HOOKED, LAST_WORDS, SCRIPTS, TYPES, Who
 from tests.crash.invariants import Served, check_conversation, check_events
-from tests.crash.record import Record
-from tests.crash.violation import Violation, hold
+from tests.crash.record import Record, hold, hold_all
 
 # Of what a call's hooks say nothing is known, after a crash: it is denied. What a worker does in its
 # parent's folder is recorded by nobody.
@@ -31,7 +30,7 @@ def check(records: Sequence[Record], served: Served, folder: Path) -> None:
         records: of the parent, and of its children in the order in which they were asked for.
         folder: the iteration's.
     """
-    checks: tuple[Callable[[], None], ...] = (
+    hold_all(
         lambda: _check_family(records),
         lambda: _check_each(records, served),
         lambda: _check_answers(records),
@@ -40,14 +39,6 @@ def check(records: Sequence[Record], served: Served, folder: Path) -> None:
         lambda: _check_hooks(records, folder),
         lambda: _check_money(records, served),
     )
-    found = []
-    for holds in checks:
-        try:
-            holds()
-        except Violation as violation:
-            found.append(str(violation))
-    if found:
-        raise Violation("\n".join(found))
 
 
 def _check_family(records: Sequence[Record]) -> None:
