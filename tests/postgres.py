@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 
+from runner.store.database import Database
+
 
 @contextmanager
 def postgres_server() -> Iterator[Any]:
@@ -42,3 +44,12 @@ def execute(url: str, statement: str) -> None:
     engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text(statement))
+
+
+def waiting_for_locks(database: Database) -> int:
+    """How many transactions of the database wait for a lock."""
+    query = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return int(database.read(lambda connection: connection.execute(query).scalar_one()))

@@ -48,10 +48,6 @@ class Parsed(HTMLParser):
     def named(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def of_class(self, name: str) -> list[str]:
-        """The names of elements of a class."""
-        return [tag for tag, each in self.elements if name in (each.get("class") or "").split()]
-
     @property
     def text(self) -> str:
         return "".join(self.texts)

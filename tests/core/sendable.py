@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.core.context import Compacted
-from runner.core.conversation import Block, Message, text_block
+from runner.core.conversation import Message, text_block
 
 THINKING = ("thinking", "redacted_thinking")
 
@@ -26,7 +26,8 @@ def faults(messages: Sequence[Message], compacted: Compacted | None = None) -> l
         place = f"message {number}"
         if not message.blocks:
             found.append(f"{place} is empty")
-        found += [f"{place} has a blank text" for block in message.blocks if _is_blank(block)]
+        texts = (str(block["text"]) for block in message.blocks if block["type"] == "text")
+        found += [f"{place} has a blank text" for text in texts if not text.strip()]
         if message.role == "user":
             results = [b["tool_use_id"] for b in message.blocks if b["type"] == "tool_result"]
             if results != waiting:
@@ -48,7 +49,3 @@ def faults(messages: Sequence[Message], compacted: Compacted | None = None) -> l
     if waiting:
         found.append(f"{waiting} were never answered")
     return found
-
-
-def _is_blank(block: Block) -> bool:
-    return block["type"] == "text" and not str(block["text"]).strip()

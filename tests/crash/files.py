@@ -90,12 +90,12 @@ def _check_chain(record: Record, last: str) -> None:
     allowed = {"restored", "changed"} if unknown else {"restored"}
     strange = [cause for cause in causes[1:] if cause not in allowed]
     hold(causes[:1] == ["created"] and not strange, "someone else changed the files", causes)
-    before, units = record.run.start_tree, set[tuple[str, str]]()
+    before, batches = record.run.start_tree, set[tuple[str, str]]()
     for call in _wrote(record):
-        unit = (call.tree_before, call.tree_after)
-        if unit in units:
+        batch = (call.tree_before, call.tree_after)
+        if batch in batches:
             continue
-        units.add(unit)
+        batches.add(batch)
         known = call.tree_before is None or call.tree_before == before
         hold(known, "what was after a call is not before the next", call, before)
         before = call.tree_after

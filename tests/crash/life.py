@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -157,8 +157,11 @@ class Life(Forked):
     def wait(self) -> int:
         """Wait until the process ends or is stopped: its exit code, or minus the signal's number."""
         while (code := self.look(_LOOK_SECONDS)) is None:
-            if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
-                return -signal.SIGSTOP
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                threads = psutil.Process(self.pid).threads()
+                states = {psutil.Process(thread.id).status() for thread in threads}
+                if states == {psutil.STATUS_STOPPED}:
+                    return -signal.SIGSTOP
         return code
 
 

@@ -32,12 +32,14 @@ def check(record: Record, turns: Sequence[Asked], variant: Scenario) -> None:
     """Raise ``Violation`` unless each request held what the conversation and its compactions say."""
     states = [Compacted()]
     for row in record.compactions:
-        states.append(states[-1].after(_compaction(row)))
+        clips = tuple(TruncatedResult(*clip) for clip in row.clips)
+        found = Compaction(row.kind, row.first_message, row.last_message, row.text, clips)
+        states.append(states[-1].after(found))
     messages = [Message(one["role"], tuple(one["content"])) for one in record.messages]
     replies = [n for n, message in enumerate(messages) if message.role == "assistant"]
     for asked in turns:
         before = messages[: [*replies, len(messages)][asked.position]]
-        possible = [sent_messages(before, state) for state in states]
+        possible = (sent_messages(before, state) for state in states)
         hold(any(_is_of(asked, sent) for sent in possible), "a message was rewritten", asked)
     _check_rows(record, variant)
 
@@ -94,13 +96,3 @@ def check_told_again(database: Database, record: Record, turns: Sequence[Asked])
     for position in range(answered):
         told = request_body(sent_request(database, record.run.id, position + 1))
         hold(told == last[position].raw, "what was sent is told otherwise", told)
-
-
-def _compaction(row: Row[Any]) -> Compaction:
-    return Compaction(
-        row.kind,
-        row.first_message,
-        row.last_message,
-        row.text,
-        tuple(TruncatedResult(*clip) for clip in row.clips),
-    )

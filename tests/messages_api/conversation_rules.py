@@ -35,7 +35,6 @@ _BLOCKS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"cache_control", "caller"}),
     ),
 }
-_USER_BLOCKS = frozenset({"text", "image", "document", "tool_result"})
 _ASSISTANT_ONLY = frozenset({"thinking", "redacted_thinking", "tool_use", "server_tool_use"})
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _TOOL_ID = re.compile(r"[a-zA-Z0-9_-]+")

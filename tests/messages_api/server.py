@@ -8,9 +8,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +17,7 @@ from tests.messages_api.conversation_rules import Refusal
 from tests.messages_api.prompt_cache import Prompt, PromptCache
 from tests.messages_api.replies import Break, Reply, sse
 from tests.messages_api.rules import MODELS, check_count, check_headers, check_request, check_window
-from tests.messages_api.wire import Wire, chunk, stream_head
+from tests.messages_api.wire import BEFORE_HEADERS, Wire, chunk, stream_head
 
 API_KEY = "sk-ant-test-key"
 MOST_BODY_BYTES = 32 * 1024 * 1024
@@ -149,12 +148,7 @@ class MessagesServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def wait_for(self, condition: Callable[[MessagesServer], bool], seconds: float = 10.0) -> None:
@@ -243,7 +237,7 @@ class MessagesServer:
             failure = Break(
                 "status", status=refusal.status, error_type=refusal.kind, message=refusal.message
             )
-            return await wire.fail(failure, request_id)
+            return await wire.break_before_headers(failure, request_id)
         self._issued.update(block["type"] for block in reply.blocks)
         if reply.latency:
             await asyncio.sleep(reply.latency)
@@ -262,12 +256,8 @@ class MessagesServer:
     async def _answer(self, wire: Wire, request: Received, request_id: str) -> bool:
         """Answer a request that is no model call."""
         failure = self._broken.get(request.path)
-        if failure is not None and failure.kind == "stall_before_headers":
-            return await wire.stall(pings=False)
-        if failure is not None and failure.kind == "reset_before_headers":
-            return wire.reset()
         if failure is not None:
-            return await wire.fail(failure, request_id)
+            return await wire.break_before_headers(failure, request_id)
         if request.path == "/v1/messages/count_tokens":
             tokens = Prompt.of(request.body, self._chars_per_token).tokens
             return await wire.send({"input_tokens": tokens}, request_id)
@@ -281,7 +271,6 @@ class MessagesServer:
 
     def _take(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Received:
         """The request, unless the API would refuse it."""
-        body: Any = None
         try:
             body = json.loads(raw) if raw else None
         except ValueError:
@@ -315,12 +304,8 @@ class MessagesServer:
         self, wire: Wire, request: Received, reply: Reply, usage: Mapping[str, Any], request_id: str
     ) -> bool:
         failure = reply.broken
-        if failure is not None and failure.kind == "status":
-            return await wire.fail(failure, request_id)
-        if failure is not None and failure.kind == "reset_before_headers":
-            return wire.reset()
-        if failure is not None and failure.kind == "stall_before_headers":
-            return await wire.stall(pings=False)
+        if failure is not None and failure.kind in BEFORE_HEADERS:
+            return await wire.break_before_headers(failure, request_id)
         model = request.body["model"]
         message_id = f"msg_{request.number:012d}"
         if not request.body.get("stream"):
@@ -330,29 +315,16 @@ class MessagesServer:
         if failure is not None and failure.kind == "reset_in_headers":
             await wire.write(head[: len(head) // 2])
             return wire.reset()
-        events = reply.events(message_id, model, usage)
-        return await self._stream(wire, head, events, reply, request_id)
-
-    async def _stream(
-        self,
-        wire: Wire,
-        head: bytes,
-        events: Iterator[tuple[str, dict[str, Any]]],
-        reply: Reply,
-        request_id: str,
-    ) -> bool:
-        failure = reply.broken
         pending = [head]
-        for number, (name, data) in enumerate(events):
+        for number, (name, data) in enumerate(reply.events(message_id, model, usage)):
             if failure is not None and number == failure.after:
-                await wire.write(b"".join(pending))
-                return await wire.break_off(failure, request_id)
+                break
             pending.append(chunk(sse(name, data)))
             if reply.pause:
                 await wire.write(b"".join(pending))
                 pending.clear()
                 await asyncio.sleep(reply.pause)
-        if failure is not None:  # it breaks only after the last event
+        if failure is not None:
             await wire.write(b"".join(pending))
             return await wire.break_off(failure, request_id)
         await wire.write(b"".join(pending) + b"0\r\n\r\n")

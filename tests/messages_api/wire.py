@@ -12,6 +12,7 @@ from typing import Any
 from tests.messages_api.replies import ERROR_TYPES, Break, sse
 
 PING_SECONDS = 0.05
+BEFORE_HEADERS = ("status", "reset_before_headers", "stall_before_headers")
 _LINGER_NOT = struct.pack("ii", 1, 0)  # close() sends a reset
 
 
@@ -39,8 +40,12 @@ class Wire:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def fail(self, failure: Break, request_id: str) -> bool:
-        """Answer with an error status."""
+    async def break_before_headers(self, failure: Break, request_id: str) -> bool:
+        """Reset or hold the connection, or answer with an error status."""
+        if failure.kind == "reset_before_headers":
+            return self.reset()
+        if failure.kind == "stall_before_headers":
+            return await self.stall(pings=False)
         kind = "text/html" if failure.html else "application/json"
         body = failure.error_body(request_id)
         return await self._send(failure.status, body, request_id, kind, failure.headers)

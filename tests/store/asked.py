@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
+from runner.core.budget import Budget, Limits
 from runner.core.conversation import Tool
+from runner.core.prices import Rates, Tariff
 from runner.core.run import Author, Waiting
-from runner.core.spec import Asking
+from runner.core.spec import Asking, JobSpec
 from runner.core.steps import Done
 from runner.permissions import Rule
 from runner.store import jobs as jobs_store
@@ -107,3 +110,24 @@ def answer_events(database: Database, run_id: str) -> list[dict[str, Any]]:
         .order_by(events.c.number)
     )
     return list(database.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+LIMITS = Limits(max_output_tokens=2_000, token_ceiling=1_000_000)
+TARIFF = Tariff(Rates(*map(Decimal, (3, 4, 6, "0.3", 15))))
+
+
+def priced(spec: JobSpec) -> Mapping[str, Tariff]:
+    return {spec.model: TARIFF}
+
+
+def submit_budgeted(
+    database: Database,
+    *keys: str,
+    usd: float | None = None,
+    tokens: int | None = None,
+    limits: Limits = LIMITS,
+) -> tuple[str, list[str]]:
+    """A job with a budget, in which every command is asked about; its id and its runs'."""
+    spec = replace(ASKING, limits=limits, budget=Budget(usd, tokens))
+    job_id = jobs_store.submit(database, submission(*keys, spec=spec), NOW)
+    return job_id, run_ids(database, job_id)

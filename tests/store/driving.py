@@ -9,23 +9,30 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.budget import Limits, Reservation
+from runner.core.calls import changes_files, undo_needed
 from runner.core.commands import Reply, Target
 from runner.core.context import Compaction, TruncatedResult
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
 from runner.core.entries import (
     ContextCompacted,
+    Delivered,
     Entry,
+    HookFinished,
+    InstructionsRead,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
+    SnapshotRecorded,
     SummaryReplied,
     TimeWorked,
     ToolFinished,
+    Verified,
 )
 from runner.core.fold import fold
+from runner.core.hooks import Hook, Said, read_answer
 from runner.core.model_calls import turn_request
 from runner.core.run import Lease, Waiting
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, ParallelTools
 from runner.core.state import Call, RunState
 from runner.core.steps import (
     CallModel,
@@ -33,10 +40,12 @@ from runner.core.steps import (
     Done,
     Effect,
     LocateCalls,
+    RunHook,
     RunTools,
     RunVerify,
     Sleep,
 )
+from runner.core.workspace import RESULT_TOOL, Instructions, Verify, Workspace, result_tool
 from runner.permissions import ResolvedPath, Rule, ToolContext, paths_of
 from runner.store import jobs, runs
 from runner.store.approvals import answer
@@ -288,3 +297,137 @@ class Driver:
 def _unanswered(state: RunState) -> list[Call]:
     """The calls of a run, less what people answered meanwhile."""
     return [replace(call, answer=None) for call in state.calls]
+
+
+RECORDED = replace(
+    SPEC,
+    tools=(*SPEC.tools, result_tool({"type": "object"})),
+    workspace=Workspace(
+        "/repo",
+        "git",
+        external=(Rule("ask", "Ship"), Rule("ask", "Bash(ship *)")),
+        on_unknown="ask",
+    ),
+    verify=Verify(("ruff check", "pytest -q")),
+)
+
+
+class RecordedDriver(Driver):
+    names = (*Driver.names, RESULT_TOOL)
+
+    def __init__(self, database: Database, seed: int) -> None:
+        super().__init__(database, seed, self.spec_of(seed))
+        self.trees = 0
+
+    def spec_of(self, seed: int) -> JobSpec:
+        parallel: tuple[ParallelTools, ...] = ("safe", "all")
+        return replace(RECORDED, parallel_tools=parallel[seed % 2])
+
+    def tree(self) -> str:
+        self.trees += 1
+        return f"tree {self.trees}"
+
+    def begin(self, state: RunState) -> list[Entry]:
+        if state.files.tree is None:
+            return [SnapshotRecorded(self.tree(), "created")]
+        if undo_needed(state):
+            return [SnapshotRecorded(state.files.tree, "restored", self.tree())]
+        return [SnapshotRecorded(self.tree(), "changed")] if self.random.random() < 0.2 else []
+
+    def risk(self, effect: Effect) -> float:
+        return 0.4 if isinstance(effect, RunTools) else super().risk(effect)
+
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
+        match effect:
+            case RunTools(calls) if changes_files(state, calls):
+                tree, output = self.tree(), self.random.choice([None, b"x" * 70_000])
+                result = ToolResult("ok \u0000", "succeeded", output, 0.25)
+                return [ToolFinished(call.index, result, tree) for call in calls]
+            case RunVerify(number):
+                outcome = self.random.choice(["succeeded", "failed", "timed_out"])
+                output = self.random.choice([None, b"x" * 70_000])
+                result = ToolResult("{é\u0000\ud800", outcome, output, 0.25)
+                return [Verified(number, "pytest -q", result)]
+            case Deliver():
+                return [Delivered(f"commit of {state.files.tree}")]
+            case _:
+                return super().happen(effect, state)
+
+
+HOOKS = (
+    Hook("RunStart", command="start"),
+    Hook("PreToolUse", command="first \u202e\x1b[31m"),
+    Hook("PreToolUse", ("Bash(ship *)", "Read(*.txt)"), command="ships", on_failure="continue"),
+    Hook("PreToolUse", ("Ship",), function="ours:hook@/there", repeatable=True),
+    Hook("PostToolUse", ("Read(a.txt)", "Bash"), command="after", repeatable=True),
+    Hook("PostToolUse", command="after all"),
+    Hook("TurnEnd", command="turn", repeatable=True),
+    Hook("TurnEnd", command="turn again"),
+    Hook("RunEnd", command="end"),
+)
+
+_PRINTED = (
+    b"",
+    b"plain \x1b[31m\0 text",
+    b"{not json",
+    b'{"decision": "block", "reason": "no\\n\\u202e\\ud800\\u0000"}',
+    b'{"hookSpecificOutput": {"additionalContext": "so\\n\\u2028"}}',
+    b'{"hookSpecificOutput": {"permissionDecision": "ask", "permissionDecisionReason": "x\\ny"}}',
+    b'{"hookSpecificOutput": {"permissionDecision": "deny"}}',
+    b'{"hookSpecificOutput": {"permissionDecision": "allow"}}',
+    b'{"hookSpecificOutput": {"updatedInput": {"command": "ls", "n": 1}}}',
+    b'{"hookSpecificOutput": {"updatedInput": {"file_path": "a.txt", "command": "ship it"}}}',
+    b'{"hookSpecificOutput": {"permissionDecision": "ask", "updatedInput": {"command": "ls"}}}',
+)
+
+
+class HookedDriver(Driver):
+    def __init__(self, database: Database, seed: int) -> None:
+        super().__init__(database, seed, replace(SPEC, hooks=HOOKS, instructions=True))
+
+    def begin(self, state: RunState) -> list[Entry]:
+        return [*super().begin(state), *instructed(self, state)]
+
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
+        if isinstance(effect, RunHook):
+            return [ended(self, effect, None)]
+        return super().happen(effect, state)
+
+    def risk(self, effect: Effect) -> float:
+        return 0.3 if isinstance(effect, RunHook) else super().risk(effect)
+
+
+class RecordedHookedDriver(RecordedDriver):
+    def spec_of(self, seed: int) -> Any:
+        return replace(super().spec_of(seed), hooks=HOOKS, instructions=True)
+
+    def begin(self, state: RunState) -> list[Entry]:
+        return [*super().begin(state), *instructed(self, state)]
+
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
+        if isinstance(effect, RunHook):
+            changed = effect.run.event != "RunEnd" and self.random.random() < 0.3
+            return [ended(self, effect, self.tree() if changed else None)]
+        return super().happen(effect, state)
+
+    def risk(self, effect: Effect) -> float:
+        return 0.3 if isinstance(effect, RunHook) else super().risk(effect)
+
+
+def instructed(driver: Driver, state: RunState) -> list[Entry]:
+    if state.files.instructed:
+        return []
+    files = (Instructions("AGENTS.md", "12" * 32, "Be kind.\n"), Instructions("C", "0" * 64, "é"))
+    chosen = files[: driver.random.randint(0, 2)]
+    return [InstructionsRead(chosen, ("X: it is empty",))]
+
+
+def ended(driver: Driver, step: RunHook, tree: str | None) -> Entry:
+    if driver.random.random() < 0.2:
+        code = driver.random.choice([1, 2, -9])
+        said = Said("exited", code, errors=b"no \x07\nreason", duration=0.5)
+    elif driver.random.random() < 0.1:
+        said = Said(driver.random.choice(["timed_out", "lost", "shut_down", "not_started"]))  # type: ignore[arg-type]
+    else:
+        said = Said("exited", output=driver.random.choice(_PRINTED))
+    return HookFinished(step.run.number, read_answer(step.run.event, said, 60.0), tree)

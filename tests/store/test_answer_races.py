@@ -21,6 +21,7 @@ from runner.store.database import Database
 from runner.store.questions import take_notices
 from runner.store.rules import lock_rules, new_snapshot
 from runner.store.tables import approvals
+from tests.postgres import waiting_for_locks
 from tests.store.asked import (
     answer_events,
     answers,
@@ -33,7 +34,6 @@ from tests.store.asked import (
 )
 from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
-from tests.store.locks import waiting_for_locks
 
 pytestmark = pytest.mark.dialect
 

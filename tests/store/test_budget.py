@@ -25,11 +25,11 @@ from runner.store.journal import StoredJournal
 from runner.store.retry import retry
 from runner.store.runs import unfinished
 from runner.store.tables import events, model_calls
+from tests.postgres import waiting_for_locks
+from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
 from tests.store.attempts import Attempt as AnAttempt
 from tests.store.examples import NOW
-from tests.store.locks import waiting_for_locks
-from tests.store.priced import priced, submit_budgeted
 
 
 def take(database: Database, run_id: str, now: float = NOW) -> AnAttempt:

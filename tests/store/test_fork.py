@@ -36,6 +36,7 @@ from runner.store.tables import (
     tool_outputs,
 )
 from tests.core.sendable import faults
+from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.compacting import clip, compact, stand_in
 from tests.store.examples import NOW, SPEC
@@ -51,7 +52,6 @@ from tests.store.forking import (
     rows,
     three_turns,
 )
-from tests.store.priced import priced, submit_budgeted
 
 
 def test_fork_has_the_conversation_up_to_its_turn(database: Database) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from runner.queries.transcript import sent_request
 from runner.store.database import Database
 from runner.store.tables import hook_runs, tool_calls
-from tests.store.hooked import HookedDriver, RecordedHookedDriver
+from tests.store.driving import HookedDriver, RecordedHookedDriver
 from tests.store.test_journal import check_events_and_charges, histories
 
 

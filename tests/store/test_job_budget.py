@@ -29,9 +29,9 @@ from runner.store.questions import waiting
 from runner.store.retry import retry
 from runner.store.run_state import progress_from_row
 from runner.store.tables import runs
+from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import Attempt, text, tool_use
 from tests.store.examples import NOW
-from tests.store.priced import priced, submit_budgeted
 
 pytestmark = pytest.mark.dialect
 

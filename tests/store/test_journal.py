@@ -17,9 +17,8 @@ from runner.store.journal import StoredJournal
 from runner.store.tables import events, model_calls
 from runner.store.tables import runs as run_table
 from tests.store.attempts import decide, free
-from tests.store.driving import SPEC, Driver
+from tests.store.driving import SPEC, Driver, RecordedDriver
 from tests.store.examples import NOW, submission
-from tests.store.recording import RecordedDriver
 
 pytestmark = pytest.mark.dialect
 

@@ -27,12 +27,11 @@ from runner.store.database import Database
 from runner.store.new_children import lock_tree
 from runner.store.retry import retry
 from runner.store.tables import runs
-from tests.store.asked import add_rules, answers, ask
+from tests.postgres import waiting_for_locks
+from tests.store.asked import add_rules, answers, ask, submit_budgeted
 from tests.store.attempts import WORKER, claim, run_row, text
 from tests.store.children.family import PARENT, asks, end, start, submit_parent, tree_of
 from tests.store.examples import NOW
-from tests.store.locks import waiting_for_locks
-from tests.store.priced import submit_budgeted
 
 # SQLite has one writer: nothing happens while it writes.
 pytestmark = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)

@@ -13,9 +13,9 @@ from runner.core.steps import Done
 from runner.store.budgets import BudgetWaits, set_budget
 from runner.store.control import cancel, pause
 from runner.store.database import Database
+from tests.store.asked import LIMITS, priced, submit_budgeted
 from tests.store.attempts import claim, event_types, run_row
 from tests.store.examples import NOW
-from tests.store.priced import LIMITS, priced, submit_budgeted
 
 DEADLINE = 60.0
 

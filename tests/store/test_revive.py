@@ -23,9 +23,9 @@ from runner.store.retry import retry, say
 from runner.store.run_state import load_conversation
 from runner.store.tables import blocks, events, run_items, runs
 from runner.store.workspaces import WorkspaceRecord, save_record
+from tests.store.asked import priced
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
-from tests.store.priced import priced
 
 
 def with_limits(**limits: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ worker of their parent."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,17 +16,29 @@ from runner.core.agents import (
     SPLIT_SOURCE,
     SPLIT_TOOL,
     AgentType,
+    Coordinator,
     NewChild,
 )
-from runner.core.budget import Charged
+from runner.core.budget import Charged, Limits
 from runner.core.children import joined, waiting_for_room
-from runner.core.conversation import ModelReply, Tool, ToolResult
-from runner.core.entries import ChildrenStarted, Entry, ToolFinished, ToolsStarted, UserMessageAdded
+from runner.core.conversation import Block, ModelReply, Tool, ToolResult, Usage
+from runner.core.entries import (
+    ChildrenStarted,
+    Entry,
+    HookFinished,
+    HookStarted,
+    ModelReplied,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+)
+from runner.core.hook_decisions import refuses
+from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended, Waiting
 from runner.core.state import Call
-from runner.core.steps import CallModel, Done, Effect, EndChildren
-from runner.permissions import Authorization, ToolContext, digest_of
-from tests.core.story import TOOLS, changed, says
+from runner.core.steps import CallModel, Done, Effect, EndChildren, RunHook
+from runner.permissions import Answer, Authorization, ToolContext, digest_of
+from tests.core.story import TOOLS, Story, a_run, a_spec, changed, says, uses
 from tests.core.world import World
 
 AGENT = Tool(AGENT_TOOL, "Start a sub-agent.", {"type": "object"}, source=AGENT_SOURCE)
@@ -264,3 +277,132 @@ class Family(World):
     def call_model(self, step: CallModel) -> None:
         assert not self.unended(), "the model goes on without what its sub-agents give"
         super().call_model(step)
+
+
+HOOKS = (
+    Hook("PreToolUse", command="look"),
+    Hook("PreToolUse", (AGENT_TOOL,), command="look at agents", on_failure="continue"),
+    Hook("PreToolUse", command="look again", repeatable=True),
+    Hook("PostToolUse", command="format", repeatable=True),
+    Hook("PostToolUse", (AGENT_TOOL,), command="note"),
+    Hook("TurnEnd", command="count"),
+    Hook("RunStart", command="greet"),
+    Hook("RunEnd", command="leave"),
+)
+SAID = {
+    "PreToolUse": (None, None, None, "allow", "ask", "deny"),
+    "PostToolUse": (None, "block"),
+    "TurnEnd": (None, "block"),
+    "RunStart": (None, None, None, "block"),
+    "RunEnd": (None,),
+}
+
+
+@dataclass
+class Hooked(Family):
+    """``begun`` counts how often each hook was started, by its number, and ``through`` those that ended."""
+
+    begun: Counter[int] = field(default_factory=Counter)
+    through: set[int] = field(default_factory=set)
+
+    def do(self, effect: Effect) -> None:
+        if not isinstance(effect, RunHook):
+            super().do(effect)
+            return
+        run = effect.run
+        assert run.event == "PreToolUse" or not self.state.awaits_children
+        if self.chance():
+            self.die()
+            return
+        said = self.draw(st.sampled_from(SAID[run.event]))
+        outcome = self.draw(st.sampled_from(["succeeded"] * 4 + ["failed"]))
+        stops = self.mischief > 0 and self.draw(st.integers(0, 9)) == 9
+        context = self.draw(st.sampled_from(["", "", "By the way."]))
+        answer = HookAnswer(outcome, said if outcome == "succeeded" else None, "no", context, stops)
+        updated = None
+        if run.event == "PreToolUse" and run.index is not None and outcome == "succeeded":
+            name = self.state.calls[run.index].name
+            updates = [None, asks("tester"), asks("nobody")] if name == AGENT_TOOL else [None]
+            updated = self.draw(st.sampled_from(updates))
+        self.append(HookFinished(run.number, HookResult(answer, updated)))
+
+    def given(self, call: Call) -> Answer:
+        """A person who approves a call for a sub-agent may make another of it."""
+        given = super().given(call)
+        if given.effect != "approved" or call.name != AGENT_TOOL or not self.draw(st.booleans()):
+            return given
+        return replace(given, input=asks("tester"))
+
+    def take_up(self, done: Done) -> None:
+        super().take_up(done)
+        if isinstance(done.outcome, Ended):
+            self.mischief = 0  # a run that is taken up again and again would be greeted for ever
+
+    def watch(self, entry: Entry) -> None:
+        super().watch(entry)
+        match entry:
+            case HookStarted(number, place):
+                assert number not in self.through, "a hook that has ended runs again"
+                assert not self.begun[number] or self.state.spec.hooks[place].repeatable
+                self.begun[number] += 1
+            case HookFinished(number):
+                assert number in self.begun
+                assert number not in self.through
+                self.through.add(number)
+            case ChildrenStarted(children):
+                for child in children:
+                    if child.index is not None:
+                        assert not refuses(self.state, self.state.calls[child.index])
+
+
+class Parent(Story):
+    """A run that may have sub-agents."""
+
+    def __init__(self, limits: Limits | None = None, **changes: Any) -> None:
+        own = {name: changes.pop(name) for name in ("depth", "tree_size") if name in changes}
+        spec = a_spec(**{"tools": WITH_AGENTS, "agents": TYPES} | changes)
+        super().__init__(changed(a_run(spec, limits), **own))
+
+    def ask(self, *inputs: Any, after: tuple[Block, ...] = ()) -> Effect:
+        """The model asks for sub-agents with these inputs, and makes other calls after them."""
+        calls = [uses(AGENT_TOOL, f"a{n}", arguments) for n, arguments in enumerate(inputs)]
+        return self.reply("tool_use", *calls, *after)
+
+    def split(self, arguments: Any, *, problem: str = "") -> Effect:
+        """The model splits the task; ``problem`` is what is wrong with that."""
+        if self.state.model.open_call is None:
+            assert isinstance(self.go_on(), CallModel)
+        call = uses(SPLIT_TOOL, f"s{self.state.turns}", arguments)
+        reply = ModelReply((call,), "tool_use", Usage(100), "a-model")
+        return self.go_on(ModelReplied(reply, (ToolContext(problem=problem),)))
+
+    @property
+    def started(self) -> list[NewChild]:
+        """All children so far, in the order of their start."""
+        starts = [entry for entry in self.entries if isinstance(entry, ChildrenStarted)]
+        return [child for entry in starts for child in entry.children]
+
+    def child_ends(
+        self, number: int, content: str = "Looks good.", outcome: Any = "succeeded"
+    ) -> None:
+        """A child ends, and the store shows it with the run."""
+        self.state = changed(
+            self.state,
+            current=tuple(
+                replace(child, reserved=Charged(10, 0), result=ToolResult(content, outcome))
+                if child.number == number
+                else child
+                for child in self.state.children.current
+            ),
+        )
+
+    def results(self) -> dict[str, str]:
+        """What the calls of the last reply were answered with, by the id of the call."""
+        blocks = [block for block in self.tail if block["type"] == "tool_result"]
+        return {block["tool_use_id"]: block["content"] for block in blocks}
+
+
+def a_coordinator(**changes: Any) -> Parent:
+    return Parent(
+        **{"tools": (*WITH_AGENTS, SPLIT), "coordinator": Coordinator("reviewer")} | changes
+    )

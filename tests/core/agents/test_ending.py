@@ -19,9 +19,7 @@ from runner.core.spec import Asking
 from runner.core.steps import CallModel, Deliver, Effect, EndChildren, LocateCalls, RunHook
 from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
-from tests.core.agents.family import TYPES, WITH_AGENTS
-from tests.core.agents.hooked import Hooked
-from tests.core.agents.telling import Parent, asks
+from tests.core.agents.family import TYPES, WITH_AGENTS, Hooked, Parent, asks
 from tests.core.agents.test_family import TARIFFS, check_end
 from tests.core.story import RULES, a_run, a_spec, changed, outcome_of, says
 

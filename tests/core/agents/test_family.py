@@ -14,8 +14,15 @@ from runner.core.budget import Limits
 from runner.core.prices import Rates, Tariff
 from runner.core.spec import Asking
 from runner.permissions import Rule
-from tests.core.agents.family import NAMES_OF_COORDINATORS, SPLIT, TYPES, WITH_AGENTS, Family
-from tests.core.agents.hooked import HOOKS, Hooked
+from tests.core.agents.family import (
+    HOOKS,
+    NAMES_OF_COORDINATORS,
+    SPLIT,
+    TYPES,
+    WITH_AGENTS,
+    Family,
+    Hooked,
+)
 from tests.core.story import RULES, a_run, a_spec, changed
 
 TARIFFS = {"a-model": Tariff(Rates(*[Decimal(10)] * 5))}

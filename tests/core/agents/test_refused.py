@@ -8,7 +8,7 @@ from runner.core.budget import Limits
 from runner.core.entries import ToolFinished
 from runner.core.run import Waiting
 from runner.core.steps import CallModel
-from tests.core.agents.telling import Parent, asks
+from tests.core.agents.family import Parent, asks
 from tests.core.story import outcome_of
 
 CHILDREN = Waiting("children")

@@ -12,8 +12,7 @@ from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls
 from runner.core.text import SPLIT_AGAIN_TEXT, SPLIT_TEXT
 from runner.permissions import Rule
-from tests.core.agents.family import SPLIT, WITH_AGENTS
-from tests.core.agents.telling import Parent, a_coordinator, asks, splits
+from tests.core.agents.family import SPLIT, WITH_AGENTS, Parent, a_coordinator, asks, splits
 from tests.core.story import changed, outcome_of, says, text_of, uses
 
 CHILDREN = Waiting("children")

@@ -18,8 +18,7 @@ from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
 from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
-from tests.core.agents.family import REVIEWER
-from tests.core.agents.telling import Parent, asks
+from tests.core.agents.family import REVIEWER, Parent, asks
 from tests.core.story import RULES, changed, outcome_of, started, uses
 
 CHILDREN = Waiting("children")

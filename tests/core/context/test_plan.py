@@ -8,8 +8,7 @@ from runner.core.entries import SummaryReplied
 from runner.core.model_calls import summary_request
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens
-from tests.core.context.histories import estimated
-from tests.core.context.talk import ENOUGH, ROOM, WINDOW, WORDS, Talk
+from tests.core.context.histories import ENOUGH, ROOM, WINDOW, WORDS, Talk, estimated
 from tests.core.sendable import faults
 from tests.core.story import changed, outcome_of
 

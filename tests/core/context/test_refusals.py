@@ -7,7 +7,7 @@ from runner.core.compaction import token_estimate
 from runner.core.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFailed
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens, Done
-from tests.core.context.talk import ENOUGH, LIMITS, WINDOW, WORDS, Talk
+from tests.core.context.histories import ENOUGH, LIMITS, WINDOW, WORDS, Talk
 from tests.core.story import changed, outcome_of, says
 
 # --- what the API finds too long ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def check(records: Sequence[Record], served: Served, folder: Path) -> None:
     """
     hold_all(
         lambda: _check_family(records),
-        lambda: _check_each(records, served),
+        *(partial(check_conversation, record, served) for record in records),
+        *(partial(check_events, record) for record in records),
         lambda: _check_answers(records),
         lambda: _check_calls(records),
         lambda: _check_side_effects(records),
@@ -58,12 +60,6 @@ def _check_family(records: Sequence[Record]) -> None:
         hold(end == ("succeeded", "end_turn"), "a run ended otherwise", run.id, end, run.detail)
         hold(run.worker_id is None and run.ended_at is not None, "an ended run is held", run.id)
         hold(run.bugs == 0, "an exception that nobody classified ended an attempt", run.id)
-
-
-def _check_each(records: Sequence[Record], served: Served) -> None:
-    for record in records:
-        check_conversation(record, served)
-        check_events(record)
 
 
 def _check_answers(records: Sequence[Record]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +114,3 @@ def bash(command: str) -> dict[str, Any]:
 
 def texts(request: ModelRequest) -> str:
     return json.dumps([message.as_api() for message in request.messages])
-
-
-PYTHON = shlex.quote(sys.executable)

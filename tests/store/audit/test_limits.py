@@ -16,10 +16,10 @@ from runner.queries.filters import Filters
 from runner.queries.problems import limit_rows
 from runner.store.database import Database
 from runner.store.retry import retry
+from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import claim, text
 from tests.store.audit.played import PLAYED, bash, submit, turn
 from tests.store.examples import NOW
-from tests.store.priced import priced, submit_budgeted
 
 ALL = Filters()
 

@@ -30,6 +30,7 @@ from runner.store.leases import give_up
 from runner.store.questions import waiting
 from runner.store.retry import retry
 from tests.core.story import replied
+from tests.postgres import waiting_for_locks
 from tests.store.attempts import (
     USAGE,
     WORKER,
@@ -44,7 +45,6 @@ from tests.store.attempts import (
 )
 from tests.store.children.family import PARENT, WAITS, asks, end, start, told, tree_of
 from tests.store.examples import NOW
-from tests.store.locks import waiting_for_locks
 
 pytestmark = pytest.mark.dialect
 

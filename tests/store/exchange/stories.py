@@ -38,6 +38,7 @@ values = st.recursive(
     max_leaves=6,
 )
 objects = st.dictionaries(any_text, values, max_size=3)
+_other_kinds = words.filter(lambda kind: kind not in ("text", "tool_use", "tool_result"))
 
 
 def _is_event(of: tuple[str, dict[str, Any]]) -> bool:
@@ -201,11 +202,7 @@ def _conversation(draw: st.DrawFn, run_id: str, job_id: str, *, asks: bool) -> R
         said = {"type": "text", "text": draw(any_text)}
         for number, role, blocks in (
             (message, "assistant", [said, *asked]),
-            (
-                message + 1,
-                "user",
-                [*given, {"type": draw(words.filter(_is_other)), **draw(objects)}],
-            ),
+            (message + 1, "user", [*given, {"type": draw(_other_kinds), **draw(objects)}]),
         ):
             for position, block in enumerate(blocks):
                 kind = block["type"] if isinstance(block["type"], str) else "other"
@@ -213,10 +210,6 @@ def _conversation(draw: st.DrawFn, run_id: str, job_id: str, *, asks: bool) -> R
         for position, use in enumerate(asked):
             outputs += draw(_call(run_id, job_id, message, position, use["id"], asks))
     return rows + outputs
-
-
-def _is_other(kind: str) -> bool:
-    return kind not in ("text", "tool_use", "tool_result")
 
 
 def _block(

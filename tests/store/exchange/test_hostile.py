@@ -27,8 +27,7 @@ from tests.store.attempts import claim, text
 from tests.store.compacting import compact, stand_in, use_tool
 from tests.store.examples import NOW
 from tests.store.exchange.conftest import MakeDatabase
-from tests.store.exchange.files import Lines, lines_of, renamed, signed
-from tests.store.exchange.looking import look_everywhere
+from tests.store.exchange.files import Lines, lines_of, look_everywhere, renamed, signed
 from tests.store.exchange.stories import values
 from tests.upgraded import Upgraded
 

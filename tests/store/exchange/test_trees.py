@@ -31,8 +31,7 @@ from tests.store.attempts import claim, run_row, text, tool_use
 from tests.store.children.family import PARENT, asks, start, submit_parent
 from tests.store.examples import NOW
 from tests.store.exchange.conftest import MakeDatabase
-from tests.store.exchange.files import Lines, lines_of, signed
-from tests.store.exchange.looking import look_everywhere
+from tests.store.exchange.files import Lines, lines_of, look_everywhere, signed
 from tests.store.exchange.test_round_trip import KINDS, brought, exported
 from tests.store.family import end_child, parent_with_two, start_child
 
