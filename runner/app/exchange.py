@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from typing import IO, Any, Literal
 
@@ -20,6 +20,7 @@ from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
 from runner.exchange.sessions import SessionReader
 from runner.queries.find import Found
+from runner.queries.jobs import show_run
 from runner.queries.transcript import api_messages
 from runner.store import exports
 from runner.store.imports import import_file as store_file
@@ -38,26 +39,21 @@ _SUFFIXES: Mapping[ExportFormat, str] = {
 # Imports
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """The outcome of an import."""
-
-    runs: Sequence[Mapping[str, Any]]  # what became of each run
-    is_torn: bool = False  # the last line of a session is not whole, and was left out
-
-
 def import_file(
     app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
-) -> Imported:
+) -> tuple[list[dict[str, Any]], bool]:
     """Import the runs of an export of Runner's, or of a session of Claude Code's: by default what
-    its first line looks like. The file is read twice; ``source`` names it in messages. Raises
-    ``UsageError``, and stores nothing, if a line is bad or the format is not known."""
+    its first line looks like. The file is read twice; ``source`` names it in messages.
+
+    Returns what became of each run, and True if the last line of a session is not whole and was left
+    out. Raises ``UsageError``, and stores nothing, if a line is bad or the format is not known.
+    """
     now = app.now()
     format = format or _format_of(file.readline(LONGEST_LINE))
     file.seek(0)
     if format == "jsonl":
         runs: Sequence[Any] = store_file(app.database, file, source, author, now)
-        return Imported([asdict(each) for each in runs])
+        return [asdict(each) for each in runs], False
     if format is None:
         raise UsageError(
             f"{source} is neither an export of Runner's nor a session of Claude Code's: its first "
@@ -70,7 +66,7 @@ def import_file(
         where = f"{source}, line {reader.number}"
         raise UsageError(f"{where}: {error}; nothing was imported") from error
     runs = import_sessions(app.database, sessions, source, author, now)
-    return Imported([asdict(each) for each in runs], reader.is_torn)
+    return [asdict(each) for each in runs], reader.is_torn
 
 
 def _format_of(first_line: bytes) -> ImportFormat | None:
@@ -93,22 +89,15 @@ def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Se
     return exports.export(app.database, write=write, **named)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedRun:
-    """A run in a format of another program."""
-
-    run_id: str
-    name: str  # for a file
-    parts: Iterator[bytes]  # of the content
-
-
-def export_runs(app: App, found: Found, format: ExportFormat) -> Iterator[ExportedRun]:
-    """Yield a run, or the runs of a job. A trajectory has those of its sub-agents in it. Raises
-    ``UsageError`` if two runs would have the same name: they are the same session."""
+def export_runs(
+    app: App, found: Found, format: ExportFormat
+) -> Iterator[tuple[str, str, Iterator[bytes]]]:
+    """Yield a run, or the runs of a job, in a format of another program: its id, a name for a file, and
+    the parts of the content. A trajectory has those of its sub-agents in it. Raises ``UsageError`` if
+    two runs would have the same name: they are the same session."""
     prices = app.prices()
     if found.kind == "run":
-        recorded = exports.load_recorded(app.database, found.id, prices)
-        keys = [(found.id, str(recorded.run["item_key"]))]
+        keys = [(found.id, str(show_run(app.database, found.id)["item_key"]))]
     else:
         keys = [
             (run_id, key)
@@ -128,7 +117,7 @@ def export_runs(app: App, found: Found, format: ExportFormat) -> Iterator[Export
                 "alone, into another folder"
             )
         written.add(name)
-        yield ExportedRun(run_id, name, _parts(app, recorded, format))
+        yield run_id, name, _parts(app, recorded, format)
 
 
 def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes]:

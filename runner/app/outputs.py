@@ -32,26 +32,14 @@ WriteFile = Callable[[str, bytes], None]  # takes the name of a file and its con
 # Results
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """The structured results that the runs of a job submitted."""
-
-    runs: Sequence[stored.RunResult]
-    schema: Mapping[str, Any]  # the JSON Schema that each result follows
-
-    @property
-    def submitted(self) -> int:
-        """The number of runs with a result."""
-        return sum(each.result is not None for each in self.runs)
-
-
-def results_of(app: App, job: str) -> Results:
-    """Return the results of a job. Raises ``UsageError`` if it asks for none."""
+def results_of(app: App, job: str) -> tuple[list[stored.RunResult], Mapping[str, Any]]:
+    """Return the structured results of a job's runs, and the JSON Schema that each follows. Raises
+    ``UsageError`` if the job asks for none."""
     job_id = app.find_job(job)
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     if spec.result_tool is None:
         raise UsageError(f"{job_id} asks for no result: a job does with output_schema")
-    return Results(stored.results_of_job(app.database, job_id), spec.result_tool.input_schema)
+    return stored.results_of_job(app.database, job_id), spec.result_tool.input_schema
 
 
 # Changes
@@ -211,45 +199,28 @@ def as_mail(text: CommitText, patch: bytes) -> bytes:
     """
     author = _author(text)
     date = format_datetime(datetime.fromtimestamp(int(text.at), tz=UTC))
+    whole = text.message.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "\ufffd")
+    readable = whole.encode(errors="replace").decode().strip("\n")
+    lines = [line.rstrip() for line in readable.split("\n")]
+    first, *rest = (f" {line}" if _ENDS_THE_MESSAGE.match(line) else line for line in lines)
     headers = [f"From: {author}", f"Date: {date}"]
-    lines = _lines(text.message)
-    if _fits_a_subject(lines):
-        headers.append(f"Subject: [PATCH] {lines[0]}")
-        body = lines[2:]
-    else:
+    is_cut = not first or _CUT_FROM_A_SUBJECT.match(first) or (rest and rest[0])
+    if is_cut or _LOOKS_LIKE_A_HEADER.match(next(filter(None, rest), "")):
         # A header in the body ends what git reads as headers there: all that follows is the message.
-        body = [f"From: {author}", "", *lines]
-    said = "\n".join([*body, "---", "", ""]).encode()
+        body = [f"From: {author}", "", first, *rest]
+    else:
+        headers.append(f"Subject: [PATCH] {first}")
+        body = rest[1:]
     quoted = b"\r\n" in patch
     headers += [
         "MIME-Version: 1.0",
         "Content-Type: text/plain; charset=UTF-8",
         f"Content-Transfer-Encoding: {'quoted-printable' if quoted else '8bit'}",
     ]
-    head = "\n".join([*headers, "", ""]).encode()
-    content = said + patch
-    if (
-        quoted
-    ):  # all but printable ASCII and line ends (https://www.rfc-editor.org/rfc/rfc2045#section-6.7)
+    content = "\n".join([*body, "---", "", ""]).encode() + patch
+    if quoted:  # all but printable ASCII and ends of lines (https://www.rfc-editor.org/rfc/rfc2045)
         content = b"\n".join(binascii.b2a_qp(each, istext=False) for each in content.split(b"\n"))
-    return _SEPARATOR + head + content
-
-
-def _lines(message: str) -> list[str]:
-    """The lines of a message, escaped for a mail."""
-    whole = message.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "\ufffd")
-    readable = whole.encode(errors="replace").decode()
-    lines = [line.rstrip() for line in readable.strip("\n").split("\n")]
-    return [f" {line}" if _ENDS_THE_MESSAGE.match(line) else line for line in lines]
-
-
-def _fits_a_subject(lines: list[str]) -> bool:
-    """True if git takes the first line as it is, and none after it for a header."""
-    first, *rest = lines
-    if not first or _CUT_FROM_A_SUBJECT.match(first) or (rest and rest[0]):
-        return False
-    told = next((line for line in rest if line), "")
-    return not _LOOKS_LIKE_A_HEADER.match(told)
+    return _SEPARATOR + "\n".join([*headers, "", ""]).encode() + content
 
 
 def _author(text: CommitText) -> str:

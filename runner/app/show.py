@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain, repeat
 from typing import Any
 
@@ -55,21 +55,8 @@ def list_runs(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
-    """Everything that is known of a job, a run or a tool call."""
-
-    kind: Kind
-    values: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        values = _tree_as_json(self.values) if self.kind == "run" else dict(self.values)
-        spending = values.pop("spending", None)
-        return values | (cost_fields(spending) if spending is not None else {})
-
-
-def details_of(app: App, name: str) -> Details:
-    """Return the details of what an id or a part of it names."""
+def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
+    """Return everything that is known of the job, run or tool call that an id or a part of it names."""
     found, database = app.find(name, "job", "run", "call"), app.database
     match found.kind:
         case "job":
@@ -82,7 +69,14 @@ def details_of(app: App, name: str) -> Details:
             values["children"] = [each for each in children if each["call_id"] == found.id]
         case _:
             values = _run_details(app, found.id)
-    return Details(found.kind, values)
+    return found.kind, values
+
+
+def details_as_json(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of a job, run or call for JSON."""
+    values = _tree_as_json(details) if "child_spending" in details else dict(details)
+    spending = values.pop("spending", None)
+    return values | (cost_fields(spending) if spending is not None else {})
 
 
 def _run_details(app: App, run_id: str) -> dict[str, Any]:
@@ -129,7 +123,7 @@ def tree_of(app: App, run_id: str) -> dict[str, Any]:
     }
 
 
-def _tree_as_json(run: dict[str, Any]) -> dict[str, Any]:
+def _tree_as_json(run: Mapping[str, Any]) -> dict[str, Any]:
     children, below, spent = run["children"], run["below"], run["child_spending"]
     inner = ("child_spending", "tree_spending")
     return {name: value for name, value in run.items() if name not in inner} | {

@@ -15,25 +15,10 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
+from runner.app import humanize
 from runner.app.costs import spending_of
 from runner.app.handle import App
-from runner.app.humanize import (
-    TONES,
-    Note,
-    Tone,
-    call_cost_line,
-    cell,
-    compaction_notes,
-    cost,
-    cost_line,
-    decision_notes,
-    duration,
-    event_note,
-    is_by_person,
-    run_state,
-    verdict,
-    verified,
-)
+from runner.app.humanize import Note, Tone, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
 from runner.errors import UsageError
@@ -198,7 +183,7 @@ def transcript_of(
     run |= tree_of(app, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
-    facts = _facts(run, cost_line(spending_of(app, run_id=run_id)), turns, now)
+    facts = _facts(run, humanize.cost_line(spending_of(app, run_id=run_id)), turns, now)
     is_from_start = turns is None or turns[0] <= 1
     if turns and is_from_start:
         turns = 0, turns[1]
@@ -206,7 +191,7 @@ def transcript_of(
         run_id=run_id,
         title=cell(run["item_key"]),
         facts=tuple((name, value) for name, value in facts if value),
-        state=run_state(run),
+        state=humanize.run_state(run),
         system=(stored.system_prompt(app.database, run_id) or "") if is_from_start else "",
         parts=_Composer(app, run, turns, now if whole_tree else None).parts(),
     )
@@ -236,7 +221,7 @@ def _facts(
         ("item", cell(run["item_key"])),
         *((name, cell(value)) for name, value in descent(run)),
         ("job", f"{run['job_id']} {cell(run['job_name'])}"),
-        ("state", run_state(run).words),
+        ("state", humanize.run_state(run).words),
         ("model", cell(run["model"])),
         ("turns", count),
         ("cost", spent),
@@ -245,7 +230,7 @@ def _facts(
         ("submitted", run["created_at"]),
         ("ended", run["ended_at"]),
         ("as of", None if run["ended_at"] else now),
-        ("took", duration(run["ended_at"] - run["started_at"]) if has_taken else ""),
+        ("took", humanize.duration(run["ended_at"] - run["started_at"]) if has_taken else ""),
     )
 
 
@@ -287,7 +272,12 @@ class _Composer:
                 for each in (_own_messages(messages) if self._run["parent"] else messages)
             ),
             (
-                (_place_of_event(each), self._event(each))
+                (
+                    (-1, 0, 0)  # before all
+                    if each.type == "run_submitted"
+                    else (each.place.turn, each.place.stage, 3),
+                    self._event(each),
+                )
                 for each in events
                 if shown(each.place.turn)
             ),
@@ -305,9 +295,9 @@ class _Composer:
         return chain.from_iterable(parts for _, parts in merge(*streams, key=itemgetter(0)))
 
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
-        note = event_note(event.type, event.data, event.attempt)
+        note = humanize.event_note(event.type, event.data, event.attempt)
         if note is not None:
-            yield Event(event.at, note, is_by_person(event.data))
+            yield Event(event.at, note, humanize.is_by_person(event.data))
         if event.type == "child_started" and "call_index" not in event.data:
             children = self._run["children"]
             yield from self._sub_agents(c for c in children if c["id"] == event.data.get("child"))
@@ -324,19 +314,20 @@ class _Composer:
 
     def _child_note(self, child: ChildSummary) -> Note:
         spending = self._run["child_spending"][child["id"]]
-        spent = cost(spending) if spending.calls else ""
+        spent = humanize.cost(spending) if spending.calls else ""
         told = (child_line(child), spent, child["description"])
-        return Note(", ".join(filter(None, told)), TONES.get(child["state"], "plain"))
+        return Note(", ".join(filter(None, told)), humanize.TONES.get(child["state"], "plain"))
 
     def _message(self, message: list[StoredBlock]) -> Iterator[Part]:
         first = message[0]
         is_reply = first["role"] == "assistant"
+        spent = self._spent.pop(("turn", first["turn"]), []) if is_reply else []
         yield Message(
             role=first["role"],
             turn=first["turn"],
             at=first["created_at"],
             pieces=tuple(map(self._piece, message)),
-            words=call_cost_line(self._spent.pop(("turn", first["turn"]), [])) if is_reply else "",
+            words=humanize.call_cost_line(spent),
         )
         if is_reply:
             calls = {block["call"]["id"] for block in message if block["call"]}
@@ -356,14 +347,14 @@ class _Composer:
                     id=call["id"],
                     tool=cell(content["name"]),
                     arguments=content["input"],
-                    decided=decision_notes(call, self._denied.get(call["id"]), asked),
+                    decided=humanize.decision_notes(call, self._denied.get(call["id"]), asked),
                     edited=call["updated_input"] if edited is None else edited,
                     label=self._labels.get((call["run_id"], call["turn"], call["position"]), ""),
                     started=tuple(map(self._child_note, self._started_by({call["id"]}))),
                 )
             case "tool_result" if call is not None:
-                words = ", ".join(filter(None, (cell(call["state"]), duration(call["duration"]))))
-                outcome = Note(words, TONES.get(call["state"], "bad"))
+                words = filter(None, (call["state"], humanize.duration(call["duration"])))
+                outcome = Note(", ".join(words), humanize.TONES.get(call["state"], "bad"))
                 shown = content.get("content", "")
                 return ToolResult(call["id"], cell(call["name"]), outcome, shown, call["size"])
             case kind:
@@ -371,13 +362,13 @@ class _Composer:
 
     def _compaction(self, compaction: StoredCompaction) -> Compaction:
         made_by = self._spent.pop(("summary", compaction["made_by_call"] or 0), [])
-        spent = f" · {call_cost_line(made_by)}" if made_by else ""
+        spent = f" · {humanize.call_cost_line(made_by)}" if made_by else ""
         tokens = f"{compaction['tokens_before']:,} tokens became {compaction['tokens_after']:,}"
         return Compaction(
             turn=compaction["turn"],
             at=compaction["created_at"],
             words=f"about {tokens}{spent}",
-            notes=compaction_notes(compaction),
+            notes=humanize.compaction_notes(compaction),
             text=compaction["text"],
         )
 
@@ -398,17 +389,12 @@ def _place_of_message(message: list[StoredBlock]) -> _Place:
     return first["turn"], ENDED, 2 if has_text else 0
 
 
-def _place_of_event(event: HistoryEvent) -> _Place:
-    is_first = event.type == "run_submitted"
-    return (-1, 0, 0) if is_first else (event.place.turn, event.place.stage, 3)
-
-
 def _verification(verification: StoredVerification) -> Verification:
     tones: dict[str, Tone] = {"passed": "good", "failed": "bad", "not ended": "wait"}
     return Verification(
         number=verification["number"],
         turn=verification["turn"],
         at=verification["started_at"],
-        verdict=Note(verified(verification), tones[verdict(verification)]),
+        verdict=Note(humanize.verified(verification), tones[humanize.verdict(verification)]),
         output=verification["output"] or "",
     )

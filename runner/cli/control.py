@@ -105,13 +105,14 @@ def retry(
     _print(outcome, as_json)
 
 
-def _print(outcome: control.Outcome, as_json: bool) -> None:
+def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:
+    """Print an outcome, with more in the JSON of a run."""
     for path in outcome.mended:
         note(f"the workspace {path} had lost its id: it is written again")
     target, changes = outcome.target, outcome.changes
     if as_json:
         found = [asdict(change) for change in changes]
-        say_json(found[0] if target.kind == "run" else found)
+        say_json(found[0] | more if target.kind == "run" else found)
     elif target.kind == "run":
         for change in changes:
             say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
@@ -122,6 +123,8 @@ def _print(outcome: control.Outcome, as_json: bool) -> None:
         note(f"{count} of {len(changes)} runs changed")
     else:
         note(f"{target.id}: no run to do that to")
+    if outcome.is_shared:
+        note("its workspace is shared with other runs: its files are as they are now")
     note_unworked(outcome.unworked_job)
 
 
@@ -177,11 +180,4 @@ def fork(
             "the first)"
         )
     forked = control.fork(app, name, int(number), author, text=text, model=model)
-    (change,) = forked.changes
-    if as_json:
-        say_json({**asdict(change), "fork_of": forked.target.id, "fork_turn": int(number)})
-    else:
-        say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
-    if forked.is_shared:
-        note("its workspace is shared with other runs: its files are as they are now")
-    note_unworked(forked.unworked_job)
+    _print(forked, as_json, fork_of=forked.target.id, fork_turn=int(number))

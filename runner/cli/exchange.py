@@ -63,16 +63,16 @@ def import_(
             source = "stdin" if name == _STDIN else name
             try:
                 with _opened(name) as file:
-                    imported = exchange.import_file(app, file, source, shape, author)
+                    imported, is_torn = exchange.import_file(app, file, source, shape, author)
             except UsageError as error:
                 refuse(error)
                 refused.append({"file": name, "why": str(error)})
                 continue
-            if imported.is_torn:
+            if is_torn:
                 note(
                     f"{source}: its last line is not whole and was left out: import it again later"
                 )
-            runs += [{**each, "file": name} for each in imported.runs]
+            runs += [{**each, "file": name} for each in imported]
     if as_json:
         say_json({"runs": runs, "refused": refused})
     elif runs:
@@ -150,12 +150,12 @@ def export(
             )
         make_folder(path)
     run_ids, folder = [], path if path is not None and path.is_dir() else None
-    for run in exchange.export_runs(app, found, shape):
-        file = path if folder is None else folder / run.name
+    for run_id, name, parts in exchange.export_runs(app, found, shape):
+        file = path if folder is None else folder / name
         with output(file) as write:
-            for part in run.parts:
+            for part in parts:
                 write(part)
-        run_ids.append(run.run_id)
+        run_ids.append(run_id)
     _note(run_ids, file if found.kind == "run" else folder)
 
 

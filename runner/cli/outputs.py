@@ -131,12 +131,12 @@ def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat 
       runner results job_01jd9k -o results.csv
       runner results job_01jd9k | jq .result
     """
-    found = outputs.results_of(app, job)
-    values = [asdict(each) for each in found.runs]
+    runs, schema = outputs.results_of(app, job)
+    values = [asdict(each) for each in runs]
     suffix = output.suffix.lower() if output else ""
     match shape or suffix:
         case "csv" | ".csv":
-            content = _csv(found.schema.get("properties") or {}, values)
+            content = _csv(schema.get("properties") or {}, values)
         case "json" | ".json":
             content = json.dumps(values, indent=2) + "\n"
         case _:
@@ -146,7 +146,8 @@ def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat 
         say_bytes(encoded)
     else:
         write_file(output, encoded)
-    note(f"{found.submitted} of {len(found.runs)} runs have submitted a result")
+    submitted = sum(each.result is not None for each in runs)
+    note(f"{submitted} of {len(runs)} runs have submitted a result")
 
 
 def _csv(properties: Mapping[str, Any], runs: list[dict[str, Any]]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -77,7 +79,7 @@ def search(
     for word in text:  # one may begin with one dash, so that click lets through what is no option
         if word.startswith("--"):
             raise click.UsageError(f"No such option: {word.split('=')[0]!a}")
-    with Indexing() as indexing:
+    with indexing() as show:
         found = Audit.of(app).find(
             " ".join(text),
             exact,
@@ -87,7 +89,7 @@ def search(
             limit=limit,
             offset=offset,
             tell=lambda line: note(cell(line)),
-            progress=indexing.show,
+            progress=show,
         )
     if format != "table":
         say_rows(found.rows(), format)
@@ -127,30 +129,28 @@ def _say_hit(hit: Hit) -> None:
     console.print(text, soft_wrap=True)
 
 
-class Indexing:
-    """Shows progress on stderr once it takes long: in place at a terminal, else one line."""
+@contextmanager
+def indexing() -> Iterator[Callable[[int, int], None]]:
+    """Yield what to call with how many rows of all are done: it shows them on stderr once it takes long,
+    in place at a terminal, else on one line."""
+    due, has_begun = time.monotonic() + _PATIENCE_SECONDS, False
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _PATIENCE_SECONDS
-        self._has_begun = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def show(self, done: int, all_: int) -> None:
-        """Say how many rows of all are done, now and then."""
-        if time.monotonic() < self._next:
+    def show(done: int, all_: int) -> None:
+        nonlocal due, has_begun
+        if time.monotonic() < due:
             return
-        self._next = time.monotonic() + _BETWEEN_SECONDS
+        due = time.monotonic() + _BETWEEN_SECONDS
         if sys.stderr.isatty():
             percent = 100 * done // max(all_, 1)
             sys.stderr.write(f"{_ERASE_LINE}indexing: {done:,} of {all_:,} texts ({percent}%)")
             sys.stderr.flush()
-        elif not self._has_begun:
+        elif not has_begun:
             note(f"indexing {all_:,} texts first")
-        self._has_begun = True
+        has_begun = True
 
-    def __exit__(self, *error: object) -> None:
-        if self._has_begun and sys.stderr.isatty():
+    try:
+        yield show
+    finally:
+        if has_begun and sys.stderr.isatty():
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()

@@ -138,11 +138,11 @@ def show(app: handle.App, id: str, as_json: bool) -> None:
       runner show k3x9f2
       runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
     """
-    details = app_show.details_of(app, id)
+    kind, details = app_show.details_of(app, id)
     if as_json:
-        say_json(details.as_json())
+        say_json(app_show.details_as_json(details))
     else:
-        {"job": _say_job, "run": _say_run, "call": _say_call}[details.kind](details.values)
+        {"job": _say_job, "run": _say_run, "call": _say_call}[kind](details)
 
 
 def _say_job(job: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from runner.app import handle
 from runner.app.humanize import cell
 from runner.cli import exit_codes
 from runner.cli.options import global_options, json_option, with_app, with_settings
-from runner.cli.search import Indexing
+from runner.cli.search import indexing
 from runner.cli.terminal import note, say, say_json
 from runner.settings import Settings
 
@@ -80,8 +80,8 @@ def reindex(app: handle.App, as_json: bool) -> None:
     Example:
       runner db reindex
     """
-    with Indexing() as indexing:
-        count = app_doctor.reindex(app, lambda line: note(cell(line)), indexing.show)
+    with indexing() as show:
+        count = app_doctor.reindex(app, lambda line: note(cell(line)), show)
     if as_json:
         say_json({"texts": count})
     else:
