@@ -148,9 +148,6 @@ def answer(app: App, question_ids: Sequence[str], reply: Reply) -> list[Answered
     return app.change(lambda now: store_answer(app.database, question_ids, reply, now))
 
 
-# Answers to questions that a person names
-
-
 def answer_named(
     app: App, names: Sequence[str], group_key: str | None, reply: Reply, edit: str | None = None
 ) -> tuple[list[Answered], str | None]:

@@ -19,8 +19,6 @@ from runner.queries.costs import Cost, costs_by
 from runner.queries.jobs import list_runs, show_job
 from runner.store import budgets
 
-# Costs
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -103,9 +101,6 @@ def refuse_unpriced(app: App, job_id: str, model: str | None = None) -> None:
         app.prices(), spec.provider, model, spec.model_options, spec.context
     ):
         raise UsageError(message)
-
-
-# Budgets
 
 
 @dataclass(frozen=True, slots=True)

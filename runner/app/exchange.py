@@ -36,9 +36,6 @@ _SUFFIXES: Mapping[ExportFormat, str] = {
 }
 
 
-# Imports
-
-
 def import_file(
     app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
 ) -> tuple[list[dict[str, Any]], bool]:
@@ -78,9 +75,6 @@ def _format_of(first_line: bytes) -> ImportFormat | None:
         return "jsonl"
     is_session = isinstance(value, dict) and isinstance(value.get("type"), str)
     return "claude-code" if is_session else None
-
-
-# Exports
 
 
 def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Sequence[str]:

@@ -29,9 +29,6 @@ _NOTHING = "nothing was changed"
 WriteFile = Callable[[str, bytes], None]  # takes the name of a file and its content
 
 
-# Results
-
-
 def results_of(app: App, job: str) -> tuple[list[stored.RunResult], Mapping[str, Any]]:
     """Return the structured results of a job's runs, and the JSON Schema that each follows. Raises
     ``UsageError`` if the job asks for none."""
@@ -40,9 +37,6 @@ def results_of(app: App, job: str) -> tuple[list[stored.RunResult], Mapping[str,
     if spec.result_tool is None:
         raise UsageError(f"{job_id} asks for no result: a job does with output_schema")
     return stored.results_of_job(app.database, job_id), spec.result_tool.input_schema
-
-
-# Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +151,6 @@ def _predict(
     named = {"instance_id": instance, "model_name_or_path": run.model, "model_patch": text}
     predictions[instance] = named
     return _PREDICTIONS, "" if changes else _NOTHING
-
-
-# The names of files
 
 
 def file_names(runs: Iterable[tuple[str, str]], suffix: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -26,13 +26,8 @@ from runner.core.text import failure_signature
 from runner.errors import RunnerError
 from runner.queries import decisions, jobs
 from runner.queries.costs import costs_by
-from runner.queries.runs import last_verifications, snapshots_of_job
-
-if TYPE_CHECKING:
-    from runner.queries.decisions import DeniedKind
-    from runner.queries.jobs import PrunedTurns, RunSummary
-    from runner.queries.runs import RunSnapshots, Verification
-    from runner.workspace.changes import DiffStat
+from runner.queries.runs import RunSnapshots, Verification, last_verifications, snapshots_of_job
+from runner.workspace.changes import DiffStat
 
 _SHORT_ID = 8
 _LONGEST_CODE = 100
@@ -43,7 +38,7 @@ _MOST_EXCERPT_LINES = 12
 class ReportedRun:
     """A run with everything that the report says of it."""
 
-    run: RunSummary
+    run: jobs.RunSummary
     snapshots: RunSnapshots
     spending: Spending  # its sub-agents included
     stat: DiffStat | None = None  # what it changed; None where that is unknown
@@ -117,11 +112,11 @@ class Report:
 
     job: dict[str, Any]  # as ``queries.jobs.show_job`` gives it
     runs: Sequence[ReportedRun]  # of its items, those begun afresh left out
-    denied: Sequence[DeniedKind]
+    denied: Sequence[decisions.DeniedKind]
     denied_counts: tuple[int, int]  # tool calls, and runs that made them
     waiting: Mapping[str, int]  # tool calls that wait for an answer by run, sub-agents included
     budget: JobBudget
-    pruned: PrunedTurns
+    pruned: jobs.PrunedTurns
     now: float  # seconds since the epoch
     missing: str  # why the changes of some runs are not counted
 

@@ -25,8 +25,6 @@ from runner.store.conditions import in_tree
 
 _LOOK_SECONDS = 0.5
 
-# Jobs and runs
-
 
 def list_jobs(app: App, status: RunStatus | None) -> list[JobSummary]:
     """Return the jobs, oldest first."""
@@ -102,9 +100,6 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
     }
 
 
-# The tree of a run and its sub-agents
-
-
 def tree_of(app: App, run_id: str) -> dict[str, Any]:
     """Return the ``children`` of a run, what each of them cost with all below it (``child_spending``, by
     id), the sums of all runs ``below`` it, and what the tree from the run down cost
@@ -167,9 +162,6 @@ def child_line(child: Mapping[str, Any]) -> str:
     """Return the outcome of a sub-agent, in words."""
     why = f": {cell(child['reason'])}" if child["reason"] not in ("", "end_turn") else ""
     return f"{cell(child['agent_type'])} {child['state']}{why}, {child['id']}"
-
-
-# Events
 
 
 def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict[str, Any]]]:

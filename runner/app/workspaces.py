@@ -19,8 +19,6 @@ from runner.workspace import leftovers
 from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
 from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository, commit_message
 
-# Folders on this host
-
 
 def list_workspaces(app: App, job: str | None) -> list[dict[str, Any]]:
     """Return the workspaces on this host, of all jobs or of one."""
@@ -62,9 +60,6 @@ def _as_json(leftover: leftovers.Leftover) -> dict[str, Any]:
 def environment(app: App) -> Mapping[str, str]:
     """Return the environment of git: without secrets."""
     return tool_environment(os.environ, app.settings.secrets())
-
-
-# Recorded files
 
 
 def recorded_in(app: App) -> RecordedChanges:

@@ -14,15 +14,7 @@ STOPPED = 4
 UNREACHABLE = 5
 INTERRUPTED = 130
 
-_CODES: dict[RunStatus, int] = {
-    "succeeded": SUCCEEDED,
-    "failed": FAILED,
-    "cancelled": FAILED,
-    "stopped": STOPPED,
-    "waiting": WAITING,
-    "queued": WAITING,
-    "running": WAITING,
-}
+_ENDED = {"succeeded": SUCCEEDED, "failed": FAILED, "cancelled": FAILED, "stopped": STOPPED}
 _FIRST_THAT_APPLIES = (INTERRUPTED, UNREACHABLE, FAILED, STOPPED, WAITING)
 
 
@@ -32,9 +24,7 @@ def exit_code(
     """Return the exit code for the states of all runs of a job: where several apply, the first of
     130 (ended by Ctrl-C or SIGTERM before the job had come to rest), 5 (database or queue did not
     answer), 1, 4, 3."""
-    codes = {_CODES[state] for state in states}
-    if interrupted:
-        codes.add(INTERRUPTED)
-    if unreachable:
-        codes.add(UNREACHABLE)
+    codes = {_ENDED.get(state, WAITING) for state in states}
+    codes |= {INTERRUPTED} if interrupted else set()
+    codes |= {UNREACHABLE} if unreachable else set()
     return next((code for code in _FIRST_THAT_APPLIES if code in codes), SUCCEEDED)

@@ -91,9 +91,6 @@ output_option = click.option(
 )
 
 
-# Types of options
-
-
 def usd(text: str) -> float:
     """Return a sum in USD, within the bounds of a job file."""
     from runner.jobfile.keys import LEAST_USD, MOST_USD
@@ -193,9 +190,6 @@ def _reason(text: str, longest: int | None) -> str:
             "the reason has a character that cannot be stored: leave it out (--reason)"
         ) from error
     return text.strip()
-
-
-# The log
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]

@@ -33,6 +33,17 @@ from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import ENDED, RunStatus
 
+# What is shown as it is stored: names with columns.
+_WHERE = {
+    "attempts": "attempt", "worker": "worker_id", "workspace": "workspace_path",
+    "branch": "branch", "begun at": "start_commit", "commit": "commit",
+}
+_TIMES = {"submitted": "created_at", "started": "started_at", "due": "due_at", "ended": "ended_at"}
+_CALLED = {
+    "call": "id", "label": "label", "run": "run_id", "turn": "turn", "tool": "name",
+    "API id": "tool_use_id", "state": "state", "decision": "decision",
+}
+
 
 @click.command("list")
 @click.argument("job", required=False)
@@ -192,12 +203,7 @@ def _say_run(run: dict[str, Any]) -> None:
         "its tree": app_show.tree_line(run),
         **_used(run),
         "denied": run["denials"] or None,
-        "attempts": run["attempt"],
-        "worker": run["worker_id"],
-        "workspace": run["workspace_path"],
-        "branch": run["branch"],
-        "begun at": run["start_commit"],
-        "commit": run["commit"],
+        **{name: run[column] for name, column in _WHERE.items()},
         "files": _files(run["start_tree"], run["tree"]),
     }
     if run["verifications"]:
@@ -207,10 +213,7 @@ def _say_run(run: dict[str, Any]) -> None:
     if run["result"] is not None:
         told["result"] = json.dumps(run["result"], ensure_ascii=False)
     told |= {
-        "submitted": moment(run["created_at"]),
-        "started": moment(run["started_at"]),
-        "due": moment(run["due_at"]),
-        "ended": moment(run["ended_at"]),
+        **{name: moment(run[column]) for name, column in _TIMES.items()},
         "fresh of": run["fresh_of"],
         "afresh as": run["fresh_run"],
         "fork of": run["fork_of"] and f"{run['fork_of']}@{run['fork_turn']}",
@@ -297,14 +300,7 @@ def _say_call(call: dict[str, Any]) -> None:
     asked = approval or {"asked_at": None, "answered_at": None, "expires_at": None}
     say_fields(
         (
-            ("call", call["id"]),
-            ("label", call["label"]),
-            ("run", call["run_id"]),
-            ("turn", call["turn"]),
-            ("tool", call["name"]),
-            ("API id", call["tool_use_id"]),
-            ("state", call["state"]),
-            ("decision", call["decision"]),
+            *((name, call[column]) for name, column in _CALLED.items()),
             ("by", call["decision"] and decider(call | {"why": call["rule_why"]})),
             ("matched", call["matched"]),
             ("snapshot", call["decision_snapshot"]),

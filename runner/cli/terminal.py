@@ -251,9 +251,6 @@ def _cells(character: str) -> int:
     return max(get_character_cell_size(character), 1)
 
 
-# Files
-
-
 @contextmanager
 def output(path: Path | None) -> Iterator[Callable[[bytes], object]]:
     """Write to a file that only its owner can read, or to stdout for None."""
