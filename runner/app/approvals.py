@@ -172,19 +172,11 @@ def answer_named(
 def choose(
     app: App, questions: Sequence[Question], names: Sequence[str], group_key: str | None
 ) -> list[str]:
-    """Return the ids of the questions that a person names, each once, in the order of ``names``. A
-    question that is named itself may have been answered.
-
-    Args:
-        questions: all that wait.
-        names: ids, or their beginnings or endings, of groups, approvals, tool calls, runs (with
-            their sub-agents) or jobs; without any, all that wait in ``group_key``.
-        group_key: only questions that ask for this, as ``runner approvals`` shows it.
-
-    Raises:
-        UsageError: there is neither a name nor a group.
-        NotFoundError: a name fits nothing or more than one thing; nothing waits in the group.
-    """
+    """Return the ids of the questions that a person names, each once, in the order of ``names``: ids,
+    or their beginnings or endings, of groups, approvals (answered ones, too), tool calls, runs (with
+    their sub-agents) or jobs; without any, all that wait in the group that ``runner approvals`` shows
+    by this key. Raises ``UsageError`` without a name and a group, and ``NotFoundError`` if a name fits
+    nothing or more than one thing, or nothing waits in the group."""
     if not names and group_key is None:
         raise UsageError("say which: an id that `runner approvals` shows, a run, a job, or --group")
     members = {each.id for each in questions if group_key in (None, each.group_key)}
@@ -205,14 +197,12 @@ def _named(app: App, questions: Sequence[Question], name: str) -> list[str]:
     if name.startswith("grp_"):
         raise NotFoundError(f"nothing waits in a group {name[:60]!a}: see `runner approvals`")
     if name.startswith("apr_"):
-        answered = decisions.find_approval(app.database, name)
-        if answered is None:
+        if (answered := decisions.find_approval(app.database, name)) is None:
             raise NotFoundError(f"no approval is named {name[:60]!a}: see `runner approvals`")
         return [answered]
     thing = app.find(name, "job", "run", "call")
     if thing.kind == "call":
-        about = decisions.find_approval(app.database, thing.id)
-        if about is None:
+        if (about := decisions.find_approval(app.database, thing.id)) is None:
             raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")
         return [about]
     return [each.id for each in _of(questions, thing)]

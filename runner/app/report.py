@@ -40,7 +40,7 @@ class ReportedRun:
 
     run: jobs.RunSummary
     snapshots: RunSnapshots
-    spending: Spending  # its sub-agents included
+    spending: Spending = Spending()  # its sub-agents included
     stat: DiffStat | None = None  # what it changed; None where that is unknown
     verified: Verification | None = None  # the last one
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by answer and its source
@@ -185,25 +185,23 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
     """Gather the report on a job (an id or a part of it) ``now`` (seconds since the epoch),
     ``with_changes`` or without: what runs changed, which git has to tell."""
     database, job_id = app.database, app.find_job(job)
-    costs = costs_by(database, app.prices(), "tree", job_id=job_id)
-    spent = {each.key: each.spending for each in costs}
     recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
     changes, missing = _changes(app, recorded.values() if with_changes else ())
-    verified = last_verifications(database, job_id)
-    texts = jobs.last_texts(database, job_id)
-    answers = decisions.answer_counts(database, job_id)
     waiting = decisions.open_approval_counts(database, job_id)
-    unknown = decisions.unknown_outcome_counts(database, job_id)
+    costs = costs_by(database, app.prices(), "tree", job_id=job_id)
+    told: dict[str, Mapping[str, Any]] = {  # by field of a reported run
+        "spending": {each.key: each.spending for each in costs},
+        "verified": last_verifications(database, job_id),
+        "answers": decisions.answer_counts(database, job_id),
+        "waiting": waiting,
+        "unknown": decisions.unknown_outcome_counts(database, job_id),
+        "last_text": jobs.last_texts(database, job_id),
+    }
     runs = [
         ReportedRun(
-            run=run,
-            snapshots=recorded[run_id],
-            spending=spent.get(run_id, Spending()),
-            verified=verified.get(run_id),
-            answers=answers.get(run_id, {}),
-            waiting=waiting.get(run_id, 0),
-            unknown=unknown.get(run_id, 0),
-            last_text=texts.get(run_id),
+            run,
+            recorded[run_id],
+            **{name: found[run_id] for name, found in told.items() if run_id in found},
             **changes.get(run_id, {}),
         )
         for run in jobs.current_runs(jobs.list_runs(database, job_id))

@@ -35,13 +35,23 @@ from runner.core.run import ENDED, RunStatus
 
 # What is shown as it is stored: names with columns.
 _WHERE = {
-    "attempts": "attempt", "worker": "worker_id", "workspace": "workspace_path",
-    "branch": "branch", "begun at": "start_commit", "commit": "commit",
+    "attempts": "attempt",
+    "worker": "worker_id",
+    "workspace": "workspace_path",
+    "branch": "branch",
+    "begun at": "start_commit",
+    "commit": "commit",
 }
 _TIMES = {"submitted": "created_at", "started": "started_at", "due": "due_at", "ended": "ended_at"}
 _CALLED = {
-    "call": "id", "label": "label", "run": "run_id", "turn": "turn", "tool": "name",
-    "API id": "tool_use_id", "state": "state", "decision": "decision",
+    "call": "id",
+    "label": "label",
+    "run": "run_id",
+    "turn": "turn",
+    "tool": "name",
+    "API id": "tool_use_id",
+    "state": "state",
+    "decision": "decision",
 }
 
 
