@@ -40,7 +40,7 @@ class ReportedRun:
 
     run: jobs.RunSummary
     snapshots: RunSnapshots
-    spending: Spending = Spending()  # its sub-agents included
+    spending: Spending = field(default_factory=Spending)  # its sub-agents included
     stat: DiffStat | None = None  # what it changed; None where that is unknown
     verified: Verification | None = None  # the last one
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by answer and its source
