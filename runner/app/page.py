@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
@@ -37,13 +37,11 @@ _UNITS = re.compile(rf"(\x1b\[[0-?]*[ -/]*[@-~]?|(?<=[{_EMOJI}\ufe0f]){_JOINER}(
 
 def page(transcript: Transcript) -> Iterator[str]:
     """Yield the page a piece at a time, while the transcript's parts are read."""
-    environment = html_environment()
-    assert environment.loader is not None
-    style, script = (
-        environment.loader.get_source(environment, name)[0]
-        for name in ("transcript.css", "transcript.js")
-    )
-    return environment.get_template("transcript.html").generate(
+    html = html_environment()
+    assert html.loader is not None
+    names = ("transcript.css", "transcript.js")
+    style, script = (html.loader.get_source(html, name)[0] for name in names)
+    return html.get_template("transcript.html").generate(
         transcript=transcript, parts=_flat(transcript.parts), style=style, script=script
     )
 
@@ -63,19 +61,24 @@ def _flat(parts: Iterable[Part], label: str = "") -> Iterator[tuple[Part | None,
             yield None, ""
 
 
-@cache
-def html_environment() -> Environment:
-    """Return the environment of HTML templates: an expression is text unless it is marked as safe."""
-    environment = Environment(
+def environment(finalize: Callable[[Any], Markup], **options: Any) -> Environment:
+    """Return an environment of templates in which an expression becomes what ``finalize`` makes of it."""
+    return Environment(
         loader=PackageLoader("runner.app"),
         autoescape=True,
-        finalize=shown,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
+        **options,
     )
-    environment.filters |= {
+
+
+@cache
+def html_environment() -> Environment:
+    """Return the environment of HTML templates: an expression is text unless it is marked as safe."""
+    found = environment(shown, keep_trailing_newline=True)
+    found.filters |= {
         "contents": _contents,
         "digest": _digest,
         "fold": _fold,
@@ -86,7 +89,7 @@ def html_environment() -> Environment:
         "utc": partial(datetime.fromtimestamp, tz=UTC),
         "visible": visible,
     }
-    return environment
+    return found
 
 
 def shown(value: Any) -> Markup:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from runner.app import humanize, workspaces
 from runner.app.costs import budget_of, cost_fields
 from runner.app.handle import App
+from runner.app.page import environment
 from runner.core.budget import JobBudget
 from runner.core.prices import Spending
 from runner.core.text import failure_signature
@@ -247,17 +248,10 @@ def markdown(report: Report) -> str:
 def markdown_environment() -> Environment:
     """Return the environment of Markdown templates: an expression is a code span unless it is a number or
     marked as safe."""
-    environment = Environment(
-        loader=PackageLoader("runner.app"),
-        autoescape=True,
-        finalize=code,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    found = environment(code)
     own_words = ("cost", "duration", "moment", "plural")
-    environment.filters |= {name: _safe(getattr(humanize, name)) for name in own_words}
-    environment.filters |= {
+    found.filters |= {name: _safe(getattr(humanize, name)) for name in own_words}
+    found.filters |= {
         "block": block,
         "code": code,
         # Models without a price are named in it, and no words of ours.
@@ -269,7 +263,7 @@ def markdown_environment() -> Environment:
         ],
         "number": _safe("{:,}".format),
     }
-    return environment
+    return found
 
 
 def _safe(words: Callable[..., str]) -> Callable[..., Markup]:

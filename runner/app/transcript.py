@@ -36,16 +36,12 @@ Turns = tuple[int, int]  # the first and the last
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the model or a person said."""
-
-    text: str
+    text: str  # what the model or a person said
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What the model thought."""
-
-    text: str  # empty where the API keeps it to itself
+    text: str  # what the model thought; empty where the API keeps it to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +70,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class OtherBlock:
-    """A block of a kind that is shown as it is."""
-
-    kind: str
+    kind: str  # that is shown as it is
     content: Any
 
 
@@ -132,9 +126,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SubAgent:
-    """A run that this one started, told where it started."""
-
-    label: str
+    label: str  # of a run that this one started, told where it started
     note: Note  # its outcome
     transcript: Transcript
 

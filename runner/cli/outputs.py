@@ -141,11 +141,7 @@ def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat 
             content = json.dumps(values, indent=2) + "\n"
         case _:
             content = "".join(json.dumps(value) + "\n" for value in values)
-    encoded = content.encode(errors="backslashreplace")
-    if output is None:
-        say_bytes(encoded)
-    else:
-        write_file(output, encoded)
+    say_bytes(content.encode(errors="backslashreplace"), output)
     submitted = sum(each.result is not None for each in runs)
     note(f"{submitted} of {len(runs)} runs have submitted a result")
 

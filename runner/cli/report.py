@@ -13,7 +13,7 @@ from runner.app import report as app_report
 from runner.app.humanize import cell, cost_line, denier, duration, first_line, plural
 from runner.cli.exit_codes import exit_code
 from runner.cli.options import output_option, with_app
-from runner.cli.terminal import note, say, say_bytes, say_json, say_table, write_file
+from runner.cli.terminal import note, say, say_bytes, say_json, say_table
 
 _MOST_DENIALS = 10
 
@@ -33,11 +33,7 @@ def report(app: handle.App, job: str, output: Path | None) -> None:
       runner report job_01jd9k -o morning.md
     """
     found = app_report.report_on(app, job, time.time(), with_changes=True)
-    content = app_report.markdown(found).encode(errors="backslashreplace")
-    if output is None:
-        say_bytes(content)
-    else:
-        write_file(output, content)
+    say_bytes(app_report.markdown(found).encode(errors="backslashreplace"), output)
 
 
 def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) -> int:

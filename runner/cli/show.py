@@ -12,21 +12,9 @@ from typing import Any
 import click
 
 from runner.app import costs as app_costs
-from runner.app import handle, transcript
+from runner.app import handle, humanize, transcript
 from runner.app import show as app_show
-from runner.app.humanize import (
-    answer,
-    cell,
-    cost,
-    cost_line,
-    decider,
-    denier,
-    dollars,
-    duration,
-    lines,
-    moment,
-    verified,
-)
+from runner.app.humanize import cell, cost_line, duration, lines, moment
 from runner.cli.costs import budget_fields, usd_of
 from runner.cli.options import json_option, state_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
@@ -219,7 +207,7 @@ def _say_run(run: dict[str, Any]) -> None:
     if run["verifications"]:
         newest = run["verifications"][-1]
         which = f"verification {newest['number']}, after turn {newest['turn']}"
-        told["verified"] = f"{verified(newest)} ({which})"
+        told["verified"] = f"{humanize.verified(newest)} ({which})"
     if run["result"] is not None:
         told["result"] = json.dumps(run["result"], ensure_ascii=False)
     told |= {
@@ -250,7 +238,9 @@ def _used(run: Mapping[str, Any]) -> dict[str, str]:
     """What a run has used of its limits and of its context window."""
     used, ceiling, full = {}, run["cost_ceiling_usd"], run["fullness"]
     if ceiling is not None:
-        used["charged"] = f"{usd_of(run['charged_cost'])} of {dollars(Decimal(str(ceiling)))}"
+        used["charged"] = (
+            f"{usd_of(run['charged_cost'])} of {humanize.dollars(Decimal(str(ceiling)))}"
+        )
     if full is not None:
         used["context"] = (
             f"about {full['tokens']:,} of {run['window']:,} tokens "
@@ -282,7 +272,7 @@ def _say_children(run: Mapping[str, Any]) -> None:
             (
                 *(child[name] for name in names),
                 f"{child['charged_tokens']:,}",
-                cost(run["child_spending"][child["id"]]),
+                humanize.cost(run["child_spending"][child["id"]]),
                 child["description"],
             )
             for child in run["children"]
@@ -297,7 +287,7 @@ def _say_decisions(run: Mapping[str, Any]) -> None:
         say("\ndenied:")
         for call in run["denied_calls"]:
             matched = f" {cell(call['matched'])}" if call["matched"] else ""
-            say(f"  {call['id']}  {cell(call['tool'])}{matched}: {denier(call)}")
+            say(f"  {call['id']}  {cell(call['tool'])}{matched}: {humanize.denier(call)}")
     if waiting:
         say("\nwaits for an answer:")
         for each in waiting:
@@ -311,12 +301,12 @@ def _say_call(call: dict[str, Any]) -> None:
     say_fields(
         (
             *((name, call[column]) for name, column in _CALLED.items()),
-            ("by", call["decision"] and decider(call | {"why": call["rule_why"]})),
+            ("by", call["decision"] and humanize.decider(call | {"why": call["rule_why"]})),
             ("matched", call["matched"]),
             ("snapshot", call["decision_snapshot"]),
             ("asked", moment(asked["asked_at"])),
             ("approval", approval and approval["id"]),
-            ("answer", approval and answer(approval)),
+            ("answer", approval and humanize.answer(approval)),
             ("answered", moment(asked["answered_at"])),
             ("expires", "" if asked.get("answer") else moment(asked["expires_at"])),
             ("started", moment(call["started_at"])),

@@ -146,14 +146,17 @@ def console_on(stream: IO[str]) -> Console:
     return Console(file=stream, markup=False, emoji=False, highlight=False)
 
 
-def say_bytes(content: bytes) -> None:
-    """Print untrusted bytes as they are; at a terminal with control characters visible."""
-    if sys.stdout.isatty():
+def say_bytes(content: bytes, path: Path | None = None) -> None:
+    """Write untrusted bytes to a file, else print them as they are; at a terminal with control characters
+    visible."""
+    if path is not None:
+        write_file(path, content)
+    elif sys.stdout.isatty():
         shown = lines(content.decode(errors="backslashreplace"))
         sys.stdout.write(shown if not content or content.endswith(b"\n") else shown + "\n")
-        return
-    sys.stdout.flush()
-    sys.stdout.buffer.write(content)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
 
 
 # Long texts at a terminal
@@ -252,27 +255,15 @@ def _cells(character: str) -> int:
 
 
 @contextmanager
-def output(path: Path | None) -> Iterator[Callable[[bytes], object]]:
-    """Write to a file that only its owner can read, or to stdout for None."""
-    if path is not None:
-        with _file(path, 0o600) as write:
-            yield write
+def output(path: Path | None, mode: int = 0o600) -> Iterator[Callable[[bytes], object]]:
+    """Write to a file that only its owner can read, or to stdout for None. The file exists once the block
+    ends, and not if it raises; a link at ``path`` is replaced. Raises ``UsageError`` if it cannot be
+    written."""
+    if path is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer.write
+        sys.stdout.buffer.flush()
         return
-    sys.stdout.flush()
-    yield sys.stdout.buffer.write
-    sys.stdout.buffer.flush()
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file. Raises ``UsageError`` if it cannot be written."""
-    with _file(path, 0o666) as write:
-        write(content)
-
-
-@contextmanager
-def _file(path: Path, mode: int) -> Iterator[Callable[[bytes], object]]:
-    """A file that exists once the block ends, and not if it raises. A link at ``path`` is replaced.
-    Raises ``UsageError`` if it cannot be written."""
     temporary = path.with_name(f".{path.name[:_LONGEST_NAME]}.{os.getpid()}")
     try:
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -284,6 +275,12 @@ def _file(path: Path, mode: int) -> Iterator[Callable[[bytes], object]]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that others may read. Raises ``UsageError`` if it cannot be written."""
+    with output(path, 0o666) as write:
+        write(content)
 
 
 def make_folder(path: Path) -> None:

@@ -21,7 +21,7 @@ from runner.app import page as pages
 from runner.app import transcript as told
 from runner.app.humanize import Note, Tone, cell, input_lines, moment
 from runner.cli.options import json_option, with_app
-from runner.cli.terminal import MARGIN, Line, note, output, print_lines, say_json
+from runner.cli.terminal import MARGIN, Line, note, output, print_lines, say_bytes, say_json
 from runner.errors import UsageError
 
 _TURNS = re.compile(r"([0-9]{1,9})?(-)?([0-9]{1,9})?", re.ASCII)
@@ -119,7 +119,11 @@ def transcript(
     if given and full is not None:
         raise UsageError(f"--full and --folded go with the terminal, not with {given[0]}")
     if turn is not None:
-        _say_request(told.request_as_sent(app, run, turn))
+        body = told.request_as_sent(app, run, turn)
+        if sys.stdout.isatty():
+            say_json(json.loads(body))
+        else:
+            say_bytes(body)
         return
     if as_json:
         say_json(told.api_messages(app, run))
@@ -137,14 +141,6 @@ def transcript(
         note(f"written: {cell(page)}")
 
 
-def _say_request(body: bytes) -> None:
-    if sys.stdout.isatty():
-        say_json(json.loads(body))
-    else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(body)
-
-
 # The conversation as lines of text
 
 
@@ -157,103 +153,96 @@ def lines_of(transcript: told.Transcript, *, is_folded: bool) -> Iterator[Line]:
         style = _TONES[transcript.state.tone] if name == "state" else ""
         yield [(name.ljust(width), "dim"), ("  ", ""), (words, style)]
     yield []
-    layout = _Layout(is_folded)
     if transcript.system:
         yield [("[system prompt]", "dim")]
-        yield from layout.text(transcript.system, "dim")
+        yield from _text(transcript.system, is_folded, "dim")
         yield []
     after_event = False
     for part in transcript.parts:
         if after_event and not isinstance(part, told.Event):
             yield []
-        yield from layout.part(part)
+        yield from _part(part, is_folded)
         after_event = isinstance(part, told.Event)
 
 
-class _Layout:
-    """Lays out the parts of a transcript in lines."""
-
-    def __init__(self, is_folded: bool) -> None:
-        self._is_folded = is_folded
-
-    def part(self, part: told.Part) -> Iterator[Line]:
-        match part:
-            case told.Message():
-                turn = f", turn {part.turn}" if part.turn else ""
-                style = _ROLES.get(part.role, _HEADING)
-                yield _heading(f"{part.role}{turn}", part.at, part.words, style)
-                for index, piece in enumerate(part.pieces):
-                    if index and isinstance(piece, told.ToolResult):
-                        yield []
-                    yield from self._piece(piece)
-            case told.Compaction():
-                yield _heading(f"compacted before turn {part.turn}", part.at, part.words)
-                yield from map(_noted, part.notes)
-                if part.text:
-                    yield from self.text(part.text)
-            case told.Verification():
-                yield _heading(f"verification {part.number}, after turn {part.turn}", part.at)
-                yield _noted(part.verdict)
-                if part.output:
-                    yield from self.text(part.output)
-            case told.SubAgent():
-                # All of it behind its label: it cannot pass for a part of the run that started it.
-                name = (f"── sub-agent {part.label}", "bold magenta")
-                yield [name, (" · ", ""), (part.note.words, _TONES[part.note.tone])]
-                for line in lines_of(part.transcript, is_folded=self._is_folded):
-                    yield [(f"{part.label} │{' ' if line else ''}", "dim"), *line]
-            case told.Event():
-                style = "bold magenta" if part.is_by_person else _TONES[part.note.tone]
-                yield [("• ", "dim"), (part.note.words, style), (f" · {moment(part.at)}", "dim")]
-                return
-        yield []
-
-    def _piece(self, piece: told.Piece) -> Iterator[Line]:
-        match piece:
-            case told.Text():
-                yield from (_margined(line) for line in _lines(piece.text))
-            case told.Thinking():
-                yield [("[thinking]", "dim")]
-                yield from self.text(piece.text or "(kept by the API)", "dim")
-            case told.ToolCall():
-                label = f" {piece.label}" if piece.label else ""
-                yield [("[", "dim"), (piece.tool, _HEADING), (f"{label} {piece.id}]", "dim")]
-                yield from self._folded(list(input_lines(piece.arguments)))
-                if piece.edited is not None:
-                    yield [("[ran with this input instead]", "yellow")]
-                    yield from self._folded(list(input_lines(piece.edited)))
-                yield from map(_noted, (*piece.decided, *piece.started))
-            case told.ToolResult():
-                outcome = (piece.outcome.words, _TONES[piece.outcome.tone])
-                yield [(f"[result {piece.call_id}: ", "dim"), outcome, ("]", "dim")]
-                content = piece.content
-                blocks = content if isinstance(content, list) else []
-                texts = [_encoded(block) or told.text_of([block]) for block in blocks]
-                yield from self.text("\n".join(texts) if texts else told.text_of(content))
-                if piece.whole_bytes is not None:
-                    whole = f"[all {piece.whole_bytes:,} bytes: runner show {piece.call_id}]"
-                    yield [(whole, "dim")]
-            case told.OtherBlock():
-                yield [(f"[{piece.kind}]", "dim")]
-                yield from self.text(json.dumps(piece.content, ensure_ascii=False))
-
-    def text(self, text: str, style: str = "") -> Iterator[Line]:
-        """Lines of untrusted text behind the margin."""
-        return self._folded(_lines(text), style)
-
-    def _folded(self, lines: Sequence[str], style: str = "") -> Iterator[Line]:
-        """Lines behind the margin; of many, when they are folded, the first and the last."""
-        if not self._is_folded:
-            yield from (_margined(line, style) for line in lines)
+def _part(part: told.Part, is_folded: bool) -> Iterator[Line]:
+    match part:
+        case told.Message():
+            turn = f", turn {part.turn}" if part.turn else ""
+            style = _ROLES.get(part.role, _HEADING)
+            yield _heading(f"{part.role}{turn}", part.at, part.words, style)
+            for index, piece in enumerate(part.pieces):
+                if index and isinstance(piece, told.ToolResult):
+                    yield []
+                yield from _piece(piece, is_folded)
+        case told.Compaction():
+            yield _heading(f"compacted before turn {part.turn}", part.at, part.words)
+            yield from map(_noted, part.notes)
+            if part.text:
+                yield from _text(part.text, is_folded)
+        case told.Verification():
+            yield _heading(f"verification {part.number}, after turn {part.turn}", part.at)
+            yield _noted(part.verdict)
+            if part.output:
+                yield from _text(part.output, is_folded)
+        case told.SubAgent():
+            # All of it behind its label: it cannot pass for a part of the run that started it.
+            name = (f"── sub-agent {part.label}", "bold magenta")
+            yield [name, (" · ", ""), (part.note.words, _TONES[part.note.tone])]
+            for line in lines_of(part.transcript, is_folded=is_folded):
+                yield [(f"{part.label} │{' ' if line else ''}", "dim"), *line]
+        case told.Event():
+            style = "bold magenta" if part.is_by_person else _TONES[part.note.tone]
+            yield [("• ", "dim"), (part.note.words, style), (f" · {moment(part.at)}", "dim")]
             return
-        is_long = len(lines) > _MOST_LINES
-        for line in lines[:_FIRST_LINES] if is_long else lines:
-            yield _margined(_cut(line), style)
-        if is_long:
-            more = len(lines) - _FIRST_LINES - _LAST_LINES
-            yield [(f"{MARGIN}… {more:,} lines more (--full shows them)", "dim")]
-            for line in lines[-_LAST_LINES:]:
-                yield _margined(_cut(line), style)
+    yield []
+
+
+def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
+    match piece:
+        case told.Text():
+            yield from _text(piece.text, False)
+        case told.Thinking():
+            yield [("[thinking]", "dim")]
+            yield from _text(piece.text or "(kept by the API)", is_folded, "dim")
+        case told.ToolCall():
+            label = f" {piece.label}" if piece.label else ""
+            yield [("[", "dim"), (piece.tool, _HEADING), (f"{label} {piece.id}]", "dim")]
+            yield from _folded(list(input_lines(piece.arguments)), is_folded)
+            if piece.edited is not None:
+                yield [("[ran with this input instead]", "yellow")]
+                yield from _folded(list(input_lines(piece.edited)), is_folded)
+            yield from map(_noted, (*piece.decided, *piece.started))
+        case told.ToolResult():
+            outcome = (piece.outcome.words, _TONES[piece.outcome.tone])
+            yield [(f"[result {piece.call_id}: ", "dim"), outcome, ("]", "dim")]
+            content = piece.content
+            blocks = content if isinstance(content, list) else []
+            texts = [_encoded(block) or told.text_of([block]) for block in blocks]
+            yield from _text("\n".join(texts) if texts else told.text_of(content), is_folded)
+            if piece.whole_bytes is not None:
+                whole = f"[all {piece.whole_bytes:,} bytes: runner show {piece.call_id}]"
+                yield [(whole, "dim")]
+        case told.OtherBlock():
+            yield [(f"[{piece.kind}]", "dim")]
+            yield from _text(json.dumps(piece.content, ensure_ascii=False), is_folded)
+
+
+def _text(text: str, is_folded: bool, style: str = "") -> Iterator[Line]:
+    """Lines of untrusted text behind the margin."""
+    return _folded(text.removesuffix("\n").expandtabs(8).split("\n"), is_folded, style)
+
+
+def _folded(lines: Sequence[str], is_folded: bool, style: str = "") -> Iterator[Line]:
+    """Lines behind the margin; of many, when they are folded, the first and the last."""
+    is_long = is_folded and len(lines) > _MOST_LINES
+    shown = [_cut(line) for line in lines] if is_folded else lines
+    for line in shown[:_FIRST_LINES] if is_long else shown:
+        yield _margined(line, style)
+    if is_long:
+        more = len(lines) - _FIRST_LINES - _LAST_LINES
+        yield [(f"{MARGIN}… {more:,} lines more (--full shows them)", "dim")]
+        yield from (_margined(line, style) for line in shown[-_LAST_LINES:])
 
 
 def _heading(name: str, at: float, words: str = "", style: str = _HEADING) -> Line:
@@ -263,10 +252,6 @@ def _heading(name: str, at: float, words: str = "", style: str = _HEADING) -> Li
 
 def _noted(note: Note) -> Line:
     return [(f"[{note.words}]", _TONES[note.tone])]
-
-
-def _lines(text: str) -> list[str]:
-    return text.removesuffix("\n").expandtabs(8).split("\n")
 
 
 def _margined(line: str, style: str = "") -> Line:

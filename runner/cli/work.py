@@ -245,16 +245,13 @@ def work_job(
             work.wait_for_end(worker)
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Shows on stderr how far a job is: a line for each end of a run."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
         self._spoke = time.monotonic()
         self._last_words = ""
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, *error: object) -> None:
         return
