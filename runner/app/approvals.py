@@ -79,9 +79,7 @@ class Group:
         return {
             "id": self.id,
             "group_key": self.key,
-            "job_id": one.job_id,
-            "job_name": one.job_name,
-            "tool": one.tool,
+            **{name: getattr(one, name) for name in ("job_id", "job_name", "tool")},
             "runs": self.run_count,
             "asked_at": one.asked_at,
             "expires_at": self.expires_at,

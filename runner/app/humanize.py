@@ -114,7 +114,7 @@ def cost_line(spending: Spending) -> str:
     return line
 
 
-# Permission decisions and approvals
+# Permission decisions, approvals and verifications
 
 
 def decider(call: Mapping[str, Any]) -> str:
@@ -174,9 +174,6 @@ def input_lines(arguments: Any) -> Iterator[str]:
 
 def _json_lines(value: Any) -> Iterator[str]:
     return map(visible, json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
-
-
-# Verifications
 
 
 def verdict(verification: Verification | None) -> str:

@@ -162,8 +162,8 @@ def text_of(content: Any) -> str:
 def transcript_of(
     app: App, name: str, now: float, turns: Turns | None = None, *, whole_tree: bool = False
 ) -> Transcript:
-    """Return the transcript of a run (an id or a part of it) at a time, whose parts are read from
-    the database when they are asked for.
+    """Return the transcript of a run (an id or a part of it) ``now`` (seconds since the epoch). Its
+    parts are read from the database when they are asked for.
 
     Args:
         turns: only the turns from the first number to the last; what was said before turn 1 belongs
@@ -175,7 +175,24 @@ def transcript_of(
     run |= tree_of(app, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
-    facts = _facts(run, humanize.cost_line(spending_of(app, run_id=run_id)), turns, now)
+    some = f", of which {turns[0]} to {min(turns[1], run['turns'])}" if turns else ""
+    started, ended = run["started_at"], run["ended_at"]
+    facts: tuple[tuple[str, str | float | None], ...] = (
+        ("run", run_id),
+        ("item", cell(run["item_key"])),
+        *((name, cell(value)) for name, value in descent(run)),
+        ("job", f"{run['job_id']} {cell(run['job_name'])}"),
+        ("state", humanize.run_state(run).words),
+        ("model", cell(run["model"])),
+        ("turns", f"{run['turns']:,}{some}"),
+        ("cost", humanize.cost_line(spending_of(app, run_id=run_id))),
+        ("its tree", tree_line(run)),
+        ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
+        ("submitted", run["created_at"]),
+        ("ended", ended),
+        ("as of", None if ended else now),
+        ("took", "" if None in (started, ended) else humanize.duration(ended - started)),
+    )
     is_from_start = turns is None or turns[0] <= 1
     if turns and is_from_start:
         turns = 0, turns[1]
@@ -199,31 +216,6 @@ def request_as_sent(app: App, name: str, turn: int) -> bytes:
 def api_messages(app: App, name: str) -> list[dict[str, Any]]:
     """Return the conversation of a run exactly as in the Messages API."""
     return stored.api_messages(app.database, app.find(name, "run").id)
-
-
-def _facts(
-    run: dict[str, Any], spent: str, turns: Turns | None, now: float
-) -> tuple[tuple[str, str | float | None], ...]:
-    count = f"{run['turns']:,}"
-    if turns:
-        count += f", of which {turns[0]} to {min(turns[1], run['turns'])}"
-    has_taken = run["started_at"] is not None and run["ended_at"] is not None
-    return (
-        ("run", run["id"]),
-        ("item", cell(run["item_key"])),
-        *((name, cell(value)) for name, value in descent(run)),
-        ("job", f"{run['job_id']} {cell(run['job_name'])}"),
-        ("state", humanize.run_state(run).words),
-        ("model", cell(run["model"])),
-        ("turns", count),
-        ("cost", spent),
-        ("its tree", tree_line(run)),
-        ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
-        ("submitted", run["created_at"]),
-        ("ended", run["ended_at"]),
-        ("as of", None if run["ended_at"] else now),
-        ("took", humanize.duration(run["ended_at"] - run["started_at"]) if has_taken else ""),
-    )
 
 
 _Place = tuple[int, int, int]  # a turn, its stage, and the order in that

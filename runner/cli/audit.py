@@ -55,9 +55,6 @@ _SAID: dict[str, Callable[[Any], str]] = {
 }
 
 
-# Options
-
-
 def _time(text: str) -> float:
     """Return a day, a time, or how long ago, as seconds since the epoch."""
     if ago := _AGO.fullmatch(text.strip()):
@@ -132,9 +129,6 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(FORMATS),
         help="Print a table (the default), a JSON array, JSON lines, or CSV (times in UTC).",
     )(run)
-
-
-# Rows
 
 
 def say_rows(rows: Rows, format: str) -> None:

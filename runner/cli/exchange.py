@@ -136,33 +136,29 @@ def export(
       runner export nightly --format atif -o trajectories
     """
     found = app.find(id, "job", "run")
+    folder = path if path is not None and path.is_dir() else None
     if shape == "jsonl":
-        if path is not None and path.is_dir():
-            path = path / f"{found.id}.jsonl"
+        path = path if folder is None else folder / f"{found.id}.jsonl"
         with output(path) as write:
-            run_ids = exchange.export_whole(app, found, write)
-        _note(run_ids, path)
-        return
-    if found.kind == "job":
-        if path is None:
-            raise UsageError(
-                f"{found.id} is a job: say with -o which folder its runs are written to"
-            )
-        make_folder(path)
-    run_ids, folder = [], path if path is not None and path.is_dir() else None
-    for run_id, name, parts in exchange.export_runs(app, found, shape):
-        file = path if folder is None else folder / name
-        with output(file) as write:
-            for part in parts:
-                write(part)
-        run_ids.append(run_id)
-    _note(run_ids, file if found.kind == "run" else folder)
-
-
-def _note(run_ids: Sequence[str], path: Path | None) -> None:
+            run_ids = [*exchange.export_whole(app, found, write)]
+    else:
+        if found.kind == "job":
+            if path is None:
+                raise UsageError(
+                    f"{found.id} is a job: say with -o which folder its runs are written to"
+                )
+            make_folder(path)
+            folder = path
+        run_ids = []
+        for run_id, name, parts in exchange.export_runs(app, found, shape):
+            file = path if folder is None else folder / name
+            with output(file) as write:
+                for part in parts:
+                    write(part)
+            run_ids.append(run_id)
+        path = folder if found.kind == "job" else file
     below = sum(place_of(run_id)["depth"] > 0 for run_id in run_ids)
-    count = len(run_ids) - below
-    told = [plural(count, "run")] if count else []
+    told = [plural(len(run_ids) - below, "run")] if len(run_ids) > below else []
     told += [plural(below, "sub-agent")] if below else []
     where = "" if path is None else f" to {cell(path)}"
     note(f"{' and '.join(told) or 'no runs'} written{where}: {_SECRETS}")

@@ -66,30 +66,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character
-    sys.exit(_run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = _invoke(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
-        return code
     except BrokenPipeError:
         # Whoever reads has read enough. Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.SUCCEEDED
+        code = exit_codes.SUCCEEDED
     except (KeyboardInterrupt, click.Abort):
-        return exit_codes.INTERRUPTED
+        code = exit_codes.INTERRUPTED
     except SpecError as error:
         for problem in error.problems:
             refuse(f"{error.source}: {problem}")
-        return exit_codes.USAGE
+        code = exit_codes.USAGE
     except RunnerError as error:
         refuse(str(error))
-        if isinstance(error, UsageError):
-            return exit_codes.USAGE
-        reached = not isinstance(error, UnreachableError)
-        return exit_codes.FAILED if reached else exit_codes.UNREACHABLE
+        is_away, is_usage = isinstance(error, UnreachableError), isinstance(error, UsageError)
+        failed = exit_codes.UNREACHABLE if is_away else exit_codes.FAILED
+        code = exit_codes.USAGE if is_usage else failed
+    sys.exit(code)
 
 
 def _invoke(arguments: list[str]) -> int:

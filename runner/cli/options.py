@@ -123,9 +123,6 @@ def load_job(settings: Settings, spec: Path) -> Submission:
     return submission
 
 
-# Who changes something, and why
-
-
 def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Command], Command]:
     """Give a command ``--as`` and ``--reason`` (of so many characters at most), and the ``author``
     that they make as an argument."""
