@@ -17,6 +17,8 @@ from runner.store.database import Database
 from runner.store.fork import fork as fork_run
 from runner.wiring import mend_workspaces
 
+Changing = Callable[..., Sequence[Change]]  # takes a database, a target, the time, and options
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -77,11 +79,7 @@ def _target(app: App, name: str) -> Target:
 
 
 def _changed(
-    app: App,
-    target: Target,
-    change: Callable[..., Sequence[Change]],
-    mended: Sequence[str] = (),
-    **options: Any,
+    app: App, target: Target, change: Changing, mended: Sequence[str] = (), **options: Any
 ) -> Outcome:
     changes = app.change(lambda now: change(app.database, target, now, **options))
     queued = (each.id for each in changes if each.changed and each.state == "queued")

@@ -126,7 +126,6 @@ def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes
 
 
 def _trajectory(app: App, recorded: Recorded) -> dict[str, Any]:
-    """The trajectory of a run, with those of its sub-agents."""
     below = [
         _trajectory(app, exports.load_recorded(app.database, child, recorded.prices))
         for child in sorted(chain.from_iterable(recorded.children.values()), key=tree_order)

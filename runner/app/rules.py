@@ -72,16 +72,12 @@ class RuleCheck:
     def rules(self) -> list[dict[str, Any]]:
         """Return the rules; those of the type of sub-agent have no position."""
         own = () if self.agent is None else self.agent.rules
-        return [
-            {
-                "position": position,
-                "effect": rule.effect,
-                "rule": rule.text,
-                "origin": rule.origin,
-                "why": rule.why,
-            }
+        names = ("position", "effect", "rule", "origin", "why")
+        rows = [
+            (position, rule.effect, rule.text, rule.origin, rule.why)
             for position, rule in [*enumerate(self.spec.rules), *((None, rule) for rule in own)]
         ]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     @property
     def allows_only(self) -> bool:

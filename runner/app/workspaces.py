@@ -128,12 +128,9 @@ def commit_text(app: App, run: RunSnapshots) -> CommitText:
             return found
     here = next((p for p in map(Path, filter(None, (run.path, run.source))) if p.is_dir()), None)
     name, email = Repository(here).author() if here else (RUNNER, RUNNERS_ADDRESS)
+    names = ("job_name", "job_id", "run_id", "item_key", "model")
     message = commit_message(
-        job_name=run.job_name,
-        job_id=run.job_id,
-        run_id=run.run_id,
-        item_key=run.item_key,
-        model=run.model,
+        **{name: getattr(run, name) for name in names},
         outcome=f"{run.state} {run.reason}" if run.state in ENDED else "",
         message=run.commit_message,
     )

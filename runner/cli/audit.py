@@ -197,9 +197,6 @@ def harmless(text: str) -> str:
     return _FORMULA.sub(lambda found: f"{found[0]}'", text)
 
 
-# Questions
-
-
 @click.group()
 def audit() -> None:
     """Ask the record what agents did, who allowed it, and what it cost.

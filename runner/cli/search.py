@@ -26,7 +26,6 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 def _sources(text: str) -> tuple[str, ...]:
-    """Return kinds of texts, with commas between them."""
     names = tuple(name.strip() for name in text.split(","))
     if wrong := [name for name in names if name not in SOURCES]:
         raise click.BadParameter(f"{wrong[0]!r} is none of {', '.join(SOURCES)}")
@@ -80,17 +79,9 @@ def search(
         if word.startswith("--"):
             raise click.UsageError(f"No such option: {word.split('=')[0]!a}")
     with indexing() as show:
-        found = Audit.of(app).find(
-            " ".join(text),
-            exact,
-            only,
-            sources=sources or (),
-            role=role,
-            limit=limit,
-            offset=offset,
-            tell=lambda line: note(cell(line)),
-            progress=show,
-        )
+        options: Any = {"sources": sources or (), "role": role, "limit": limit, "offset": offset}
+        options |= {"tell": lambda line: note(cell(line)), "progress": show}
+        found = Audit.of(app).find(" ".join(text), exact, only, **options)
     if format != "table":
         say_rows(found.rows(), format)
         return

@@ -193,13 +193,12 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.happened and number == signal.SIGINT:
-            self._quit()
+        is_second = self.happened and number == signal.SIGINT
         self.happened = True
-        if self._worker is not None:
-            self._worker.drain()
-
-    def _quit(self) -> None:
+        if not is_second:
+            if self._worker is not None:
+                self._worker.drain()
+            return
         if self._worker is not None:
             # On a thread: this handler may have interrupted whoever holds a lock that it needs.
             killing = threading.Thread(target=self._worker.kill, daemon=True)
@@ -279,8 +278,6 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class _Drawing(Progress):
-    """Draws on a terminal how far a job is."""
-
     def __init__(self) -> None:
         self._console = console_on(sys.stderr)
 
