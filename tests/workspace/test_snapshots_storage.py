@@ -257,7 +257,9 @@ def test_attempts_and_runs_take_snapshots_at_once(tmp_path: Path) -> None:
         snapshots = place.snapshots(1 + number // 4, f"run_{number % 4}")
         trees = []
         for turn in range(4):
-            write(place.work, {f"same{turn}": "x" * turn})
+            written = tmp_path / f"written{number}"
+            written.write_text("x" * turn)
+            written.replace(place.work / f"same{turn}")  # nobody sees it half written
             trees.append(snapshots.take())
         return trees[-1]
 
