@@ -24,7 +24,6 @@ def exit_code(
     """Return the exit code for the states of all runs of a job: where several apply, the first of
     130 (ended by Ctrl-C or SIGTERM before the job had come to rest), 5 (database or queue did not
     answer), 1, 4, 3."""
-    codes = {_ENDED.get(state, WAITING) for state in states}
-    codes |= {INTERRUPTED} if interrupted else set()
-    codes |= {UNREACHABLE} if unreachable else set()
+    ends = {INTERRUPTED: interrupted, UNREACHABLE: unreachable}
+    codes = {code for code in ends if ends[code]} | {_ENDED.get(each, WAITING) for each in states}
     return next((code for code in _FIRST_THAT_APPLIES if code in codes), SUCCEEDED)
