@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.queries.jobs import show_run
 from runner.store.database import Database
-
-_GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """What git says in a folder."""
-    done = subprocess.run(
-        [*_GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout
+from tests.workspace.places import make_repository
 
 
 def make_source(folder: Path) -> Path:
     """A repository with one file."""
-    source = folder / "source"
-    source.mkdir()
-    git(source, "init", "-q", "-b", "main")
-    (source / "count").write_text("0\n")
-    git(source, "add", "-A")
-    git(source, "commit", "-q", "-m", "Begin")
-    return source
+    make_repository(folder / "source", {"count": "0\n"})
+    return folder / "source"
 
 
 def write_job(

@@ -17,6 +17,7 @@ from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.run_state import tool_context_to_json
 from runner.store.tables import approvals, blocks, runs, tool_calls
+from tests.store.asked import run_ids
 from tests.store.examples import NOW, SPEC, submission
 
 ASKING = replace(
@@ -41,8 +42,7 @@ def app_on(database: Database) -> App:
 def submit_runs(database: Database, *keys: str) -> list[str]:
     """A job with a run for each key; their ids."""
     job_id = jobs_store.submit(database, submission(*keys, spec=ASKING), NOW)
-    query = select(runs.c.id).where(runs.c.job_id == job_id).order_by(runs.c.id)
-    return list(database.read(lambda connection: connection.execute(query).scalars().all()))
+    return run_ids(database, job_id)
 
 
 def job_of(database: Database, run_id: str) -> str:

@@ -10,9 +10,10 @@ import pytest
 from runner.queries.jobs import list_jobs, list_runs, show_run
 from runner.store.database import Database
 from tests.cli.conftest import Result
-from tests.cli.own_folders import git, make_source, worktree, write_job
+from tests.cli.own_folders import make_source, worktree, write_job
 from tests.cli.test_work import bash
 from tests.runner_process import RunnerProcess
+from tests.workspace.places import git
 
 Start = Callable[..., RunnerProcess]
 Command = Callable[..., Result]

@@ -32,6 +32,7 @@ from tests.crash.record import Violation
 from tests.crash.scenario import Planned, Scenario
 from tests.crash.sent import Asked
 from tests.messages_api import MessagesServer, Received, Reply
+from tests.store.asked import run_ids
 
 _LOOK_SECONDS = 0.02
 _NAME = "the person"
@@ -299,8 +300,7 @@ class Sweep:
         shared = self._variant.workspace in ("shared", "copy")
         workspace_id = identify(workspace) if shared else None
         job_id = jobs.submit(self._database, submission, time.time(), workspace_id=workspace_id)
-        query = select(tables.runs.c.id).where(tables.runs.c.job_id == job_id)
-        run_id: str = self._database.read(lambda c: c.execute(query).scalar_one())
+        (run_id,) = run_ids(self._database, job_id)
         iteration = self.iteration(self._database, folder, run_id, self._variant)
         try:
             interrupted = iteration.run(

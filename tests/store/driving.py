@@ -6,8 +6,6 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select
-
 from runner.core.budget import Limits, Reservation
 from runner.core.calls import changes_files, undo_needed
 from runner.core.commands import Reply, Target
@@ -54,6 +52,7 @@ from runner.store.journal import StoredJournal
 from runner.store.questions import waiting
 from runner.store.tables import queued_messages
 from runner.store.tables import runs as run_table
+from tests.store.asked import run_ids
 from tests.store.attempts import decide, free
 from tests.store.examples import NOW, submission
 
@@ -104,8 +103,7 @@ class Driver:
         self.database = database
         self.now = NOW
         job = jobs.submit(database, submission("one", spec=spec), NOW)
-        query = select(run_table.c.id).where(run_table.c.job_id == job)
-        self.run_id = database.read(lambda c: c.execute(query).scalar_one())
+        (self.run_id,) = run_ids(database, job)
         self.journal = StoredJournal(database, lambda: self.now, free)
 
     def claim(self) -> tuple[Lease, RunState]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
-
 from runner.core.conversation import Tool, ToolResult
 from runner.core.entries import Delivered, SnapshotRecorded, ToolFinished, Verified
 from runner.core.run import Ended
@@ -20,13 +18,13 @@ from runner.core.workspace import Verify, Workspace, result_tool
 from runner.permissions import Rule
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
-from runner.store.tables import runs
 from runner.store.workspaces import WorkspaceRecord, save_delivery, save_record
 from runner.workspace import child
 from runner.workspace.repository import Repository, branch_name, commit_message
 from runner.workspace.snapshot_store import make_store, store_id
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import Worktree
+from tests.store.asked import run_ids
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 
@@ -102,8 +100,7 @@ def with_result(spec: JobSpec, schema: Mapping[str, Any] = SCHEMA) -> JobSpec:
 def submit(database: Database, spec: JobSpec, *keys: str) -> tuple[str, list[str]]:
     """A job with a run for each key; its id and theirs."""
     job_id = jobs_store.submit(database, submission(*keys, spec=spec), NOW)
-    query = select(runs.c.id).where(runs.c.job_id == job_id).order_by(runs.c.id)
-    return job_id, list(database.read(lambda c: c.execute(query).scalars().all()))
+    return job_id, run_ids(database, job_id)
 
 
 @dataclass

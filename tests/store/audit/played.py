@@ -19,6 +19,7 @@ from runner.store import jobs as jobs_store
 from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.tables import approvals, model_calls, runs, tool_calls
+from tests.store.asked import run_ids
 from tests.store.attempts import Attempt, claim, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 
@@ -54,9 +55,7 @@ class Job:
 def submit(database: Database, *keys: str, spec: JobSpec = PLAYED, by: str = "ada") -> Job:
     """A job with a run for each key."""
     job_id = jobs_store.submit(database, submission(*keys, spec=spec), NOW, author=Author(by))
-    query = select(runs.c.id).where(runs.c.job_id == job_id).order_by(runs.c.id)
-    found = database.read(lambda connection: connection.execute(query).scalars().all())
-    return Job(job_id, tuple(found))
+    return Job(job_id, tuple(run_ids(database, job_id)))
 
 
 def bash(*commands: str) -> list[Block]:

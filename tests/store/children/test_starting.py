@@ -14,7 +14,7 @@ from runner.core.entries import SnapshotRecorded
 from runner.core.steps import CallModel
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
-from runner.store import leases as losses
+from runner.store import leases
 from runner.store.children import Family, attend, family_of
 from runner.store.control import cancel
 from runner.store.database import Database
@@ -100,7 +100,7 @@ def test_a_crash_before_the_commit_starts_nobody_and_the_next_attempt_starts_the
             parent.reply(asks(1), asks(2), stop="tool_use")
     assert not tree_of(database, run_id)
     assert said_in(database, run_id) == [("user", [text("Mend src/a.py.")])]
-    losses.take_from(database, [WORKER], NOW)
+    leases.take_from(database, [WORKER], NOW)
     claim(database, run_id, SOON).reply(asks(1), asks(2), stop="tool_use")
     assert len(tree_of(database, run_id)) == 2
 
@@ -111,7 +111,7 @@ def test_a_crash_after_the_commit_starts_nobody_twice(database: Database) -> Non
     end(database, f"{run_id}.1", "One.")
     end(database, f"{run_id}.2", "Two.")
     again = claim(database, run_id)
-    losses.take_from(database, [WORKER], NOW)
+    leases.take_from(database, [WORKER], NOW)
     last = claim(database, run_id, SOON)
     assert again.state.messages == last.state.messages
     assert len(tree_of(database, run_id)) == 2
@@ -122,7 +122,7 @@ def test_a_crash_after_the_commit_starts_nobody_twice(database: Database) -> Non
 def test_a_stale_attempt_starts_nobody(database: Database) -> None:
     run_id = submit_parent(database)
     stale = claim(database, run_id)
-    losses.take_from(database, [WORKER], NOW)
+    leases.take_from(database, [WORKER], NOW)
     claim(database, run_id, SOON)
     with pytest.raises(LeaseLost):
         stale.reply(asks(1), stop="tool_use")
@@ -216,8 +216,8 @@ def test_workers_that_know_nothing_of_types_are_told_apart(database: Database) -
     """Two types of one job share a cache and nothing else."""
     parent = start(database, asks(1), asks(2, "tester", snapshot=False))
     journal = StoredJournal(database, lambda: NOW, free)
-    leases = [claim(database, f"{parent.state.run_id}.{number}").lease for number in (1, 2)]
-    first, second = (journal.load(lease) for lease in leases)
+    held = [claim(database, f"{parent.state.run_id}.{number}").lease for number in (1, 2)]
+    first, second = (journal.load(lease) for lease in held)
     assert (first.spec.model, second.spec.model) == ("claude-test", "claude-other")
     assert not first.policy.restrictions
     assert second.policy.restrictions
