@@ -101,13 +101,9 @@ def tool_rows(database: Database, filters: Filters, *, limit: int | None = None)
 def command_rows(
     database: Database, filters: Filters, pattern: str | None = None, *, limit: int | None = None
 ) -> Rows:
-    """The calls of Bash, the newest first. ``command`` is what the model asked for, and ``ran`` what
-    a person or a hook replaced it with.
-
-    Args:
-        pattern: only commands that match ``command_pattern(pattern)``. A pattern without a word, such
-            as ``:opaque``, is tried on the newest calls only, unless ``limit`` is None.
-    """
+    """The calls of Bash (only commands that match ``command_pattern(pattern)``), the newest first.
+    ``command`` is what the model asked for, and ``ran`` what a person or a hook replaced it with. A pattern
+    without a word, such as ``:opaque``, is tried on the newest calls only, unless ``limit`` is None."""
     wanted = None if pattern is None else command_pattern(pattern)
     among = candidates(database, filters, wanted.terms, "Bash") if wanted else None
     needles = wanted.needles if wanted else ()
@@ -296,19 +292,12 @@ def walk(
     connection: Connection,
     filters: Filters,
     *conditions: ColumnElement[bool],
-    limit: int | None,
-    needles: Sequence[str] = (),
-    among: Sequence[Message] | None = None,
-    results: bool = False,
+    limit: int | None,  # how many the caller needs; it may skip some
+    needles: Sequence[str] = (),  # the caller skips calls whose input does not have all of these
+    among: Sequence[Message] | None = None,  # the caller skips calls that no such reply asked for
+    results: bool = False,  # include their results
 ) -> Iterator[Call]:
-    """Tool calls with their inputs, the newest first, as far as the caller iterates.
-
-    Args:
-        limit: how many the caller needs; it may skip some.
-        needles: the caller skips calls whose input does not have all of these (``Pattern.needles``).
-        among: the caller skips calls that none of these replies asked for (``candidates``).
-        results: include their results.
-    """
+    """Tool calls with their inputs, the newest first, as far as the caller iterates."""
     calls = filters.tool_calls(*KEY, CALLED_AT.label("at")).where(*conditions)
     lots: Iterable[Iterable[Any]]
     if among is None:

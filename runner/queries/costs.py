@@ -69,13 +69,9 @@ def costs_by(
     run_id: str | None = None,
     conditions: Collection[ColumnElement[bool]] = (),
 ) -> list[Cost]:
-    """What the model calls of a job or a run (without its sub-agents) cost that have ended, in the order
-    of the keys.
-
-    Args:
-        by: what to sum by. ``tree`` is the run of an item with all of its sub-agents.
-        conditions: further conditions on ``model_calls`` and ``runs``.
-    """
+    """What the model calls of a job or a run (without its sub-agents) cost that have ended and that meet
+    the conditions on ``model_calls`` and ``runs``, in the order of the keys. ``tree`` sums by the run of an
+    item with all of its sub-agents."""
     of_job = () if job_id is None else (runs.c.job_id == job_id,)
     of_run = () if run_id is None else (runs.c.id == run_id,)
     calls = _ended_calls(prices, _key(database, by)).where(*of_job, *of_run, *conditions)

@@ -216,10 +216,8 @@ def decision_rows(
     ``undecided``, or ``interrupted`` when its run ended or continued first. ``decision`` is what the
     rules said (allow, ask, deny) and ``rule`` the rule that did, None for the job's default.
     ``rule_by`` is the person who added the rule, ``rule_from`` its origin: ``job`` (the job file), a
-    settings file, or ``remembered`` (an answer). ``answered_by`` answered the question, if any.
-
-    Args:
-        each: a row for every call instead, the newest first, with the text that the rule matched.
+    settings file, or ``remembered`` (an answer). ``answered_by`` answered the question, if any. With
+    ``each`` every call has a row, the newest first, with the text that the rule matched.
     """
     if each:
         calls = database.read(partial(_each_call, filters=filters, limit=limit))

@@ -62,10 +62,11 @@ def file_rows(
     filters: Filters,
     pattern: str | None = None,
     *,
-    differences: Differences | None = None,
+    differences: Differences | None = None,  # None: only what tools were asked to do is known
     limit: int | None = None,
 ) -> Rows:
-    """What tool calls and hooks did to files, the newest first: a row for each call and file.
+    """What tool calls and hooks did to files (only paths that match ``path_pattern(pattern)``), the newest
+    first: a row for each call and file.
 
     ``action`` is ``read``, ``searched`` (a search was told to look there), ``created``, ``changed``,
     ``deleted``, or ``written`` for what a command says that it writes. ``known_from`` is ``input`` (a
@@ -73,10 +74,6 @@ def file_rows(
     snapshots before and after the call; calls that ran together share them). Hooks are known from
     snapshots only, and have their event as ``tool``. Calls that did nothing, because they were denied
     or an edit failed, are left out.
-
-    Args:
-        pattern: only paths that match ``path_pattern(pattern)``.
-        differences: compares snapshots. None: only what tools were asked to do is known.
     """
     wanted = None if pattern is None else path_pattern(pattern)
     most = at_most(limit)

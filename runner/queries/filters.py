@@ -62,9 +62,8 @@ class Filters:
         if self.run_id is not None:
             yield in_tree(self.run_id)
         if self.item is not None:
-            roots = select(_ITEM_RUN.c.id).where(
-                _ITEM_RUN.c.parent_run.is_(None), _ITEM_RUN.c.item_key == self.item
-            )
+            root = _ITEM_RUN.c
+            roots = select(root.id).where(root.parent_run.is_(None), root.item_key == self.item)
             yield or_(runs.c.item_key == self.item, runs.c.root_run.in_(roots))
 
     def of_whole_runs(self) -> Iterator[ColumnElement[bool]]:
@@ -132,28 +131,19 @@ def at_most(limit: int | None) -> int | None:
 def answer(
     database: Database,
     columns: Sequence[Column],
-    found: Sequence[Mapping[str, Any]],
+    found: Sequence[Mapping[str, Any]],  # values by the names of the columns
     limit: int | None,
-    which: str,
+    which: str,  # the rows that these are, for the note: "the newest"
 ) -> Rows:
-    """The first ``limit`` rows, with a note if there are more.
-
-    Args:
-        found: values by the names of the columns. A column ``call_id`` comes with a ``label``: both are
-            computed from ``run_id``, ``turn`` and ``position``, which is None where there is no call.
-        which: which rows these are, for the note: "the newest".
-    """
+    """The first ``limit`` rows, with a note if there are more. A column ``call_id`` comes with a ``label``:
+    both are computed from ``run_id``, ``turn`` and ``position``, which is None where there is no call."""
     names = [column.name for column in columns]
     shown: Sequence[Mapping[str, Any]] = found[:limit]
     if "label" in names:
-        calls = [
-            None
-            if row["position"] is None
-            else (row["run_id"], int(row["turn"]), int(row["position"]))
-            for row in shown
-        ]
-        about = {call[0] for call in calls if call}
+        about = {row["run_id"] for row in shown if row["position"] is not None}
         labels = database.read(partial(call_labels, run_ids=about))
+        keys = ((row["run_id"], row["turn"], row["position"]) for row in shown)
+        calls = [None if key[2] is None else (key[0], int(key[1]), int(key[2])) for key in keys]
         shown = [
             {**row, "call_id": call and ids.call_id(*call), "label": call and labels.get(call)}
             for row, call in zip(shown, calls, strict=True)

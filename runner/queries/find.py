@@ -52,11 +52,8 @@ class CallKey(NamedTuple):
 def find(database: Database, text: str, *kinds: Kind) -> Found:
     """The one thing of these kinds with this id, with an id that starts with ``text``, or with an id that
     ends in at least six characters of it. A tool call is also found by the API's ``tool_use`` id. In the
-    id of a sub-agent only the part before the first dot can be shortened.
-
-    Raises:
-        NotFoundError: nothing is found, or more than one thing; says which.
-    """
+    id of a sub-agent only the part before the first dot can be shortened. Raises ``NotFoundError`` if
+    nothing is found, or more than one thing, and says which."""
     found: list[Found] = []
     if text and text.isascii() and text.isprintable():
         found = database.read(lambda connection: _candidates(connection, text, kinds))

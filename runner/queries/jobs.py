@@ -68,8 +68,7 @@ def job_state(counts: Mapping[RunStatus, int]) -> RunStatus:
 
 def list_jobs(database: Database, state: RunStatus | None = None) -> list[JobSummary]:
     """All jobs, or those in a state; the oldest first."""
-    found = database.read(_job_summaries)
-    return [job for job in found if state is None or job["state"] == state]
+    return [job for job in database.read(_job_summaries) if state in (None, job["state"])]
 
 
 def list_runs(
@@ -139,14 +138,11 @@ def pruned_turns(database: Database, job_id: str, run_id: str | None = None) -> 
     )
     if run_id is not None:
         pruned = pruned.where(compactions.c.run_id == run_id)
+    call = model_calls.c
     failed = (
-        select(model_calls.c.error)
-        .where(
-            model_calls.c.run_id.in_(pruned),
-            model_calls.c.purpose == "summary",
-            model_calls.c.error.is_not(None),
-        )
-        .order_by(model_calls.c.started_at.desc())
+        select(call.error)
+        .where(call.run_id.in_(pruned), call.purpose == "summary", call.error.is_not(None))
+        .order_by(call.started_at.desc())
         .limit(1)
     )
     why = next((row.error for row in database.rows(failed)), None)
@@ -175,14 +171,11 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
             .outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
             .where(jobs.c.id == job_id)
         )
+        rule = permission_rules.c
         rules = (
-            select(permission_rules.c.effect, permission_rules.c.rule)
-            .where(
-                permission_rules.c.job_id == job_id,
-                permission_rules.c.run_id.is_(None),
-                permission_rules.c.revoked_in.is_(None),
-            )
-            .order_by(permission_rules.c.position)
+            select(rule.effect, rule.rule)
+            .where(rule.job_id == job_id, rule.run_id.is_(None), rule.revoked_in.is_(None))
+            .order_by(rule.position)
         )
         return {
             **summary,
@@ -212,12 +205,8 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
     )
 
     kind = compactions.c.kind
-    compacted = (
-        select(kind, func.count())
-        .where(compactions.c.run_id == run_id)
-        .group_by(kind)
-        .order_by(kind)
-    )
+    compacted = select(kind, func.count()).where(compactions.c.run_id == run_id)
+    compacted = compacted.group_by(kind).order_by(kind)
 
     def work(connection: Connection) -> dict[str, Any]:
         row = connection.execute(query).one_or_none()

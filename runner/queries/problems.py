@@ -68,10 +68,8 @@ def error_rows(database: Database, filters: Filters, *, limit: int | None = None
         key=lambda row: (_KINDS.index(row["kind"]), -row["times"], row["what"], row["error"])
     )
     rows = answer(database, _ERROR_COLUMNS, found, limit, "the most frequent of each kind")
+    newest = f"of tools, only the newest {MOST_RESULTS:,} errors are counted: narrow with --since"
     if has_more:
-        newest = (
-            f"of tools, only the newest {MOST_RESULTS:,} errors are counted: narrow with --since"
-        )
         rows.note = "; ".join(filter(None, (rows.note, newest)))
     return rows
 
@@ -79,12 +77,9 @@ def error_rows(database: Database, filters: Filters, *, limit: int | None = None
 def _run_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
     """The ends of runs that failed or were stopped, worded as the report words them."""
     names = ("id", "state", "reason", "detail", "item_key", "ended_at")
-    query = select(*(runs.c[name] for name in names)).where(
-        runs.c.state.in_(("failed", "stopped")),
-        *filters.of_whole_runs(),
-        *filters.of_time(runs.c.ended_at),
-    )
-    ended = connection.execute(query).all()
+    is_wanted = (*filters.of_whole_runs(), *filters.of_time(runs.c.ended_at))
+    query = select(*(runs.c[name] for name in names)).where(*is_wanted)
+    ended = connection.execute(query.where(runs.c.state.in_(("failed", "stopped")))).all()
     table = verifications.c
     of_runs = select(table.run_id, table.content).order_by(table.run_id, table.number)
     last_outputs = {
@@ -114,10 +109,9 @@ def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
 def _tool_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
     """The newest, one more than ``MOST_RESULTS`` if there are more."""
     call = tool_calls.c
+    columns = (*KEY, CALLED_AT.label("at"), call.turn, call.name, call.outcome, runs.c.item_key)
     calls = (
-        filters.tool_calls(
-            *KEY, CALLED_AT.label("at"), call.turn, call.name, call.outcome, runs.c.item_key
-        )
+        filters.tool_calls(*columns)
         .where(call.outcome.in_(_FAILED_OUTCOMES))
         .order_by(*NEWEST_FIRST)
         .limit(MOST_RESULTS + 1)

@@ -44,14 +44,9 @@ _FIRST_SECOND, _SECOND_AFTER_LAST = -62_135_596_800, 253_402_300_800
 
 
 class Rows:
-    """Rows of one shape. Iterating gives each as a mapping of column names to values, once; ``pandas``
-    and ``polars`` read them all, too.
-
-    Args:
-        columns: what each row holds, in order.
-        rows: the values, each row as long as ``columns``.
-        note: what the reader must know, such as that rows were cut off; empty for nothing.
-    """
+    """Rows of one shape, each as long as ``columns``. Iterating gives each as a mapping of column names to
+    values, once; ``pandas`` and ``polars`` read them all, too. ``note`` is what the reader must know, such
+    as that rows were cut off, or empty."""
 
     def __init__(
         self, columns: Sequence[Column], rows: Iterable[Sequence[Any]], note: str = ""
@@ -67,11 +62,8 @@ class Rows:
 
     def pandas(self) -> pd.DataFrame:
         """A ``pandas.DataFrame``: times are UTC timestamps, JSON is text. A column named like a time
-        stays numbers if one of them is not a time (SQL can compute any), in ``polars`` too.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
+        stays numbers if one of them is not a time (SQL can compute any), in ``polars`` too. Raises
+        ``UsageError`` if pandas is not installed."""
         library = _library("pandas")
         found = {
             column.name: library.Series(values, dtype=_TYPES.get(column.kind, _REAL)[0])
@@ -81,11 +73,8 @@ class Rows:
         return frame
 
     def polars(self) -> pl.DataFrame:
-        """A ``polars.DataFrame``: times are UTC, JSON is text.
-
-        Raises:
-            UsageError: polars is not installed.
-        """
+        """A ``polars.DataFrame``: times are UTC, JSON is text. Raises ``UsageError`` if polars is not
+        installed."""
         library = _library("polars")
         found = dict(self._by_column())
         schema = {each.name: getattr(library, _TYPES.get(each.kind, _REAL)[1]) for each in found}

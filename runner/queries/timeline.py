@@ -29,19 +29,13 @@ from runner.store.tables import events, job_events, model_calls, runs
 def events_after(
     database: Database,
     run_id: str,
-    last: Mapping[str, int] | None = None,
+    last: Mapping[str, int] | None = None,  # by run, the last event that the caller has
     *,
     whole_tree: bool = False,
 ) -> list[dict[str, Any]]:
     """The events of a run, or of it and all runs below it by time; those of one run stay in their order.
-
-    Args:
-        last: by run, the number of the last event that the caller has.
-
-    Returns:
-        The table's columns, and ``root``, ``parent``, ``depth`` and ``label`` of the run; an event about
-        a tool call has the call's ``label``.
-    """
+    Each has the table's columns, and ``root``, ``parent``, ``depth`` and ``label`` of the run; an event
+    about a tool call has the call's ``label``."""
     had = last or {}
     condition = and_(runs.c.id == run_id, events.c.number > had.get(run_id, 0))
     if whole_tree:
@@ -67,11 +61,8 @@ _CHANGES_OF_RUNS = tuple(kind for kind in SIGNED if kind != "run_submitted")
 
 
 def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
-    """The events of a job, and the events of its runs that name who did something; by time.
-
-    Returns:
-        See ``events_after``. An event of the job has no place, and None as ``run_id`` and ``attempt``.
-    """
+    """The events of a job, and the events of its runs that name who did something; by time, with the keys
+    of ``events_after``. An event of the job has no place, and None as ``run_id`` and ``attempt``."""
     of_job = select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.number)
     of_runs = (
         select(events)
@@ -168,23 +159,21 @@ def _events_of_run(
         .where(events.c.run_id == run.id, events.c.type.not_in(without))
         .order_by(events.c.number)
     )
+    event = job_events.c
+    # The run has an event of its own for "submitted".
     of_job = (
-        select(job_events.c.at, job_events.c.type, job_events.c.data, null().label("attempt"))
-        .where(
-            job_events.c.job_id == run.job_id,
-            job_events.c.at >= run.created_at,
-            job_events.c.type != "submitted",  # the run has an event of its own for it
-        )
-        .order_by(job_events.c.number)
+        select(event.at, event.type, event.data, null().label("attempt"))
+        .where(event.job_id == run.job_id, event.at >= run.created_at, event.type != "submitted")
+        .order_by(event.number)
     )
     if run.ended_at is not None:
-        of_job = of_job.where(job_events.c.at <= run.ended_at)
+        of_job = of_job.where(event.at <= run.ended_at)
     found = map(HistoryEvent.of, connection.execute(of_job))
     jobs = deque(each for each in found if not only_its_own or _concerns(each.data, run.id))
-    for event in map(HistoryEvent.of, connection.execute(own)):
-        while jobs and jobs[0].at <= event.at:
+    for each in map(HistoryEvent.of, connection.execute(own)):
+        while jobs and jobs[0].at <= each.at:
             yield jobs.popleft()
-        yield event
+        yield each
     yield from jobs
 
 
@@ -240,12 +229,9 @@ def _placed_by_time(
 ) -> list[HistoryEvent]:
     """Place the events of a run without turns in its record, such as an imported one, each after the last
     reply that had ended by then."""
-    query = select(model_calls.c.turn, model_calls.c.ended_at).where(
-        model_calls.c.run_id == run_id,
-        model_calls.c.purpose == "turn",
-        model_calls.c.stop_reason.is_not(None),
-    )
-    replies = connection.execute(query).all()
+    call = model_calls.c
+    query = select(call.turn, call.ended_at).where(call.run_id == run_id, call.purpose == "turn")
+    replies = connection.execute(query.where(call.stop_reason.is_not(None))).all()
     ended = ([reply.turn for reply in replies if reply.ended_at <= each.at] for each in found)
     return [
         replace(each, place=Position(max(turns), ENDED)) if turns else each
@@ -300,14 +286,13 @@ def timeline_rows(
         )
         if not is_included:
             return [], {}
-        models = select(model_calls.c.number, model_calls.c.model)
-        models = models.where(model_calls.c.run_id == run_id)
+        call = model_calls.c
+        models = select(call.number, call.model).where(call.run_id == run_id)
         return list(_events_of_run(connection, run)), dict(connection.execute(models).all())
 
     found, models = database.read(work)
-    costs: dict[float, Spending] = {
-        each.number: each.spending for each in call_costs(database, prices, run_id)
-    }
+    spending = ((each.number, each.spending) for each in call_costs(database, prices, run_id))
+    costs: dict[float, Spending] = dict(spending)
     waits = _waits(found)
     rows = []
     for number, event in enumerate(found):
@@ -346,9 +331,8 @@ def _row(event: HistoryEvent, waited: float | None) -> dict[str, Any]:
     turn, index = event.number("turn"), event.number("call_index")
     took = (event.number("duration"), event.number("latency"), waited)
     data = event.data
-    if event.type in _TOLD:
-        told = [str(data[name]) for name in _TOLD[event.type] if data.get(name) not in (None, "")]
-        what = ": ".join(told)
+    if names := _TOLD.get(event.type):
+        what = ": ".join(str(data[name]) for name in names if data.get(name) not in (None, ""))
     else:
         others = {name: value for name, value in data.items() if name not in _IN_COLUMNS}
         nothing: tuple[Any, ...] = (None, "", {}, [])

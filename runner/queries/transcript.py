@@ -55,14 +55,10 @@ def api_messages(database: Database, run_id: str) -> list[dict[str, Any]]:
 def messages_of_run(
     database: Database, run_id: str, turns: tuple[int, int] | None = None
 ) -> Iterator[list[StoredBlock]]:
-    """The blocks of each message in order, including those of an incomplete one, few messages in memory
-    at a time.
-
-    Args:
-        turns: only messages of the turns from the first number to the last.
-    """
-    bounds = select(func.min(blocks.c.message), func.max(blocks.c.message))
-    bounds = bounds.where(blocks.c.run_id == run_id)
+    """The blocks of each message (of the turns from the first number to the last) in order, including those
+    of an incomplete one, few messages in memory at a time."""
+    message = blocks.c.message
+    bounds = select(func.min(message), func.max(message)).where(blocks.c.run_id == run_id)
     if turns is not None:
         bounds = bounds.where(blocks.c.turn.between(*turns))
     ((first, last),) = database.rows(bounds)
@@ -71,8 +67,8 @@ def messages_of_run(
     for start in range(first, last + 1, MESSAGES_AT_ONCE):
         end = min(start + MESSAGES_AT_ONCE - 1, last)
         found = database.read(partial(_blocks, run_id=run_id, first=start, last=end))
-        for _, message in groupby(found, key=lambda block: block["message"]):
-            yield list(message)
+        for _, rows in groupby(found, key=lambda block: block["message"]):
+            yield list(rows)
 
 
 def _blocks(connection: Connection, run_id: str, first: int, last: int) -> list[StoredBlock]:
@@ -158,12 +154,10 @@ def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
             copied = {visible(block["id"]) for block in connection.execute(in_copy).scalars()}
             found = (connection.execute(_call_named(each, name)).first() for each in above[::-1])
             call = next((each for each in found if each and each.tool_use_id in copied), None)
-        if call is None:
-            return None
-        kept, result = _output(connection, CallKey(*call[:3]))
-        if kept is not None or result is None:
-            return kept
-        return str(result).encode("utf-8", "replace")
+        kept, result = _output(connection, CallKey(*call[:3])) if call else (None, None)
+        return (
+            str(result).encode("utf-8", "replace") if kept is None and result is not None else kept
+        )
 
     return database.read(work)
 
@@ -219,11 +213,10 @@ def _run(connection: Connection, run_id: str) -> tuple[Any, JobSpec]:
 
 
 def _model_call(connection: Connection, run_id: str, turn: int) -> Row[Any]:
-    of_run = select(model_calls).where(
-        model_calls.c.run_id == run_id, model_calls.c.purpose == "turn"
-    )
-    latest = of_run.order_by(model_calls.c.number.desc()).limit(1)
-    found = connection.execute(latest.where(model_calls.c.turn == turn)).one_or_none()
+    call = model_calls.c
+    of_run = select(model_calls).where(call.run_id == run_id, call.purpose == "turn")
+    latest = of_run.order_by(call.number.desc()).limit(1)
+    found = connection.execute(latest.where(call.turn == turn)).one_or_none()
     if found is not None:
         return found
     last = connection.execute(latest).one_or_none()
@@ -242,24 +235,17 @@ def _messages_before(connection: Connection, run_id: str, call: Row[Any]) -> lis
     found = connection.execute(query).all()
     if call.stop_reason is None:
         found = found[: len(found) - _texts_added_since(connection, run_id, call.number)]
-    messages = []
-    for (_, role), group in groupby(found, key=lambda row: (row.message, row.role)):
-        messages.append(Message(role, tuple(row.content for row in group)))
-    return messages
+    messages = groupby(found, key=lambda row: (row.message, row.role))
+    return [Message(role, tuple(row.content for row in rows)) for (_, role), rows in messages]
 
 
 def _texts_added_since(connection: Connection, run_id: str, number: int) -> int:
     """How many texts were added since a call without a reply started, by the events: the clocks of two
     workers may differ."""
-    query = (
-        select(events.c.type, events.c.data)
-        .where(
-            events.c.run_id == run_id, events.c.type.in_(("model_call_started", "message_added"))
-        )
-        .order_by(events.c.number.desc())
-    )
+    wanted = events.c.type.in_(("model_call_started", "message_added"))
+    query = select(events.c.type, events.c.data).where(events.c.run_id == run_id, wanted)
     count = 0
-    for event in connection.execute(query):
+    for event in connection.execute(query.order_by(events.c.number.desc())):
         if event.type == "message_added":
             count += event.data["messages"]
         elif event.data["call"] == number:
