@@ -8,27 +8,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Literal
 
-from runner.core import entries
+from runner.core import children, entries, hook_decisions
 from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE
-from runner.core.children import (
-    begins_with_shared,
-    cannot_start,
-    children_of,
-    joined,
-    next_children,
-    refused_split,
-    waiting_for_room,
-)
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
-from runner.core.hook_decisions import (
-    after_calls,
-    before_call,
-    end_turn,
-    refused_edit,
-    tightened,
-    undoes_hook,
-)
 from runner.core.run import Waiting
 from runner.core.state import Call, RunState
 from runner.core.steps import RecordShared, Step, end, locate, stop_at_deadline
@@ -40,23 +24,12 @@ OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is n
 MOST_PARALLEL_READS = 8
 
 _BUILTIN = "builtin"
-_NOT_UNDONE = "; it was not undone, as nothing is recorded of {}"
 _UNKNOWN = (
     "The outcome of this call is unknown: the worker died while it ran. "
     "It may have taken effect in part or in whole; check before doing it again."
 )
 _PUT_BACK = " The files of the workspace are as they were before it."
 _NOT_RECORDED = " It may have changed {}, of which nothing is recorded: that could not be undone."
-_NOT_ANSWERED = "Whether it should run again was asked, and nobody answered in time."
-_NOT_AGAIN = "The person who was asked does not want it run again"
-
-_ACCEPTED = "The result is accepted."
-_SUBMITTED_BEFORE = "Another call of the same reply has submitted the result: that one stands."
-
-_EDITED = "{} changed its input: {}. What follows is of that.\n\n"
-_BY_PERSON = "The person who approved this call"
-_BY_HOOK = "A hook that looked at this call"
-_BY_BOTH = "A hook that looked at this call and the person who approved it"
 _MOST_EDIT_CHARACTERS = 1_000
 
 
@@ -101,8 +74,8 @@ def asks_about(state: RunState, call: Call) -> bool:
 def outcome_question(state: RunState, unrecorded: str) -> Decision:
     """The decision to ask a person what becomes of a call of unknown outcome, which may have changed
     what is in no snapshot (``unrecorded``)."""
-    reason = f"{OUTCOME_UNKNOWN}{_NOT_UNDONE.format(unrecorded) if unrecorded else ''}"
-    return Decision("ask", (), state.policy.snapshot, reason)
+    left = f"; it was not undone, as nothing is recorded of {unrecorded}" if unrecorded else ""
+    return Decision("ask", (), state.policy.snapshot, OUTCOME_UNKNOWN + left)
 
 
 def undo_needed(state: RunState) -> bool:
@@ -114,7 +87,7 @@ def undo_needed(state: RunState) -> bool:
     verification = state.current_verification
     return (
         (verification is not None and verification.passed is None)
-        or undoes_hook(state)
+        or hook_decisions.undoes_hook(state)
         or any(
             state.spec.tool(call.name) is not None
             and not state.spec.only_reads(call.name)
@@ -125,18 +98,9 @@ def undo_needed(state: RunState) -> bool:
     )
 
 
-def edits_left(state: RunState) -> tuple[Call, ...]:
-    """Edits left without a result, which do not do the same again to a file that is in no snapshot."""
-    return _left_by(state, "Edit")
-
-
-def commands_left(state: RunState) -> tuple[Call, ...]:
-    """Commands left without a result, which may have changed what is in no snapshot."""
-    return _left_by(state, "Bash")
-
-
-def _left_by(state: RunState, name: str) -> tuple[Call, ...]:
-    """Calls of Runner's own tool of that name left without a result, if the workspace is recorded."""
+def left_by(state: RunState, name: Literal["Edit", "Bash"]) -> tuple[Call, ...]:
+    """Calls of this tool of Runner's left without a result, if the workspace is recorded: what they
+    changed may be in no snapshot, and an edit does not do the same again to such a file."""
     if not state.spec.is_recorded or state.spec.source_of(name) != _BUILTIN:
         return ()
     return tuple(call for call in _left(state) if call.name == name)
@@ -157,11 +121,11 @@ def _left(state: RunState) -> tuple[Call, ...]:
 
 def answer_calls(state: RunState) -> Step | None:
     """The next step towards a result for every call of the last reply; None when all have theirs."""
-    if (hook := after_calls(state)) is not None:
+    if (hook := hook_decisions.after_calls(state)) is not None:
         return hook
     pending = [call for call in state.calls if call.result is None]
     if not pending:
-        return end_turn(state) if state.calls else None
+        return hook_decisions.end_turn(state) if state.calls else None
     if state.spec.asking.on_timeout == "stop" and any(map(_expired, pending)):
         return end("stopped", "approval_timeout", "nobody answered in time")
     return (
@@ -178,7 +142,7 @@ def given_by_children(state: RunState) -> Step | None:
     """The next result of a call whose sub-agents have ended, for a run that ends before it goes on with
     its calls; None when all of them are recorded."""
     pending = (call for call in state.calls if call.result is None)
-    return _next_result(state, (call for call in pending if children_of(state, call)))
+    return _next_result(state, (call for call in pending if children.children_of(state, call)))
 
 
 def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
@@ -219,9 +183,10 @@ def _decide(state: RunState, pending: Sequence[Call]) -> Step | None:
     decisions = {call.index: _by_rules(state, call) for call in undecided}
     for call in undecided:
         allowed = decisions[call.index].effect != "deny"
-        if allowed and (hook := before_call(state, call)) is not None:
+        if allowed and (hook := hook_decisions.before_call(state, call)) is not None:
             return hook
-    tight = {call.index: tightened(state, call, decisions[call.index]) for call in undecided}
+    tighten = hook_decisions.tightened
+    tight = {call.index: tighten(state, call, decisions[call.index]) for call in undecided}
     return entries.CallsDecided(tight)
 
 
@@ -237,22 +202,23 @@ def _look_at_edits(state: RunState, pending: Sequence[Call]) -> Step | None:
         is_to_run = call.is_approved and (call.started_by is None or call.asked_again)
         is_held_up = state.awaits_children and not state.spec.starts_children(call.name)
         looks = is_to_run and call.is_edited and not is_held_up
-        if looks and (hook := before_call(state, call)) is not None:
+        if looks and (hook := hook_decisions.before_call(state, call)) is not None:
             return hook
     return None
 
 
 def _begin_next(state: RunState, pending: Sequence[Call]) -> Step:
     """Start what is next among calls that are decided on, or wait for what they wait for."""
-    if children := next_children(state, pending):
+    if new := children.next_children(state, pending):
         if state.is_overdue:
             return stop_at_deadline(state)
-        if begins_with_shared(state, children):
-            return RecordShared()
-        return entries.ChildrenStarted(children)
+        shared = children.begins_with_shared(state, new)
+        return RecordShared() if shared else entries.ChildrenStarted(new)
     if state.awaits_children:
         # While somebody is asked the end of a child changes nothing, unless another may start then.
-        asked = any(call.waits for call in pending) and not waiting_for_room(state, pending)
+        asked = any(call.waits for call in pending) and not children.waiting_for_room(
+            state, pending
+        )
         return entries.RunSettled(Waiting("approval" if asked else "children"))
     if group := _next_group(state, pending):
         if state.is_overdue and any(call.answer is not None for call in group):
@@ -286,14 +252,19 @@ def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
     """The result of a call, with what a hook or a person changed of its input said in front of it."""
     if not call.is_edited and call.updated_input is None:
         return result
-    who = _BY_PERSON if call.updated_input is None else _BY_BOTH if call.is_edited else _BY_HOOK
+    who = "A hook that looked at this call"
+    if call.is_edited and call.updated_input is not None:
+        who += " and the person who approved it"
+    elif call.is_edited:
+        who = "The person who approved this call"
     given, edited = call.input, call.input_to_run
     changed = {name: edited.get(name) for name in {**given, **edited}}
     changed = {name: new for name, new in changed.items() if given.get(name) != new}
     told = json.dumps(changed, ensure_ascii=False)
     if len(told) > _MOST_EDIT_CHARACTERS:
         told = told[:_MOST_EDIT_CHARACTERS] + "…"
-    return replace(result, content=_EDITED.format(who, told) + result.content)
+    said = f"{who} changed its input: {told}. What follows is of that.\n\n"
+    return replace(result, content=said + result.content)
 
 
 def _with_update_told(call: Call, result: ToolResult) -> ToolResult:
@@ -302,9 +273,9 @@ def _with_update_told(call: Call, result: ToolResult) -> ToolResult:
 
 
 def _result_without_running(state: RunState, call: Call) -> ToolResult | None:
-    if children := children_of(state, call):
-        result = joined(state, call, children)
-        return None if result is None else with_edit_told(call, result)
+    if started := children.children_of(state, call):
+        result = children.joined(state, call, started)
+        return result and with_edit_told(call, result)
     if call.interrupted:
         text = "Interrupted: the run ended before this call had a result."
         return ToolResult(text, "interrupted")
@@ -313,7 +284,7 @@ def _result_without_running(state: RunState, call: Call) -> ToolResult | None:
         names = ", ".join(tool.name for tool in state.spec.tools) or "none"
         return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
     if tool.source == SPLIT_SOURCE:
-        return refused_split(state, call)
+        return children.refused_split(state, call)
     if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
     if call.decision is None and call.tool_context is not None and call.tool_context.problem:
@@ -321,7 +292,7 @@ def _result_without_running(state: RunState, call: Call) -> ToolResult | None:
     if tool.source == RESULT_SOURCE:
         return _submission(state, call, tool)
     starts = tool.source == AGENT_SOURCE and not call.waits
-    if starts and (refused := cannot_start(state, call)) is not None:
+    if starts and (refused := children.cannot_start(state, call)) is not None:
         return with_edit_told(call, refused)
     refusal = _refusal(state, call)
     if call.asked_again:
@@ -347,8 +318,9 @@ def _submission(state: RunState, call: Call, tool: Tool) -> ToolResult | None:
         return None
     results = (other.result for other in state.calls if other.name == tool.name)
     if any(result is not None and not result.get("is_error") for result in results):
-        return ToolResult(_SUBMITTED_BEFORE, "failed")
-    return ToolResult(_ACCEPTED)
+        text = "Another call of the same reply has submitted the result: that one stands."
+        return ToolResult(text, "failed")
+    return ToolResult("The result is accepted.")
 
 
 def _not_recorded(state: RunState, call: Call) -> str:
@@ -363,13 +335,15 @@ def _refusal(state: RunState, call: Call) -> str | None:
         return call.decision.explain()
     if call.answer is None:
         return None
-    again = call.asked_again
+    again, denied = call.asked_again, "denied by the person who was asked"
     if call.is_approved:
         denial = _denial_since(state, call)
         return f"It cannot run again: {denial}" if denial and again else denial
     if _expired(call):
-        return _NOT_ANSWERED if again else "denied: nobody answered in time"
-    denied = _NOT_AGAIN if again else "denied by the person who was asked"
+        asked = "Whether it should run again was asked, and nobody answered in time."
+        return asked if again else "denied: nobody answered in time"
+    if again:
+        denied = "The person who was asked does not want it run again"
     return ": ".join(filter(None, (denied, call.answer.reason)))
 
 
@@ -379,7 +353,7 @@ def _denial_since(state: RunState, call: Call) -> str | None:
     if call.tool_context is None or (call.started_by is not None and not call.asked_again):
         return None
     decision = _by_rules(state, call)
-    return decision.explain() if decision.is_final else refused_edit(state, call)
+    return decision.explain() if decision.is_final else hook_decisions.refused_edit(state, call)
 
 
 def _expired(call: Call) -> bool:

@@ -13,15 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runner.core import conversation
 from runner.core.context import Compaction, TruncatedResult, difference
-from runner.core.conversation import (
-    CUT_REASONS,
-    Block,
-    Message,
-    ModelReply,
-    content_text,
-    tool_uses,
-)
 from runner.core.entries import SummaryReplied
 from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS
@@ -44,7 +37,7 @@ class Result:
 
     message: int  # number of its message
     position: int  # of its block there
-    block: Block
+    block: conversation.Block
     sent: str  # the text that is sent for it now
 
 
@@ -64,7 +57,7 @@ def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | N
     if len(result.sent) <= most:
         return None
     call_id, content = str(result.block["tool_use_id"]), result.block["content"]
-    calls = tool_uses(state.messages[result.message - 1].blocks)
+    calls = conversation.tool_uses(state.messages[result.message - 1].blocks)
     name = next((call["name"] for call in calls if call["id"] == call_id), "")
     text = truncate_text(content, most, where_output_is(state, call_id, name))
     own = _OWN_NOTE.search(content) if len(content) > _OWN_NOTE_ABOVE else None
@@ -170,7 +163,6 @@ def prompt_limit(state: RunState) -> int:
 
 
 HEADING = "[Earlier conversation summary — treat as background context]"
-_CUT = "[the summary was cut off here]"
 _USABLE = frozenset({"end_turn", "stop_sequence"})
 _MOST_OUTPUT_TOKENS, _LEAST_OUTPUT_TOKENS = 8_000, 1_024
 # Characters shown of a call's input or result, and half of those of a text: the first that fits.
@@ -233,17 +225,17 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
     return SummaryQuestion(system, text, start - 1, most_output)
 
 
-def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
+def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplied:
     """The entry of a reply to a summary call: a compaction, or why the summary is useless."""
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
-    if reply.stop_reason not in _USABLE | CUT_REASONS:
+    if reply.stop_reason not in _USABLE | conversation.CUT_REASONS:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
     compaction = _stood_in(state, text)
     if compaction is not None:
-        if reply.stop_reason in CUT_REASONS:
-            text = f"{text}\n{_CUT}"
+        if reply.stop_reason in conversation.CUT_REASONS:
+            text += "\n[the summary was cut off here]"
         # Its end says what comes next, its beginning what it is all for.
         most = token_estimate(state).characters(MOST_REPLACEMENT)
         compaction = _stood_in(state, truncate_text(text, most, "they are gone"))
@@ -270,10 +262,9 @@ def _conversation(state: RunState, start: int, most: int) -> str | None:
     """The task, the earlier summary and the messages before ``start`` as lines of at most ``most``
     characters. Texts are cut shorter first, then the oldest messages are dropped; None if all would be."""
     compacted, messages = state.context.compacted, state.messages[:start]
-    calls = [call for message in messages for call in tool_uses(message.blocks)]
+    calls = [call for message in messages for call in conversation.tool_uses(message.blocks)]
     names = {call["id"]: call["name"] for call in calls}
-    first: list[str] = []
-    lines: list[str] = []
+    first, lines = list[str](), list[str]()
     for most_shown in _MOST_SHOWN:
         first = [*_message_lines(messages[0], "task", most_shown, names)]
         if compacted.last:
@@ -295,7 +286,7 @@ def _conversation(state: RunState, start: int, most: int) -> str | None:
 
 
 def _message_lines(
-    message: Message, speaker: str, most_shown: int, names: Mapping[str, str]
+    message: conversation.Message, speaker: str, most_shown: int, names: Mapping[str, str]
 ) -> Iterator[str]:
 
     def short(text: str, most: int = most_shown) -> str:
@@ -317,7 +308,7 @@ def _message_lines(
                 failed = {"failed": True} if block.get("is_error") else {}
                 yield _line("result", tool=name, text=short(content), **failed)
             case _:
-                yield _line(speaker, block=short(content_text(block)))
+                yield _line(speaker, block=short(conversation.content_text(block)))
 
 
 def _line(kind: str, **parts: Any) -> str:
@@ -336,14 +327,11 @@ def shortened(state: RunState, now: TokenEstimate) -> Compaction | None:
     """The mildest compaction without a model that is enough: old results are truncated, or the oldest turns
     dropped. What does not reach the goal must at least fit. Only if the recent turns alone are too long
     are their results truncated, and last of all the turns themselves dropped."""
-    ways, limits = _Shortening(state, now), (now.goal, now.limit)
-    tries = (
-        *((way, limit) for limit in limits for way in (ways.truncate_old, ways.drop_oldest)),
-        *((ways.truncate_recent, limit) for limit in limits),
-        *((ways.drop_and_truncate, limit) for limit in limits),
+    ways = _Shortening(state, now)
+    tried = (ways.shorten_old, ways.truncate_recent, ways.drop_and_truncate)
+    return next(
+        filter(None, (way(limit) for way in tried for limit in (now.goal, now.limit))), None
     )
-    made = (way(limit) for way, limit in tries)
-    return next((enough for enough in made if enough is not None), None)
 
 
 class _Shortening:
@@ -356,11 +344,10 @@ class _Shortening:
         self._cuts = cut_points(state)
         self._results = tuple(sent_results(state))
 
-    def truncate_old(self, limit: int) -> Compaction | None:
-        return self._fitting(limit, 0, None)
-
-    def drop_oldest(self, limit: int) -> Compaction | None:
-        """Drop as few as possible of the oldest turns, never a recent one."""
+    def shorten_old(self, limit: int) -> Compaction | None:
+        """Truncate old results, or drop as few as possible of the oldest turns, never a recent one."""
+        if (whole := self._fitting(limit, 0, None)) is not None:
+            return whole
         old = [cut for cut in self._cuts if cut <= self._start]
         found = bisect_left(old, True, key=lambda cut: bool(self._fitting(limit, cut, None)))
         return self._made(old[found], None) if found < len(old) else None
@@ -374,7 +361,7 @@ class _Shortening:
         to the last reply and what answers it."""
         cuts = [self._start, *(cut for cut in self._cuts if cut > self._start)]
         attempts = (self._truncated_to_fit(limit, cut, LEAST_RESULT) for cut in cuts)
-        return next((made for made in attempts if made is not None), None)
+        return next(filter(None, attempts), None)
 
     def _truncated_to_fit(self, limit: int, cut: int, least: int) -> Compaction | None:
         """Drop what is before ``cut`` and leave recent results as long as possible."""
@@ -419,7 +406,7 @@ class _Shortening:
         compacted = self._state.context.compacted
         first = compacted.last + 1
         left_out = self._state.messages[first:cut]
-        calls = sum(len(tool_uses(message.blocks)) for message in left_out)
+        calls = sum(len(conversation.tool_uses(message.blocks)) for message in left_out)
         note = (
             f"[Messages {first} to {cut - 1} are left out here to save context, with {calls} tool "
             "calls. What they did is done.]"

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.core import entries, steps
+from runner.core import entries, hook_decisions, steps, text
 from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.fold import Applied, fold
-from runner.core.hook_decisions import (
-    continue_hook,
-    end_run,
-    objects,
-    start_run,
-    stop_for_hook,
-    tell_of_hooks,
-)
 from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
 from runner.core.steps import Action, Step, end, leave, stop_at_deadline, tell
-from runner.core.text import (
-    CONTINUE_TEXT,
-    NUDGE_TEXT,
-    RESULT_TEXT,
-    RESUME_TEXT,
-    SMALLER_STEPS_TEXT,
-    VERIFY_TEXT,
-)
 
 MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
 
 
 def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Action]:
-    """Decide until there is an effect to carry out, or the attempt is over.
-
-    Returns:
-        The entries that were decided, each with the run before and after it, and the effect
-        that comes next once they are stored, or the end of the attempt.
-    """
+    """The entries that are decided until there is an effect to carry out, and that effect, which comes
+    once they are stored, or the end of the attempt."""
     decided: list[Applied] = []
     state = replace(state, now=now, draining=draining)
     while isinstance(step := decide(state), entries.Entry):
@@ -53,31 +33,28 @@ def decide(state: RunState) -> Step:
     """The next step of a run: what the rules say, but an end only after what comes before it."""
     if state.outcome is not None:
         return steps.Done(state.outcome)
-    step = _by_rules(state)
-    match step:
+    match step := _by_rules(state):
         case entries.RunSettled(Ended() as outcome):
             # Sub-agents stop and give their results, the files are committed, RunEnd hooks run.
             before = _end_children(state) or _deliver_files(state, outcome)
-            return before or end_run(state, outcome) or step
-        case _:
-            return step
+            return before or hook_decisions.end_run(state, outcome) or step
+    return step
 
 
 def _by_rules(state: RunState) -> Step:
-    """The step of the first rule that applies; the last one always does."""
     return (
         _continue_model_call(state)
         or _continue_tools(state)
-        or continue_hook(state)
-        or stop_for_hook(state)
+        or hook_decisions.continue_hook(state)
+        or hook_decisions.stop_for_hook(state)
         or (leave(state) if state.calls else None)
         or answer_calls(state)
         or coordinate(state)
         or _end_with_result(state)
         or _answer_stop(state)
-        or tell_of_hooks(state)
+        or hook_decisions.tell_of_hooks(state)
         or leave(state)
-        or start_run(state)
+        or hook_decisions.start_run(state)
         or _deliver_queued(state)
         or _after_failure(state)
         or _speak_first(state)
@@ -117,7 +94,7 @@ def _continue_tools(state: RunState) -> Step | None:
 
 
 def _end_with_result(state: RunState) -> Step | None:
-    if not state.ending.submitted or state.inbox.messages or objects(state):
+    if not state.ending.submitted or state.inbox.messages or hook_decisions.objects(state):
         return None
     return _finish(state, "submitted")
 
@@ -134,11 +111,13 @@ def _answer_stop(state: RunState) -> Step | None:
     if state.inbox.messages and stop.reason != "pause_turn":
         return _tell_queued(state)
     if stop.empty and stop.reason == CONTEXT_EXCEEDED:
-        return tell("continue", SMALLER_STEPS_TEXT)
+        return tell("continue", text.SMALLER_STEPS_TEXT)
     if stop.empty:
         if state.model.nudges:
             return end("failed", "empty_reply", "the model replied twice with nothing")
-        return tell("nudge", SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT)
+        return tell(
+            "nudge", text.SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else text.NUDGE_TEXT
+        )
     match stop.reason:
         case "end_turn" | "stop_sequence":
             return _finish(state, stop.reason)
@@ -147,7 +126,7 @@ def _answer_stop(state: RunState) -> Step | None:
             return end("stopped", "max_tokens", detail)
         case "max_tokens" | "model_context_window_exceeded":
             # How often the window may be exceeded is for ``fit_context`` to say: it makes room first.
-            return tell("continue", CONTINUE_TEXT)
+            return tell("continue", text.CONTINUE_TEXT)
         case "pause_turn":
             return None
         case "tool_use":
@@ -164,11 +143,8 @@ def _end_children(state: RunState) -> Step | None:
         return None
     if not state.children.running:
         return given_by_children(state)
-    if (step := leave(state)) is not None:
-        return step
-    return (
-        entries.RunSettled(Waiting("children")) if state.children.cancelled else steps.EndChildren()
-    )
+    wait = entries.RunSettled(Waiting("children"))
+    return leave(state) or (wait if state.children.cancelled else steps.EndChildren())
 
 
 def _deliver_queued(state: RunState) -> Step | None:
@@ -185,7 +161,7 @@ def _tell_queued(state: RunState) -> Step:
 def _speak_first(state: RunState) -> Step | None:
     """A resumed run ends with an assistant message, so append a user message."""
     if state.messages[-1].role == "assistant" and state.model.stop is None:
-        return tell("resume", RESUME_TEXT)
+        return tell("resume", text.RESUME_TEXT)
     return None
 
 
@@ -226,11 +202,8 @@ def _deliver_files(state: RunState, outcome: Ended) -> Step | None:
     workspace = state.spec.workspace
     if workspace is None or workspace.mode != "git" or state.ending.delivered:
         return None
-    return (
-        entries.RunSettled(Requeued(state.now, "shutdown"))
-        if state.draining
-        else steps.Deliver(outcome)
-    )
+    later = entries.RunSettled(Requeued(state.now, "shutdown"))
+    return later if state.draining else steps.Deliver(outcome)
 
 
 def _ask_for_result(state: RunState) -> Step | None:
@@ -239,23 +212,21 @@ def _ask_for_result(state: RunState) -> Step | None:
     if state.ending.result_nudges >= MOST_RESULT_NUDGES:
         detail = f"the model was asked {MOST_RESULT_NUDGES} times for its result and gave none"
         return end("failed", "no_result", detail)
-    return tell("result", RESULT_TEXT)
+    return tell("result", text.RESULT_TEXT)
 
 
 def _verify(state: RunState) -> Step | None:
     verify, verification = state.spec.verify, state.current_verification
     if verify is None:
         return None
-    if verification is None or verification.passed is None:
-        if (step := leave(state)) is not None:
-            return step
-        if verification is not None:
-            return steps.RunVerify(verification.number)
+    if verification is None:
         before = state.ending.verification
-        return entries.VerificationStarted(before.number + 1 if before else 1)
+        return leave(state) or entries.VerificationStarted(before.number + 1 if before else 1)
+    if verification.passed is None:
+        return leave(state) or steps.RunVerify(verification.number)
     if verification.passed:
         return None
     if verify.on_failure == "fail" or state.ending.verify_failures >= verify.rounds:
         return end("failed", "verify", f"`{verification.command}` failed")
-    text = VERIFY_TEXT.format(command=verification.command, output=verification.output)
-    return tell("verify", text)
+    command, output = verification.command, verification.output
+    return tell("verify", text.VERIFY_TEXT.format(command=command, output=output))

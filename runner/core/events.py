@@ -7,21 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.core import entries
+from runner.core import entries, run
 from runner.core.agents import child_id
 from runner.core.conversation import ToolResult, Usage
 from runner.core.fold import Applied
 from runner.core.hook_decisions import name_of
-from runner.core.run import (
-    LONGEST_NAME,
-    LONGEST_WHY,
-    RUNNER,
-    Author,
-    Ended,
-    Outcome,
-    Requeued,
-    Waiting,
-)
 from runner.core.state import RunState
 from runner.core.text import shorten
 from runner.permissions import Decision
@@ -71,20 +61,16 @@ def _summary(text: str) -> str:
 
 def signed_event(
     kind: str,
-    author: Author,
+    author: run.Author,
     data: Mapping[str, Any] | None = None,
     *,
     old: Mapping[str, Any] | None = None,
     new: Mapping[str, Any] | None = None,
 ) -> Event:
-    """The event of something that a person can do, with who did it and why.
-
-    Args:
-        data: what else it tells.
-        old, new: values before and after, by name; None for what came to be, or is gone.
-    """
-    by = None if author.name is None else shorten(author.name, LONGEST_NAME)
-    signed = {**(data or {}), "by": by, "why": shorten(author.why, LONGEST_WHY)}
+    """The event of something that a person can do, with who did it and why. ``old`` and ``new`` are values
+    before and after, by name; None for what came to be, or is gone."""
+    by = None if author.name is None else shorten(author.name, run.LONGEST_NAME)
+    signed = {**(data or {}), "by": by, "why": shorten(author.why, run.LONGEST_WHY)}
     if old is not None or new is not None:
         signed |= {"old": old and dict(old), "new": new and dict(new)}
     return Event(kind, signed)
@@ -188,7 +174,6 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
 
 
 def _call(state: RunState, index: int | None) -> dict[str, Any]:
-    """The turn, and the call of it that something is about, if any."""
     if index is None:
         return {"turn": state.turns}
     call = state.calls[index]
@@ -223,14 +208,14 @@ def _result(result: ToolResult) -> dict[str, Any]:
 
 
 def _given(**data: str | None) -> dict[str, Any]:
-    """Drop what is None or empty."""
     return {name: text for name, text in data.items() if text}
 
 
 def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Event:
-    run = next(run for run in after.hooks.runs if run.number == entry.number)
-    name = _summary(name_of(state.spec.hooks[run.hook]))
-    data = _call(state, run.index) | {"hook_run": run.number, "event": run.event, "hook": name}
+    [of_hook] = (each for each in after.hooks.runs if each.number == entry.number)
+    name = _summary(name_of(state.spec.hooks[of_hook.hook]))
+    data = _call(state, of_hook.index)
+    data |= {"hook_run": of_hook.number, "event": of_hook.event, "hook": name}
     if isinstance(entry, entries.HookStarted):
         return Event("hook_started", data)
     result, answer = entry.result, entry.result.answer
@@ -250,8 +235,8 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:
     match entry:
         case entries.InstructionsRead(files, left_out):
             read = [
-                {"path": file.path, "sha256": file.sha256, "characters": len(file.text)}
-                for file in files
+                {"path": each.path, "sha256": each.sha256, "characters": len(each.text)}
+                for each in files
             ]
             why = [shorten(each, _REASON_LENGTH) for each in left_out]
             return Event("instructions_read", {"files": read, "left_out": why})
@@ -267,9 +252,9 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:
             return Event("delivered", {"commit": commit})
 
 
-def _settled(state: RunState, outcome: Outcome) -> Iterator[Event]:
+def _settled(state: RunState, outcome: run.Outcome) -> Iterator[Event]:
     match outcome:
-        case Ended(how, reason, detail):
+        case run.Ended(how, reason, detail):
             data = {"state": how, "reason": reason, "detail": shorten(detail, _REASON_LENGTH)}
             if how == "stopped":
                 yield Event("limit_reached", data)
@@ -277,13 +262,13 @@ def _settled(state: RunState, outcome: Outcome) -> Iterator[Event]:
                 yield Event("error", data)
             yield Event("attempt_ended", {"why": "run ended"})
             yield Event("done", data | {"total": usage_of(state.money.usage)})
-        case Waiting(reason, detail):
+        case run.Waiting(reason, detail):
             yield Event("attempt_ended", {"why": f"waiting: {reason}"})
             if reason == "paused":
                 now = {"state": "waiting", "reason": "paused"}
-                yield signed_event("paused", RUNNER, old={"state": "running"}, new=now)
+                yield signed_event("paused", run.RUNNER, old={"state": "running"}, new=now)
             else:
                 more = _given(detail=shorten(detail, _REASON_LENGTH))
                 yield Event("waiting", {"reason": reason, **more})
-        case Requeued(due_at, why):
+        case run.Requeued(due_at, why):
             yield Event("attempt_ended", {"why": why, "due_at": due_at})

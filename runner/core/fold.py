@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any, TypeVar
 
-from runner.core import entries
+from runner.core import conversation, entries
 from runner.core.agents import SPLIT_SOURCE, Child, NewChild
 from runner.core.budget import Charged
 from runner.core.calls import outcome_question
@@ -18,20 +18,6 @@ from runner.core.context import (
     estimate_text,
     is_measurement,
     tokens_of,
-)
-from runner.core.conversation import (
-    CONTEXT_EXCEEDED,
-    CUT_REASONS,
-    Block,
-    Message,
-    ModelReply,
-    content_bytes,
-    content_text,
-    message_blocks,
-    result_block,
-    text_block,
-    text_bytes,
-    tool_uses,
 )
 from runner.core.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG, Entry
 from runner.core.hook_decisions import decided_at, end_turns, hooks_of
@@ -64,11 +50,9 @@ class Applied:
 
 def fold(state: RunState, happened: Iterable[Entry]) -> list[Applied]:
     """The entries, each with the state before and after it."""
-    applied: list[Applied] = []
-    for entry in happened:
-        applied.append(Applied(state, entry, apply(state, entry)))
-        state = applied[-1].after
-    return applied
+    happened = list(happened)
+    states = list(accumulate(happened, apply, initial=state))
+    return list(map(Applied, states, happened, states[1:]))
 
 
 def apply(state: RunState, entry: Entry) -> RunState:
@@ -117,14 +101,14 @@ def apply(state: RunState, entry: Entry) -> RunState:
 
 def opening(
     spec: JobSpec, prompt: str, *, warms_cache: bool = False
-) -> tuple[tuple[Message, ...], Progress]:
+) -> tuple[tuple[conversation.Message, ...], Progress]:
     """How a run begins: its first message, and a progress that counts what the first call sends."""
-    message = Message("user", (text_block(prompt),))
+    message = conversation.Message("user", (conversation.text_block(prompt),))
     model = ModelState(warms_cache=warms_cache)
     return (message,), Progress(context=context_of(spec, [message]), model=model)
 
 
-def context_of(spec: JobSpec, sent: Sequence[Message]) -> ContextState:
+def context_of(spec: JobSpec, sent: Sequence[conversation.Message]) -> ContextState:
     """The estimates of a run whose next call sends these messages, and that has measured none."""
     tokens = spec.shared_tokens + tokens_of(sent, spec.context.chars_per_token)
     return ContextState(estimate=tokens, appended_bytes=spec.request_bytes(sent))
@@ -167,7 +151,7 @@ def _started(state: RunState, entry: entries.ModelCallStarted) -> RunState:
 
 def _replied(state: RunState, entry: entries.ModelReplied) -> RunState:
     reply, call = entry.reply, state.model.open_call
-    blocks = message_blocks(reply)
+    blocks = conversation.message_blocks(reply)
     stop = Stop(reply.stop_reason, lowered=False, empty=not blocks)
     if call is not None:
         lowered, lowered_by = call.reservation.lowered, call.reservation.lowered_by
@@ -177,13 +161,15 @@ def _replied(state: RunState, entry: entries.ModelReplied) -> RunState:
     calls = (
         Call(index, block["id"], block["name"], block["input"], tool_context)
         for index, (block, tool_context) in enumerate(
-            zip(tool_uses(blocks), entry.tool_contexts or repeat(None), strict=False)
+            zip(conversation.tool_uses(blocks), entry.tool_contexts or repeat(None), strict=False)
         )
     )
     state = replace(
         state,
         turns=state.turns + 1,
-        messages=(*state.messages, Message("assistant", blocks)) if blocks else state.messages,
+        messages=(*state.messages, conversation.Message("assistant", blocks))
+        if blocks
+        else state.messages,
         calls=tuple(calls),
         model=replace(
             model,
@@ -200,9 +186,9 @@ def _replied(state: RunState, entry: entries.ModelReplied) -> RunState:
     return _appended(state, blocks)
 
 
-def _measured(context: ContextState, reply: ModelReply) -> ContextState:
+def _measured(context: ContextState, reply: conversation.ModelReply) -> ContextState:
     """After a reply that says how long its prompt really was; what it says may be no measurement."""
-    too_long, real = reply.stop_reason == CONTEXT_EXCEEDED, reply.usage.prompt_tokens
+    too_long, real = reply.stop_reason == conversation.CONTEXT_EXCEEDED, reply.usage.prompt_tokens
     context = replace(
         context,
         last_prompt_tokens=real,
@@ -216,7 +202,7 @@ def _measured(context: ContextState, reply: ModelReply) -> ContextState:
     return replace(context, measured=real, estimate_since=0, correction=correction)
 
 
-def _charged_for(state: RunState, reply: ModelReply, model: str) -> RunState:
+def _charged_for(state: RunState, reply: conversation.ModelReply, model: str) -> RunState:
     """After a reply that is charged by its real usage: the model answers again."""
     call, tariff = state.model.open_call, state.money.tariffs.get(model)
     hour_cache = call is not None and call.reservation.hour_cache
@@ -230,7 +216,6 @@ def _charged_for(state: RunState, reply: ModelReply, model: str) -> RunState:
 
 
 def _charged(state: RunState, tokens: int, cost: int) -> RunState:
-    """After a model call that ended and is charged so much."""
     money, call = state.money, state.model.open_call
     if call is not None and money.budget is not None:
         money = replace(money, budget=money.budget.with_spent(call.reservation, tokens, cost))
@@ -267,7 +252,7 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
     """For the bound of the next prompt, what is sent instead of messages counts as appended."""
     context, per_token = state.context, state.spec.context.chars_per_token
     texts = [compaction.text, *(result.text for result in compaction.truncated)]
-    added = sum(content_bytes(text_block(text)) for text in texts)
+    added = sum(conversation.content_bytes(conversation.text_block(text)) for text in texts)
     change = difference(state.messages, context.compacted, compaction, per_token)
     return _context(
         state,
@@ -281,13 +266,13 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
     )
 
 
-def _appended(state: RunState, blocks: Iterable[Block]) -> RunState:
+def _appended(state: RunState, blocks: Iterable[conversation.Block]) -> RunState:
     """With the size of blocks that joined the conversation counted, once and for all."""
-    context, texts = state.context, [content_text(block) for block in blocks]
+    context, texts = state.context, [conversation.content_text(block) for block in blocks]
     tokens = sum(estimate_text(text, state.spec.context.chars_per_token) for text in texts)
     return _context(
         state,
-        appended_bytes=context.appended_bytes + sum(map(text_bytes, texts)),
+        appended_bytes=context.appended_bytes + sum(map(conversation.text_bytes, texts)),
         estimate=context.estimate + tokens,
         estimate_since=context.estimate_since + tokens,
     )
@@ -298,7 +283,6 @@ def _context(state: RunState, **changes: Any) -> RunState:
 
 
 def _calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> RunState:
-    """With the calls of these indexes changed."""
     changed = (replace(c, **changes) if c.index in indexes else c for c in state.calls)
     return replace(state, calls=tuple(changed))
 
@@ -315,7 +299,7 @@ def _decided(state: RunState, indexes: Collection[int]) -> RunState:
 def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
     """After a call has its result. A first split that was no good is asked for again."""
     result, call = entry.result, state.calls[entry.index]
-    block, source = result_block(call.id, result), state.spec.source_of(call.name)
+    block, source = conversation.result_block(call.id, result), state.spec.source_of(call.name)
     state = _calls(state, [entry.index], result=block, outcome=result.outcome)
     if source == SPLIT_SOURCE and result.is_error and state.children.split == "asked":
         state = replace(state, children=replace(state.children, split="asked_again"))
@@ -330,16 +314,15 @@ def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
 
 
 def _turn_ended(state: RunState) -> RunState:
-    """With the results of the last reply's calls in the conversation: all have theirs."""
     stop = state.model.stop
-    if stop is not None and stop.reason not in CUT_REASONS:
+    if stop is not None and stop.reason not in conversation.CUT_REASONS:
         stop = None
     results = tuple(call.result for call in state.calls if call.result is not None)
     return replace(
         state,
         calls=(),
         children=replace(state.children, current=()),
-        messages=(*state.messages, Message("user", results)),
+        messages=(*state.messages, conversation.Message("user", results)),
         model=replace(state.model, stop=stop),
         hooks=replace(state.hooks, closed=state.turns),
     )
@@ -391,11 +374,10 @@ def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
 
 
 def _instructed(state: RunState, system: str | None) -> RunState:
-    """With instructions in the system prompt, which are counted like all that is sent."""
     context, per_token = state.context, state.spec.context.chars_per_token
     before, after = state.spec.system or "", system or ""
     tokens = estimate_text(after, per_token) - estimate_text(before, per_token)
-    size = text_bytes(after) - text_bytes(before)
+    size = conversation.text_bytes(after) - conversation.text_bytes(before)
     state = replace(
         state, spec=replace(state.spec, system=system), files=replace(state.files, instructed=True)
     )
@@ -429,12 +411,12 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> RunState:
 def _user_message(state: RunState, entry: entries.UserMessageAdded) -> RunState:
     """After the model is told more: the run goes on. What it was told of a verification is in the
     conversation now."""
-    blocks, cause = tuple(map(text_block, entry.texts)), entry.cause
+    blocks, cause = tuple(map(conversation.text_block, entry.texts)), entry.cause
     model, ending, hooks, children = state.model, state.ending, state.hooks, state.children
     before, tail = state.messages, state.messages[-1]
-    messages = (*before, Message("user", blocks))
+    messages = (*before, conversation.Message("user", blocks))
     if tail.role == "user":
-        messages = (*before[:-1], Message("user", tail.blocks + blocks))
+        messages = (*before[:-1], conversation.Message("user", tail.blocks + blocks))
     if cause == "split":
         children = replace(children, split="asked_again" if children.split else "asked")
     elif cause == "children":

@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runner.core import entries
 from runner.core.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
 from runner.core.compaction import TokenEstimate, shortened, summary_question, token_estimate
 from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
-from runner.core.entries import (
-    OUR_OWN_FAILURES,
-    PROMPT_TOO_LONG,
-    ContextCompacted,
-    ModelCallStarted,
-    RunSettled,
-)
 from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
@@ -91,14 +85,15 @@ def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> 
     verdict = "fits" if budget is None else budget.verdict(call)
     if verdict == "later":
         wait = BUDGET_WAIT_SECONDS * 2.0 ** min(state.money.budget_waits, 10)
-        return RunSettled(Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget"))
+        return entries.RunSettled(
+            Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget")
+        )
     if budget is not None and verdict == "never":
-        return RunSettled(Waiting("budget", _lacking(budget, call)))
-    return ModelCallStarted(state.model.calls + 1, call, state.now, purpose)
+        return entries.RunSettled(Waiting("budget", _lacking(budget, call)))
+    return entries.ModelCallStarted(state.model.calls + 1, call, state.now, purpose)
 
 
 def _lacking(job_budget: JobBudget, call: Reservation) -> str:
-    """What the next call may use, and what the caps leave for it."""
     parts = []
     if job_budget.most_tokens is not None:
         left = max(0, job_budget.most_tokens - job_budget.spent_tokens)
@@ -155,7 +150,7 @@ def retry_at(
 ) -> float | None:
     """When to try again (seconds since the epoch), or None when that is the end of it. What was too
     long is tried again at once, shorter, and so is what a shutdown cut."""
-    if error.kind == PROMPT_TOO_LONG or error.kind in OUR_OWN_FAILURES:
+    if error.kind == entries.PROMPT_TOO_LONG or error.kind in entries.OUR_OWN_FAILURES:
         return now
     if not is_retried(error) or failures >= patience.max_attempts:
         return None
@@ -163,9 +158,9 @@ def retry_at(
     return at if at - first_failure_at <= patience.max_seconds else None
 
 
-# The options that say how any call is sent and billed.
-_SENDING = frozenset({"betas", "extra_headers", "metadata", "user_profile_id", "workspace_id"})
-_BILLING = frozenset({"inference_geo", "service_tier"})
+# The options that say how any call is sent, and how it is billed.
+_SENDING = {"betas", "extra_headers", "metadata", "user_profile_id", "workspace_id"}
+_BILLING = {"inference_geo", "service_tier"}
 
 
 def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
@@ -219,28 +214,23 @@ MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
 # close to the gate every other.
 ESTIMATED_CLOSE, CLOSE = 0.5, 0.1
 
-_OFF = (
-    "the API found the prompt too long, and context.compaction is off: submit the job with "
-    'compaction = "auto", or with smaller items'
-)
-_REFUSED_WHOLE = (
-    "the API found the prompt too long, and nothing of it can be made shorter: give the job smaller "
-    "items, or the context.window that the model really has"
-)
-_REFUSED = (
-    "the API found the prompt too long {} times in a row, though it was made shorter: give the job "
-    "the context.window that the model really has, or smaller items"
-)
-
 
 def fit_context(state: RunState) -> Step | None:
     """The next step towards a request that fits; None if it fits, at a cost that does not grow with the
     conversation."""
     context = state.context
     if state.spec.context.compaction == "off":
-        return _stopped(_OFF) if context.must_shrink else None
+        if not context.must_shrink:
+            return None
+        return _stopped(
+            "the API found the prompt too long, and context.compaction is off: submit the job with "
+            'compaction = "auto", or with smaller items'
+        )
     if context.refusals > MOST_REFUSALS:
-        return _stopped(_REFUSED.format(context.refusals))
+        return _stopped(
+            f"the API found the prompt too long {context.refusals} times in a row, though it was made "
+            "shorter: give the job the context.window that the model really has, or smaller items"
+        )
     found = token_estimate(state)
     if not context.must_shrink:
         if _is_in_doubt(state, found):
@@ -266,9 +256,12 @@ def _is_in_doubt(state: RunState, found: TokenEstimate) -> bool:
 def _shrink(state: RunState, found: TokenEstimate) -> Step:
     """Compact what is sent. A summary by a model comes before dropping turns without one."""
     if (made := shortened(state, found)) is not None:
-        return (_summary(state) if made.kind == "prune" else None) or ContextCompacted(made)
+        return (_summary(state) if made.kind == "prune" else None) or entries.ContextCompacted(made)
     if state.context.must_shrink:
-        return _stopped(_REFUSED_WHOLE)
+        return _stopped(
+            "the API found the prompt too long, and nothing of it can be made shorter: give the job "
+            "smaller items, or the context.window that the model really has"
+        )
     return _stopped(
         f"the window of {state.context.window:,} tokens has room for a prompt of {found.limit:,}, and the "
         "task, the tools and the last turn need more: give the job a larger context.window, a "
@@ -286,10 +279,9 @@ def _summary(state: RunState) -> Step | None:
     if not isinstance(call, Reservation):
         return None
     match step := _start(state, model, call, "summary"):
-        case RunSettled(Ended() | Waiting()):
+        case entries.RunSettled(Ended() | Waiting()):
             return None
-        case _:
-            return step
+    return step
 
 
 def _stopped(detail: str) -> Step:

@@ -9,14 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from runner.core import entries
-from runner.core.calls import (
-    changes_files,
-    commands_left,
-    edits_left,
-    runs_again,
-    undo_needed,
-    with_edit_told,
-)
+from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.children import children_work_in, is_busy
 from runner.core.conversation import ToolResult
 from runner.core.hook_decisions import kept_as_edited
@@ -61,13 +54,13 @@ class AttemptWorkspace:
             The entries to store, and the files of the run with what only this attempt knows.
         """
         last, busy = state.files.tree, is_busy(state)
-        unrecorded = self._beside(state, commands_left(state), self.interrupt)
+        unrecorded = self._beside(state, left_by(state, "Bash"), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
         prepared = self.retry(
             lambda: self.workspaces.prepare(self.lease, last, self.interrupt, undo=undo, busy=busy)
         )
         self.surroundings = prepared.surroundings
-        for call in edits_left(state):
+        for call in left_by(state, "Edit"):
             path = str(call.input_to_run.get("file_path"))
             if not self.workspaces.holds(self.lease, path):
                 unrecorded[call.index] = path

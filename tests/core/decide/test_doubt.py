@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import OUTCOME_UNKNOWN, changes_files, commands_left, undo_needed
+from runner.core.calls import OUTCOME_UNKNOWN, changes_files, left_by, undo_needed
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import CallsDecided, ModelReplied, OutcomeAsked, ToolFinished, ToolsStarted
 from runner.core.run import Ended, Waiting
@@ -127,7 +127,7 @@ def test_command_beside_what_no_tree_holds_is_unknown_and_nothing_is_put_back():
     story = a_story()
     story.reply("tool_use", *calls("make"))
     cut = changed(story.state, attempt=2, unrecorded={0: "vendor"})
-    assert commands_left(cut) == cut.calls
+    assert left_by(cut, "Bash") == cut.calls
     assert not undo_needed(cut)
     assert isinstance(story.claim(unrecorded={0: "vendor"}), CallModel)
     assert results(story)[0].outcome == "unknown"

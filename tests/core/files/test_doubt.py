@@ -5,15 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import (
-    asks_about,
-    commands_left,
-    edits_left,
-    in_doubt,
-    is_external,
-    runs_again,
-    undo_needed,
-)
+from runner.core.calls import asks_about, in_doubt, is_external, left_by, runs_again, undo_needed
 from runner.core.conversation import Tool
 from runner.core.state import Call
 from runner.core.workspace import Verification, Workspace
@@ -211,10 +203,10 @@ def test_files_of_edits_and_all_beside_commands_are_looked_up():
     asked = a_call("Bash", asked_again=True)
     more = (a_call("Edit", started_by=2), a_call("Bash", interrupted=True))
     state = a_state(a_call("Bash"), edit, asked, a_call("Write"), *more)
-    assert edits_left(state) == (state.calls[1],)
-    assert commands_left(state) == (state.calls[0], state.calls[2])
+    assert left_by(state, "Edit") == (state.calls[1],)
+    assert left_by(state, "Bash") == (state.calls[0], state.calls[2])
     shared = a_state(edit, asked, mode="shared")
-    assert (edits_left(shared), commands_left(shared)) == ((), ())
+    assert (left_by(shared, "Edit"), left_by(shared, "Bash")) == ((), ())
 
 
 def test_what_no_tree_holds_keeps_the_workspace_as_it_was_found():
