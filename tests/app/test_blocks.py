@@ -34,6 +34,7 @@ def picture(kind: str = "image/png", data: Any = PNG, type: str = "base64") -> d
     return {"type": "image", "source": {"type": type, "media_type": kind, "data": data}}
 
 
+@pytest.mark.slow
 @given(st.lists(st.text("ab `*#~<&\n", max_size=12)).map("\n".join))
 def test_prose_keeps_every_character_but_blank_lines_at_its_edges(text: str) -> None:
     parsed = Parsed.of(prose(text))

@@ -40,6 +40,7 @@ def test_any_text_is_text_and_nothing_in_it_steers(text: str) -> None:
     html.encode()
 
 
+@pytest.mark.slow
 @given(TEXTS.filter(lambda text: "\t" not in text and "\u200d" not in text))
 def test_every_character_is_shown_as_at_a_terminal(text: str) -> None:
     lines = (visible(line) for line in text.split("\n"))

@@ -40,6 +40,7 @@ def state(database: Database) -> list[Any]:
     return database.read(lambda c: [list(map(tuple, c.execute(text(q)).all())) for q in queries])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -168,6 +169,7 @@ def test_function_is_found_wherever_it_is_called(record: Database, place: str) -
         ask(record, place.format(call="pg_advisory_xact_lock_shared(1)"), QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -232,6 +234,7 @@ def without_login(record: Database) -> Iterator[Database]:
     execute(url, f"GRANT CONNECT ON DATABASE {record.url.database} TO PUBLIC")
 
 
+@pytest.mark.slow
 def test_question_without_a_login_of_its_own_has_no_more_rights(without_login: Database) -> None:
     (row,) = ask(without_login, WHO, QUICK)
     assert row == {"a": "pg_read_all_data", "b": "postgres", "c": "off"}
@@ -254,6 +257,7 @@ def test_logins_that_were_left_behind_are_dropped_by_the_next_question(record: D
         execute(url, "DROP ROLE runner_question_0b")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
@@ -267,6 +271,7 @@ def test_question_that_takes_too_long_is_stopped(record: Database, sql: str) -> 
         ask(record, sql, Bounds(seconds=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
@@ -314,6 +319,7 @@ def auditor(record: Database) -> Iterator[str]:
     execute(url, f"DROP ROLE {quoted}")
 
 
+@pytest.mark.slow
 def test_role_sees_what_it_may_and_nothing_else(record: Database, auditor: str) -> None:
     assert list(ask(record, "SELECT run_id FROM v_runs", QUICK, role=auditor))
     for sql in (
@@ -330,6 +336,7 @@ def test_role_that_is_not_there_is_said(record: Database) -> None:
         ask(record, "SELECT 1", QUICK, role="nobody")
 
 
+@pytest.mark.slow
 def test_ordinary_user_asks_too(record: Database) -> None:
     name = f"user_{uuid4().hex[:8]}"
     url = record.url.render_as_string(hide_password=False)

@@ -59,6 +59,7 @@ def test_role_of_a_superuser_is_refused(record: Database) -> None:
         ask(record, "SELECT current_user", QUICK, role="postgres")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [None, READER])
 @pytest.mark.parametrize("view", ["deep", "shallow"])
 def test_view_calls_nothing_that_a_question_may_not(
@@ -73,6 +74,7 @@ def test_view_calls_nothing_that_a_question_may_not(
             ask(record, sql, QUICK, role=role)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -128,6 +130,7 @@ def _of_the_user(
     yield arguments, role
 
 
+@pytest.mark.slow
 def test_what_a_question_calls_has_no_more_rights_than_to_read(record: Database) -> None:
     for query in (
         "SELECT pg_read_file('/etc/hostname')",
@@ -158,6 +161,7 @@ def test_passwords_are_in_no_answer(record: Database, role: str | None, sql: str
         ask(record, sql, QUICK, role=role)
 
 
+@pytest.mark.slow
 def test_no_function_reads_tables_that_are_not_named(record: Database) -> None:
     for call in (
         "table_to_xml('pg_authid', true, true, '')",
@@ -204,6 +208,7 @@ def test_column_is_called_as_the_question_calls_it(record: Database, sql: str, c
     assert f"{column}: cast it to text" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_answer_of_one_column_or_none_or_many_is_whole(record: Database) -> None:
     assert list(ask(record, "SELECT NULL AS a", QUICK)) == [{"a": None}]
     assert list(ask(record, "SELECT 1 AS a WHERE false", QUICK)) == []

@@ -69,6 +69,7 @@ def test_filters_take_short_ids_and_datetimes(audit: Audit) -> None:
     assert list(audit.commands(job=job, until=AT)) == []
 
 
+@pytest.mark.slow
 def test_search_finds_a_place(audit: Audit) -> None:
     found = list(audit.search("shall look", job=_job(audit, "mend-tests")))
     assert {row["item"] for row in found} == {"src/a.py", "src/b.py"}
@@ -184,6 +185,7 @@ ROWS = (
 AT = datetime.fromtimestamp(NOW, UTC)
 
 
+@pytest.mark.slow
 def test_rows_become_a_pandas_frame() -> None:
     frame = Rows(COLUMNS, ROWS).pandas()
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == {
@@ -204,6 +206,7 @@ def test_rows_become_a_pandas_frame() -> None:
     assert list(Rows(COLUMNS, ()).pandas().columns) == [column.name for column in COLUMNS]
 
 
+@pytest.mark.slow
 def test_rows_become_a_polars_frame() -> None:
     frame = Rows(COLUMNS, ROWS).polars()
     assert {name: str(kind) for name, kind in frame.schema.items()} == {

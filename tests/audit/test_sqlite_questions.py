@@ -105,6 +105,7 @@ def test_only_a_question_is_answered(
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
@@ -121,6 +122,7 @@ def test_question_that_takes_too_long_is_stopped(record: Database, sql: str) -> 
     assert not isinstance(stopped.value, UsageError)
 
 
+@pytest.mark.slow
 def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) -> None:
     """Its process has its time from the kernel."""
     program = (
@@ -141,6 +143,7 @@ def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) 
         assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
@@ -160,6 +163,7 @@ def test_question_that_takes_too_much_memory_is_stopped(record: Database, sql: s
         ask(record, sql, bounds)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("begun_anew")
 def test_process_of_a_question_can_open_and_write_no_file(record: Database) -> None:
     """Also where SQLite would: for what does not fit in memory."""

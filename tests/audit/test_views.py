@@ -96,6 +96,7 @@ def test_every_column_has_a_value_somewhere(record: Database) -> None:
         assert seen == {column.name for column in view.columns}
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_the_costs_command(record: Database) -> None:
     store_prices(record, PRICES)
     for by in ("job", "run", "model", "purpose"):
@@ -123,6 +124,7 @@ def _spending(row: Mapping[str, Any]) -> Spending:
     )
 
 
+@pytest.mark.slow
 def test_each_call_costs_what_it_is_said_to(record: Database) -> None:
     store_prices(record, PRICES)
     ids = record.read(lambda c: c.execute(select(runs.c.id)).scalars().all())
@@ -156,6 +158,7 @@ def test_prices_are_written_only_when_they_changed(record: Database) -> None:
     assert set(stored) == set(PRICES.models)
 
 
+@pytest.mark.slow
 def test_call_is_named_and_shown_as_everywhere(record: Database) -> None:
     for row in rows_of(record, "v_tool_calls"):
         call = show_call(record, row["call_id"])

@@ -51,6 +51,7 @@ def example(
     return generate(url, BLOCKS), url
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_rows_on_both_databases(
     example: tuple[Generated, str], empty_url: str
 ) -> None:
@@ -59,6 +60,7 @@ def test_the_same_seed_gives_the_same_rows_on_both_databases(
     assert rows_of(empty_url) == rows_of(url)
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_rows(example: tuple[Generated, str], tmp_path: Path) -> None:
     other = f"sqlite:///{tmp_path / 'other.db'}"
     generate(other, BLOCKS, seed=2)

@@ -325,6 +325,7 @@ def test_answered_run_that_nobody_works_says_how_to_go_on(
     assert f"runner run --resume {job_of(database, run_id)}" in command("approve", first).err
 
 
+@pytest.mark.slow
 def test_what_models_wrote_steers_no_terminal(command: Command, database: Database) -> None:
     (run_id,) = submit_runs(database, STORABLE_HOSTILE)
     hostile = f"uv {STORABLE_HOSTILE}"

@@ -156,6 +156,7 @@ def test_what_was_typed_before_the_question_is_no_answer(
     assert approval_row(database, approval_id).reason == "too early"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [PROMPT, "reason"])
 def test_question_answered_elsewhere_disappears(
     database: Database, asker: Asker, person: Person, at: str
@@ -241,6 +242,7 @@ def test_job_rests_only_when_nobody_can_be_asked_what_it_waits_for(
     assert job.rests(asks=asks) is rests
 
 
+@pytest.mark.slow
 def test_answer_typed_for_a_question_that_went_away_is_not_the_next_ones(
     database: Database, asker: Asker, person: Person
 ) -> None:

@@ -223,6 +223,7 @@ def test_question_that_a_cancel_closed_says_by_whom(command: Command, database: 
     assert "the run was cancelled by lena before an answer came" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["submit", "run"])
 def test_job_is_recorded_with_who_and_why(
     start: Start, database: Database, folder: Path, name: str
@@ -236,6 +237,7 @@ def test_job_is_recorded_with_who_and_why(
     assert told == ("submitted", "lena", "The wrong branch.")
 
 
+@pytest.mark.slow
 def test_removed_workspace_is_recorded_with_who_why_and_what_was_lost(
     command: Command, database: Database, home: Path, repository: Path
 ) -> None:

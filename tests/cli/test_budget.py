@@ -149,6 +149,7 @@ def stopped_by_cost(database: Database, **options: Any) -> str:
     return run_id
 
 
+@pytest.mark.slow
 def test_a_cost_ceiling_is_raised_only_where_there_is_a_price(
     command: Callable[..., Result], database: Database
 ) -> None:

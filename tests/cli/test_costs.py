@@ -130,6 +130,7 @@ def test_calls_of_unknown_usage_are_said_apart(
     assert "for 1 call of unknown usage" in shown
 
 
+@pytest.mark.slow
 def test_jobs_and_runs_are_shown_and_listed_with_their_cost(
     command: Callable[..., Result], database: Database, priced: None
 ) -> None:

@@ -35,6 +35,7 @@ def summarise_job(database: Database, job_id: str, *, as_json: bool = False) -> 
     return summarise(found, interrupted=False, as_json=as_json)
 
 
+@pytest.mark.slow
 def test_denial_is_shown_with_its_rule_and_reason(command: Command, database: Database) -> None:
     (run_id,) = submit_runs(database, "a")
     refuse(database, run_id, "rm -rf build")
@@ -57,6 +58,7 @@ def test_denial_is_shown_with_its_rule_and_reason(command: Command, database: Da
     assert f"[denied: {WHY}]" in command("transcript", run_id).out
 
 
+@pytest.mark.slow
 def test_denial_at_the_file_is_counted_and_shown_with_its_reason(
     command: Command, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_denial_is_counted_once_whoever_denied(database: Database) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_question_is_shown_while_it_waits_and_with_its_answer(
     command: Command, database: Database
 ) -> None:

@@ -182,6 +182,7 @@ def test_an_answer_for_a_run_reaches_its_tree(command: Command, database: Databa
     assert approval_row(database, elsewhere).answer is None
 
 
+@pytest.mark.slow
 def test_nothing_that_a_sub_agent_is_told_steers_a_terminal(
     command: Command, database: Database
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_transcript_of_a_tree_has_the_sub_agents_where_they_were_started(
     assert any(line.startswith("2 │ run ") and second in line for line in told[after:])
 
 
+@pytest.mark.slow
 def test_a_page_of_a_tree_has_the_sub_agents_folded(command: Command, database: Database) -> None:
     parent, first, _ = parent_with_two(database, description="<b>bold</b>")
     end_child(database, first, "<script>alert(1)</script>")

@@ -32,6 +32,7 @@ def work(start: Start, *arguments: str) -> None:
     assert process.returncode == 0, (out, err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["git", "copy"])
 def test_fork_goes_on_with_the_files_of_its_turn_in_a_folder_of_its_own(
     folder: Path, source: Path, start: Start, command: Command, database: Database, mode: str

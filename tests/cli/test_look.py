@@ -92,6 +92,7 @@ def test_state_must_be_one(command: Callable[..., Result], database: Database) -
     assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_job_run_and_call_are_shown(command: Callable[..., Result], database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id).reply(tool_use(1, path="a.py"), stop="tool_use")
@@ -189,6 +190,7 @@ def test_untrusted_content_steers_no_terminal(
     assert command("transcript", run_id, "--json").json[1]["content"][0] == text(HOSTILE)
 
 
+@pytest.mark.slow
 def test_looking_never_imports_the_api_s_client_or_the_queue(
     folder: Path, database: Database
 ) -> None:
@@ -233,6 +235,7 @@ def test_help_needs_no_database_library(folder: Path) -> None:
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.slow
 def test_reader_that_has_enough_ends_it_quietly(
     start: Callable[..., RunnerProcess], database: Database
 ) -> None:

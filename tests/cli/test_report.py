@@ -67,6 +67,7 @@ def work_job(database: Database, home: Path, repository: Path) -> list[AtWork]:
     return works
 
 
+@pytest.mark.slow
 def test_each_run_has_a_line(
     command: Callable[..., Result],
     database: Database,
@@ -102,6 +103,7 @@ def test_each_run_has_a_line(
         assert fact in head
 
 
+@pytest.mark.slow
 def test_failures_that_are_alike_are_told_once(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:
@@ -114,6 +116,7 @@ def test_failures_that_are_alike_are_told_once(
     assert "```text\nE   ValueError: 7 in /tmp/c\n1 failed\n```" in failures
 
 
+@pytest.mark.slow
 def test_what_to_look_at_first_comes_first(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_what_to_look_at_first_comes_first(
     ]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_repository_of_its_own_is_told(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:
@@ -235,6 +239,7 @@ def test_runs_begun_afresh_are_left_out(command: Callable[..., Result], database
     assert "1 queued, of 1" in page
 
 
+@pytest.mark.slow
 def test_changes_that_cannot_be_counted_are_told_of(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:

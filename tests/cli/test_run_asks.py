@@ -42,6 +42,7 @@ def test_ctrl_d_parks_and_exits_with_3(
     assert approval_row(database, approval_id).answer is None
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_question_is_that_of_the_run(
     folder: Path, database: Database, waiting: tuple[str, str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_ctrl_c_in_a_question_is_that_of_the_run(
     assert approval_row(database, approval_id).answer is None
 
 
+@pytest.mark.slow
 def test_with_no_input_nothing_is_asked(folder: Path, waiting: tuple[str, str]) -> None:
     job_id, _ = waiting
     with at_terminal(folder, "run", "--resume", job_id, "--no-input") as (process, person):
@@ -63,6 +65,7 @@ def test_with_no_input_nothing_is_asked(folder: Path, waiting: tuple[str, str]) 
     assert f"runner approvals {job_id}" in shown
 
 
+@pytest.mark.slow
 def test_without_a_terminal_nothing_is_asked(start: Start, waiting: tuple[str, str]) -> None:
     job_id, _ = waiting
     result = finish(start("run", "--resume", job_id, stdin=subprocess.PIPE))
@@ -71,6 +74,7 @@ def test_without_a_terminal_nothing_is_asked(start: Start, waiting: tuple[str, s
     assert f"1 tool call waits for an answer, in 1 run: runner approvals {job_id}" in result.out
 
 
+@pytest.mark.slow
 def test_call_that_is_approved_at_the_terminal_runs(folder: Path) -> None:
     job = write_job(folder, {"a": [bash("touch x"), DONE]}, rule="ask")
     with at_terminal(folder, "run", job) as (process, person):
@@ -82,6 +86,7 @@ def test_call_that_is_approved_at_the_terminal_runs(folder: Path) -> None:
     assert "succeeded" in person.screen.getvalue()
 
 
+@pytest.mark.slow
 def test_call_that_is_denied_at_the_terminal_does_not_run_and_the_model_is_told(
     folder: Path, command: Command
 ) -> None:
@@ -99,6 +104,7 @@ def test_call_that_is_denied_at_the_terminal_does_not_run_and_the_model_is_told(
     assert "1 tool call was denied" in person.screen.getvalue()
 
 
+@pytest.mark.slow
 def test_other_runs_go_on_while_it_asks(folder: Path) -> None:
     wait = "until [ -e asked ]; do sleep 0.05; done; touch b"
     script = {"a": [bash("touch x"), DONE], "b": [bash(wait), DONE]}
@@ -114,6 +120,7 @@ def test_other_runs_go_on_while_it_asks(folder: Path) -> None:
         assert process.wait(PATIENCE) == 0, person.screen.getvalue()
 
 
+@pytest.mark.slow
 def test_always_answers_the_other_runs(folder: Path) -> None:
     script = {key: [bash("touch x"), DONE] for key in "abcd"}
     with at_terminal(folder, "run", write_job(folder, script, rule="ask")) as (process, person):
@@ -122,6 +129,7 @@ def test_always_answers_the_other_runs(folder: Path) -> None:
         assert process.wait(PATIENCE) == 0, person.screen.getvalue()
 
 
+@pytest.mark.slow
 def test_parked_run_goes_on_when_it_is_answered_elsewhere(
     start: Start, folder: Path, command: Command
 ) -> None:

@@ -78,6 +78,7 @@ def test_doctor_makes_no_database(command: Callable[..., Result], folder: Path) 
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_told_with_what_to_do(
     command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

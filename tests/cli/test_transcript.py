@@ -244,6 +244,7 @@ def test_nothing_that_is_printed_steers_the_terminal(
     }
 
 
+@pytest.mark.slow
 def test_a_pager_shows_it_at_a_terminal(
     folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_pager_shows_it_at_a_terminal(
     assert not (folder / "paged.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_the_pager_ends_it_quietly(
     folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +321,7 @@ def test_options_for_different_things_are_refused(
     assert not (folder / "x.html").exists()
 
 
+@pytest.mark.slow
 def test_a_long_run_is_never_whole_in_memory(database: Database, home: Path) -> None:
     run = told(database)
     for _ in range(600):
@@ -337,6 +340,7 @@ def test_a_long_run_is_never_whole_in_memory(database: Database, home: Path) -> 
     assert peak < size / 2
 
 
+@pytest.mark.slow
 def test_page_is_written_whole_and_no_link_is_followed(
     command: Command, database: Database, folder: Path
 ) -> None:

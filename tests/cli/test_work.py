@@ -61,6 +61,7 @@ def finish(process: RunnerProcess) -> Result:
     return Result(process.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> None:
     job = write_job(folder, {"a": [bash("echo hello > a"), DONE], "b": [DONE]})
     result = finish(start("run", job))
@@ -77,6 +78,7 @@ def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> N
     assert (folder / "workspace" / "a").read_text() == "hello\n"
 
 
+@pytest.mark.slow
 def test_summary_as_json_is_one_object_with_the_runs(start: Start, folder: Path) -> None:
     result = finish(start("run", write_job(folder, {"a": [DONE]}), "--json"))
     assert result.json["state"] == "succeeded"
@@ -86,6 +88,7 @@ def test_summary_as_json_is_one_object_with_the_runs(start: Start, folder: Path)
     assert run["scripted_calls"] == 1
 
 
+@pytest.mark.slow
 def test_denied_call_is_said(start: Start, folder: Path) -> None:
     result = finish(start("run", write_job(folder, {"a": [bash("touch x"), DONE]}, rule="deny")))
     assert result.code == 0
@@ -93,6 +96,7 @@ def test_denied_call_is_said(start: Start, folder: Path) -> None:
     assert not (folder / "workspace" / "x").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "more", "code", "state"),
     [
@@ -108,6 +112,7 @@ def test_run_that_does_not_succeed_gives_the_exit_code(
     assert f"1 {state}, 1 succeeded" in result.out
 
 
+@pytest.mark.slow
 def test_job_that_only_waits_ends_the_command_with_3(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
@@ -119,6 +124,7 @@ def test_job_that_only_waits_ends_the_command_with_3(
     assert "1 waiting, 1 succeeded" in result.out
 
 
+@pytest.mark.slow
 def test_other_jobs_are_given_back_when_the_job_is_done(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
@@ -133,6 +139,7 @@ def test_other_jobs_are_given_back_when_the_job_is_done(
     assert (run["state"], run["worker_id"]) == ("queued", None)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_to_be_resumed(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
@@ -151,6 +158,7 @@ def test_ctrl_c_leaves_the_job_to_be_resumed(
     assert [j["state"] for j in command("list", "--json").json] == ["succeeded"]
 
 
+@pytest.mark.slow
 def test_sigterm_is_like_ctrl_c(start: Start, folder: Path) -> None:
     process = start("run", write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]}))
     wait_for(folder / "workspace" / "begun")
@@ -158,6 +166,7 @@ def test_sigterm_is_like_ctrl_c(start: Start, folder: Path) -> None:
     assert finish(process).code == 130
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_database_is_away_is_130(start: Start, folder: Path) -> None:
     job = write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]})
     with postgres_server() as server:
@@ -172,6 +181,7 @@ def test_ctrl_c_while_the_database_is_away_is_130(start: Start, folder: Path) ->
     assert "Traceback" not in result.err
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Path) -> None:
     command = "echo $$ > pid.new && mv pid.new pid; sleep 614"
     process = start("run", write_job(folder, {"a": [bash(command), DONE]}))
@@ -189,6 +199,7 @@ def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Pa
         assert time.monotonic() < deadline, "the tool outlived the command"
 
 
+@pytest.mark.slow
 def test_worker_works_what_is_due_and_ends_in_a_burst(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
@@ -197,6 +208,7 @@ def test_worker_works_what_is_due_and_ends_in_a_burst(
     assert {run["state"] for run in command("list", job_id, "--json").json} == {"succeeded"}
 
 
+@pytest.mark.slow
 def test_worker_ends_with_0_when_told_to(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
@@ -223,6 +235,7 @@ def test_submit_prints_the_id_and_needs_no_redis(
     assert (again["state"], again["runs"]) == ("queued", {"queued": 1})
 
 
+@pytest.mark.slow
 def test_queue_that_does_not_answer_is_exit_code_5(
     command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +268,7 @@ def test_run_needs_one_job_that_is_there(
     assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_events_are_followed_with_live_text_until_the_end(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
@@ -278,6 +292,7 @@ def test_events_are_followed_with_live_text_until_the_end(
     assert text.endswith(DONE["text"])
 
 
+@pytest.mark.slow
 def test_interrupted_command_shows_what_has_ended(start: Start, folder: Path) -> None:
     script = {"a": [DONE], "b": [bash("touch begun; sleep 1"), DONE, DONE]}
     process = start("run", write_job(folder, script), "-c", "2")
@@ -288,6 +303,7 @@ def test_interrupted_command_shows_what_has_ended(start: Start, folder: Path) ->
     assert "1 queued" in result.out
 
 
+@pytest.mark.slow
 def test_database_is_brought_up_to_date_by_run(start: Start, folder: Path) -> None:
     assert finish(start("run", write_job(folder, {"a": [DONE]}))).code == 0
     database = Database(f"sqlite:///{folder}/.runner/runner.db")

@@ -82,6 +82,7 @@ def test_what_a_terminal_would_wrap_cannot_pass_for_a_line_of_our_own(
     assert not any("turn 9" in row for row in ours)
 
 
+@pytest.mark.slow
 def test_a_line_of_a_megabyte_is_whole_and_has_a_margin_in_each_row(
     folder: Path, database: Database
 ) -> None:
@@ -102,6 +103,7 @@ def test_piped_no_line_is_wrapped(
     assert f"\n  {A_MEGABYTE.rstrip()}\n" in shown
 
 
+@pytest.mark.slow
 def test_a_long_line_takes_no_more_room_when_it_is_wrapped() -> None:
     line = "漢x" * 500_000
     tracemalloc.start()

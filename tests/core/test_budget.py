@@ -70,6 +70,7 @@ def test_a_job_of_short_replies_needs_room_for_only_one_of_them(room, fits):
     assert reservation is None or not reservation.lowered
 
 
+@pytest.mark.slow
 @given(ceiling=TOKENS, most=st.integers(1, 64_000), charged=TOKENS, prompt=TOKENS)
 def test_worst_case_never_crosses_the_ceiling(ceiling, most, charged, prompt):
     reservation = reserve(limits(ceiling, most), charged, prompt)
@@ -82,6 +83,7 @@ def test_worst_case_never_crosses_the_ceiling(ceiling, most, charged, prompt):
     assert reservation.lowered == (reservation.max_tokens < most)
 
 
+@pytest.mark.slow
 @given(ceiling=TOKENS, raised=TOKENS, charged=TOKENS, prompt=TOKENS)
 def test_a_raised_ceiling_never_leaves_less_room(ceiling, raised, charged, prompt):
     before = reserve(limits(ceiling), charged, prompt)

@@ -9,6 +9,7 @@ from runner.core.conversation import Message, Tool, ToolResult, Usage, content_b
 USAGES = st.builds(Usage, *[st.integers(0, 10**6)] * 4)
 
 
+@pytest.mark.slow
 @given(USAGES, USAGES)
 def test_usage_adds_up_kind_by_kind(one, other):
     both = one + other
@@ -42,6 +43,7 @@ def test_tool_definition_tells_the_model_nothing_of_how_it_is_run():
     assert list(tool.definition()) == ["name", "description", "input_schema"]
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_every_byte_of_a_text_is_counted(text):
     assert content_bytes({"type": "text", "text": text}) >= len(text.encode())

@@ -86,6 +86,7 @@ def test_visible_text_is_one_line_without_any_steering_character(text):
     assert shown.encode().decode() == shown
 
 
+@pytest.mark.slow
 @given(steering_text, st.integers(1, 200))
 def test_short_text_is_visible_and_never_too_long(text, length):
     line = shorten(text, length)
@@ -93,6 +94,7 @@ def test_short_text_is_visible_and_never_too_long(text, length):
     assert visible(line) == line
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(categories=["L", "N"]), max_size=30), st.integers(1, 30))
 def test_short_text_is_the_text_or_its_beginning_with_an_ellipsis(text, length):
     line = shorten(text, length)
@@ -148,6 +150,7 @@ def test_input_is_summed_up_in_100_characters_and_output_in_80():
     assert (INPUT_SUMMARY_LENGTH, OUTPUT_SUMMARY_LENGTH) == (100, 80)
 
 
+@pytest.mark.slow
 @given(steering_text, steering_text, steering_text)
 def test_nothing_that_a_model_or_a_tool_says_can_steer_a_terminal(name, command, output):
     story = Story(parallel_tools="all")
@@ -347,6 +350,7 @@ def test_the_words_of_an_end_are_one_visible_line():
         assert len(event.data["detail"]) == 300
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["Read", "Deploy", "Bash", "Nothing"]), max_size=6))
 def test_data_of_events_is_json_and_every_started_tool_is_done(names):
     story = Story()

@@ -1,5 +1,6 @@
 """What a job's runs may use together: whatever they start and however it ends, a cap is never passed."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def within(job_budget):
     )
 
 
+@pytest.mark.slow
 @given(st.data(), CAPS, CAPS)
 def test_spent_and_reserved_never_pass_a_cap_whatever_starts_and_ends(data, tokens, cost):
     job_budget, open_calls = JobBudget(tokens, cost), []
@@ -41,6 +43,7 @@ def test_spent_and_reserved_never_pass_a_cap_whatever_starts_and_ends(data, toke
         assert job_budget.reserved_cost == sum(call.worst_cost for call in open_calls)
 
 
+@pytest.mark.slow
 @given(st.data(), CAPS, CAPS, reservations())
 def test_a_call_waits_for_others_only_when_it_fits_once_they_gave_back(data, tokens, cost, call):
     others = data.draw(reservations())

@@ -142,6 +142,7 @@ USAGES = st.builds(Usage, TOKENS, TOKENS, TOKENS, TOKENS)
 TERMS = st.builds(Terms, fast=st.booleans(), us_only=st.booleans(), hour_cache=st.booleans())
 
 
+@pytest.mark.slow
 @given(st.lists(USAGES, max_size=20), TERMS)
 def test_cost_of_a_sum_is_the_sum_of_the_costs_to_the_last_digit(
     usages: list[Usage], terms: Terms
@@ -152,6 +153,7 @@ def test_cost_of_a_sum_is_the_sum_of_the_costs_to_the_last_digit(
     assert together.usage == apart.usage
 
 
+@pytest.mark.slow
 @given(USAGES, TERMS)
 def test_no_usage_costs_more_than_its_bound(usage: Usage, terms: Terms) -> None:
     bound = Calls(

@@ -94,6 +94,7 @@ def test_tries_in_a_row_are_limited():
     assert again(failed(), failures=3, patience=patience) is None
 
 
+@pytest.mark.slow
 @given(
     failures=st.integers(1, 2_000),
     now=st.floats(0, 100_000),

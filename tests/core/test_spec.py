@@ -1,5 +1,6 @@
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ SPECS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(SPECS)
 def test_spec_comes_back_from_stored_json_as_it_was(spec):
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec

@@ -53,6 +53,7 @@ def test_a_script_costs_nothing():
     assert FREE.cost(Usage(10**9, 0, 0, 10**9), hour_cache=True) == 0
 
 
+@pytest.mark.slow
 @given(st.data(), tariffs(), TOKENS, st.integers(0, 64_000), st.booleans())
 def test_no_call_costs_more_than_its_worst_case(data, tariff, prompt, output, hour_cache):
     usage = data.draw(usages(prompt, output))
@@ -60,6 +61,7 @@ def test_no_call_costs_more_than_its_worst_case(data, tariff, prompt, output, ho
     assert tariff.cost(usage, hour_cache=hour_cache) <= most
 
 
+@pytest.mark.slow
 @given(tariffs(), st.integers(0, 10**12), TOKENS, st.booleans(), st.integers(1, 64_000))
 def test_the_output_that_is_paid_for_is_the_most_that_there_is_money_for(
     tariff, left, prompt, hour_cache, most
@@ -73,6 +75,7 @@ def test_the_output_that_is_paid_for_is_the_most_that_there_is_money_for(
         assert tariff.cost_at_most(prompt, more, hour_cache=hour_cache) > left
 
 
+@pytest.mark.slow
 @given(st.data(), tariffs(), TOKENS, st.booleans(), st.none() | st.floats(0, 50), st.floats(0, 1))
 def test_a_reservation_crosses_neither_ceiling(data, tariff, prompt, hour_cache, usd, share):
     limits = Limits(token_ceiling=3_000_000, max_output_tokens=8_000, cost_ceiling_usd=usd)

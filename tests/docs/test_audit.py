@@ -26,6 +26,7 @@ def test_there_are_twenty_queries() -> None:
     assert len(QUERIES) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES, ids=range(1, 21))
 def test_query_is_answered_alike_on_both_databases(
     both: dict[str, Database],  # noqa: F811

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from sqlalchemy import Table, select
 
 import runner
@@ -177,6 +178,7 @@ def stored_events(database: Database, table: Table) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_events_are_listed_with_their_data(database: Database) -> None:
     play(database)
     assert stored_events(database, tables.events) == OF_RUNS
@@ -193,6 +195,7 @@ def test_events_of_what_a_person_can_do_are_all_signed() -> None:
 WRITERS = {"Event": 0, "signed_event": 0, "change_event": 0, "signed_change": 3}
 
 
+@pytest.mark.slow
 def test_no_event_is_written_that_is_not_listed() -> None:
     written = {
         argument.value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
+import pytest
+
 from tests.docs.pages import ROOT, codes, read
 
 PAGE = read("docs/guarantees.md")
@@ -34,6 +36,7 @@ def test_every_guarantee_names_its_tests() -> None:
         assert codes(tests), guarantee
 
 
+@pytest.mark.slow
 def test_every_test_that_is_named_exists() -> None:
     for guarantee, _, tests in ROWS:
         for name in codes(tests):

@@ -135,6 +135,7 @@ def reasons_in(database: Database) -> set[tuple[str, str]]:
     return {(reason, state) for reason, state in seen if reason}
 
 
+@pytest.mark.slow
 def test_every_reason_is_explained_and_no_other(database: Database) -> None:
     requeued = get_args(get_type_hints(Requeued)["reason"])
     of_core = {

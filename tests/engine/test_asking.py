@@ -139,6 +139,7 @@ def test_the_models_next_request_holds_the_reason_of_a_denial(desk: Desk) -> Non
     assert row(desk.database, lease).denials == 1
 
 
+@pytest.mark.slow
 def test_the_edited_input_runs_and_the_model_is_told_of_it(desk: Desk) -> None:
     lease = desk.begin(reply(MAKE), rules=[Rule("ask", "Bash")])
     desk.work(lease)

@@ -282,6 +282,7 @@ def talks_much(folder: Path, turns: int) -> JobSpec:
     )
 
 
+@pytest.mark.slow
 def test_summary_is_written_unheard_and_stands_in_for_what_it_sums_up(
     begin: Begin, tmp_path: Path
 ) -> None:
@@ -333,6 +334,7 @@ def test_whole_result_is_had_again_by_the_id_that_the_model_gave_the_call(
     assert "a needle" in result["content"]
 
 
+@pytest.mark.slow
 def test_only_what_models_and_tools_do_is_working_time(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a line\n")
     spec = replace(talks_much(tmp_path, 2), context=Context())

@@ -132,6 +132,7 @@ def test_it_notifies_at_most_twice_the_free_slots_and_for_nobody_twice(post: Pos
     assert len(post.notifier.notified) == len(set(post.notifier.notified)) == 6
 
 
+@pytest.mark.slow
 def test_a_lost_queue_message_is_sent_again(post: Post) -> None:
     jobs.submit(post.database, submission("a"), NOW)
     for seconds in range(17):
@@ -150,6 +151,7 @@ def test_without_the_queue_runs_are_worked_here(post: Post) -> None:
     assert len(post.notifier.notified) == 1, "the third was not stamped as notified"
 
 
+@pytest.mark.slow
 def test_an_expired_lease_is_taken_by_any_host(post: Post) -> None:
     run_id = post.held_elsewhere("worker_other")
     for seconds in range(14):
@@ -159,6 +161,7 @@ def test_an_expired_lease_is_taken_by_any_host(post: Post) -> None:
     assert post.state(run_id) == "queued"
 
 
+@pytest.mark.slow
 def test_a_renewed_lease_is_not_taken(post: Post) -> None:
     run_id = post.held_elsewhere("worker_other")
     for seconds in range(40):
@@ -167,6 +170,7 @@ def test_a_renewed_lease_is_not_taken(post: Post) -> None:
     assert post.state(run_id) == "running"
 
 
+@pytest.mark.slow
 def test_after_an_outage_others_get_a_lease_to_renew(post: Post) -> None:
     run_id = post.held_elsewhere("worker_other")
     for seconds in range(8):

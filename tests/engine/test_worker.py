@@ -53,6 +53,7 @@ def row(store: Database, run_id: str) -> Any:
     return store.read(lambda connection: connection.execute(query).one())
 
 
+@pytest.mark.slow
 def test_a_second_queue_message_of_a_run_leaves_the_first_alone(
     worker: Worker, store: Database
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_second_queue_message_of_a_run_leaves_the_first_alone(
         assert not worker.wait(0.05)
 
 
+@pytest.mark.slow
 def test_a_run_that_no_thread_works_on_is_given_back(worker: Worker, store: Database) -> None:
     spec = scripted({"text": "Done."})
     jobs.submit(store, submission("one", spec=spec), time.time() + 3600)
@@ -86,6 +88,7 @@ def test_a_run_that_no_thread_works_on_is_given_back(worker: Worker, store: Data
     assert row(store, run_id).attempt == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_leave_properly_still_ends(
     settings: Settings, store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_worker_that_cannot_leave_properly_still_ends(
     assert isinstance(worker.failure, ValueError)
 
 
+@pytest.mark.slow
 def test_a_worker_that_drains_does_not_wait_for_what_is_being_indexed(
     settings: Settings, store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,7 @@ _anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     places=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), _anything), max_size=4),
     order=st.randoms(use_true_random=False),

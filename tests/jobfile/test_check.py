@@ -351,6 +351,7 @@ known = st.sampled_from(sorted({name for table in TABLES for name in table.names
 tables = st.dictionaries(known, anything | st.dictionaries(known, anything, max_size=5), max_size=8)
 
 
+@pytest.mark.slow
 @given(tables)
 def test_check_raises_for_no_file(data: dict[str, Any]) -> None:
     top = check(data)

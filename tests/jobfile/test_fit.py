@@ -108,6 +108,7 @@ def test_a_bad_limit_is_one_problem_and_not_two(problems_of: Problems) -> None:
     assert "must be a number from" in problem
 
 
+@pytest.mark.slow
 @given(
     st.none() | st.integers(1, 300_000),
     st.none() | st.integers(1, 300_000),

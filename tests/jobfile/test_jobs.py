@@ -40,6 +40,7 @@ def repository(tmp_path: Path) -> Made:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_every_job_file_loads(name: str, repository: Made) -> None:
     submission = load_submission(repository.path / "jobs" / name, Settings.load({}))
@@ -84,6 +85,7 @@ def play(key: str, package: Path, tools: LocalTools) -> list[tuple[str, ToolOutc
     return outcomes
 
 
+@pytest.mark.slow
 def test_the_quickstart_mends_module_by_module_all_that_is_broken(
     package: Path, tools: LocalTools
 ) -> None:
@@ -99,6 +101,7 @@ def test_the_quickstart_mends_module_by_module_all_that_is_broken(
     assert tested.returncode == 0, tested.stderr
 
 
+@pytest.mark.slow
 def test_the_patches_are_verified_delivered_and_have_results(
     repository: Made, tmp_path: Path
 ) -> None:
@@ -125,6 +128,7 @@ def test_the_patches_are_verified_delivered_and_have_results(
     assert {**after, "git": None} == {**before, "git": None}
 
 
+@pytest.mark.slow
 def test_the_team_is_a_writer_with_a_reviewer_and_a_tester_each(
     repository: Made, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ values_of_toml = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(keys, values_of_toml, max_size=4), min_size=1, max_size=3))
 def test_places_are_exactly_those_that_tomllib_reads(tables: list[dict[str, str]]) -> None:
     text = "".join(

@@ -182,6 +182,7 @@ entries = scraps | st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(EFFECTS), st.lists(entries, max_size=3))
 def test_check_raises_for_no_rule(effect: str, listed: list[Any]) -> None:
     for problem in section_problems(**{effect: listed}):

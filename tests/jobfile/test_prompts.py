@@ -74,6 +74,7 @@ def test_only_the_first_failing_items_are_listed() -> None:
     assert problems[-1] == "prompt: and so for 4 more of the 10 items"
 
 
+@pytest.mark.slow
 def test_an_endless_prompt_is_refused() -> None:
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
     assert rendered(loops, None, has_items=False) == (

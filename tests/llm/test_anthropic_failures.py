@@ -245,6 +245,7 @@ def test_call_that_gets_on_for_too_long_meets_its_deadline(talk):
     assert (error.kind, error.billed) == ("call_deadline", True)
 
 
+@pytest.mark.slow
 def test_slow_stream_is_no_stall(talk):
     here = talk(Reply([text("x" * 20)], chunk=1, pause=0.05), stall_timeout=0.8)
     assert here.complete().blocks == (text("x" * 20),)

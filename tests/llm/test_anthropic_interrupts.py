@@ -88,6 +88,7 @@ def test_call_is_cut_on_a_connection_that_served_another_call_before(talk):
     assert isinstance(calling.cut(), Interrupted)
 
 
+@pytest.mark.slow
 def test_cut_of_one_call_leaves_the_others_alone(talk):
     here = talk(Reply([text("x")], latency=1.0))
     cut, kept = Calling(here.model), Calling(here.model)
@@ -104,6 +105,7 @@ class RecordingInterrupt(Interrupt):
         return super().cut_by(cut)
 
 
+@pytest.mark.slow
 def test_late_cut_does_not_touch_a_connection_that_serves_the_next_call(talk):
     here = talk(Reply([text("x")], latency=0.3))
     interrupt = RecordingInterrupt()
@@ -189,6 +191,7 @@ def test_unknown_certificate_fails_the_call_before_anything_is_sent(encrypted_ur
     model.close()
 
 
+@pytest.mark.slow
 def test_call_is_cut_inside_an_encrypted_stream(encrypted_url, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     model = AnthropicModel(base_url=encrypted_url, api_key=API_KEY)

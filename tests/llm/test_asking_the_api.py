@@ -96,6 +96,7 @@ def test_count_is_cut_at_once(talk: Start, reason: str) -> None:
     assert caught.value.reason == reason
 
 
+@pytest.mark.slow
 def test_api_that_lets_questions_wait_is_left_alone_for_a_while(
     talk: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

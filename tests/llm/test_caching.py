@@ -144,6 +144,7 @@ def says_summary(body: dict[str, Any]) -> ModelReply:
     return ModelReply((text("I read much."),), "end_turn", Usage(input_tokens=9), "a-model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"system": None}], ids=str)
 def test_no_request_has_more_breakpoints_than_the_api_takes(changes: dict[str, Any]) -> None:
     for request in replay(**changes):
@@ -152,6 +153,7 @@ def test_no_request_has_more_breakpoints_than_the_api_takes(changes: dict[str, A
         assert raw.count(b'"cache_control"') <= MOST_BREAKPOINTS
 
 
+@pytest.mark.slow
 def test_each_turn_reads_all_of_the_one_before_from_the_cache_after_ten_parallel_calls() -> None:
     cache = Cache()
     before = 0

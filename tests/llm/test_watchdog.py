@@ -12,6 +12,7 @@ from runner.llm.connections import Watchdog
 PATIENCE = 60.0
 
 
+@pytest.mark.slow
 def test_call_is_cut_soon_after_the_machine_slept_past_its_time(monkeypatch):
     asleep = 0.0
     awake = connections.monotonic

@@ -199,6 +199,7 @@ def test_server_runs_as_a_process_of_its_own_and_records(tmp_path):
     assert [sent["messages"] for sent in bodies] == [[HELLO], [HELLO]]
 
 
+@pytest.mark.slow
 def test_stopped_server_leaves_no_socket_open():
     """A socket that lingers is reported in whichever test the garbage collector runs next."""
     long = Reply([text("x" * 5_000_000)])

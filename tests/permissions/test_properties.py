@@ -1,5 +1,6 @@
 """What holds of every policy and every call."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -103,6 +104,7 @@ def bash(policy, command):
     return evaluate(policy, Request("Bash", {"command": command}, SETTING))
 
 
+@pytest.mark.slow
 @given(POLICIES, TOOLS | st.text(max_size=8), INPUTS, SETTINGS)
 def test_a_decision_is_made_on_any_call_under_any_rules(policy, tool, arguments, context):
     decision = evaluate(policy, Request(tool, arguments, context))
@@ -111,6 +113,7 @@ def test_a_decision_is_made_on_any_call_under_any_rules(policy, tool, arguments,
     assert all(matched.rule in policy.rules for matched in decision.matched_rules)
 
 
+@pytest.mark.slow
 @given(POLICIES, TOOLS, st.text(max_size=40), SETTINGS)
 def test_a_decision_is_made_on_any_text(policy, tool, text, context):
     arguments = dict.fromkeys(KEYS, text)
@@ -125,6 +128,7 @@ def test_any_text_is_a_rule_or_has_a_problem_of_one_line(text):
     assert covers(name_of(text), "Bash") in (True, False)
 
 
+@pytest.mark.slow
 @given(
     POLICIES,
     TEXTS | st.text(max_size=20),
@@ -137,6 +141,7 @@ def test_one_more_deny_never_allows_more(policy, text, tool, arguments):
     assert RANK[evaluate(denied, request).effect] <= RANK[evaluate(policy, request).effect]
 
 
+@pytest.mark.slow
 @given(
     POLICIES,
     st.lists(SIMPLE, min_size=2, max_size=3),
@@ -156,6 +161,7 @@ def test_a_script_is_never_more_allowed_than_its_parts(policy, commands, joint):
     assert whole <= min(RANK[bash(policy, command).effect] for command in commands)
 
 
+@pytest.mark.slow
 @given(
     POLICIES,
     st.randoms(use_true_random=False),
@@ -168,6 +174,7 @@ def test_the_order_of_rules_never_changes_the_effect(policy, chance, tool, argum
     assert evaluate(shuffled, request).effect == evaluate(policy, request).effect
 
 
+@pytest.mark.slow
 @given(POLICIES, TEXTS, TOOLS, st.builds(lambda a: {"command": a}, SIMPLE) | INPUTS)
 def test_a_remembered_answer_never_beats_a_deny(policy, text, tool, arguments):
     request = Request(tool, arguments, SETTING)

@@ -57,6 +57,7 @@ def bash(rules: Policy, command: str):
     return evaluate(rules, Request("Bash", {"command": command}, SETTING))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
 @example(
@@ -88,6 +89,7 @@ def test_a_child_may_never_do_more_than_its_parent(base, layers, call, context):
         allowed = decision
 
 
+@pytest.mark.slow
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
 def test_a_deny_and_an_ask_of_anyone_above_hold_for_a_child(base, layers, call, context):
     request = Request(*call, context)
@@ -101,6 +103,7 @@ def test_a_deny_and_an_ask_of_anyone_above_hold_for_a_child(base, layers, call, 
         assert not asked or remembered or decision.effect != "allow"
 
 
+@pytest.mark.slow
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
 def test_where_a_type_has_allow_rules_they_must_allow_a_call(base, layers, call, context):
     request = Request(*call, context)
@@ -113,6 +116,7 @@ def test_where_a_type_has_allow_rules_they_must_allow_a_call(base, layers, call,
             assert decision.effect != "allow" or remembered
 
 
+@pytest.mark.slow
 @given(POLICIES, LAYERS, TOOLS, st.sampled_from(PATHS), st.sampled_from(PATHS), SETTINGS)
 def test_a_child_may_touch_no_file_that_its_parent_may_not(
     base, layers, tool, named, real, context
@@ -126,6 +130,7 @@ def test_a_child_may_touch_no_file_that_its_parent_may_not(
         allowed = decision
 
 
+@pytest.mark.slow
 @given(POLICIES, LAYERS, st.lists(SIMPLE, min_size=1, max_size=3))
 def test_a_script_is_no_more_allowed_than_each_of_its_parts_is(base, layers, commands):
     child = lineage(base, layers)[-1]
@@ -134,6 +139,7 @@ def test_a_script_is_no_more_allowed_than_each_of_its_parts_is(base, layers, com
     assert RANK[evaluate(child, request).effect] <= min(each, default=2)
 
 
+@pytest.mark.slow
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
 def test_a_persons_approval_never_lifts_a_denial_of_any_layer(base, layers, call, context):
     child = lineage(base, layers)[-1]

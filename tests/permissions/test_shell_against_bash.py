@@ -255,6 +255,7 @@ def test_whatever_bash_runs_is_a_part_or_the_script_is_unanalyzable(
         assert unseen(command, seen, calls, files) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(min_value=0, max_value=2**48))
 def test_a_target_is_opened_where_it_says_or_its_place_is_not_known(

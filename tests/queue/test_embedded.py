@@ -142,6 +142,7 @@ def test_a_home_by_another_name_is_the_same_home(home: Path) -> None:
         assert len(servers_in(folder_of(home))) == 1
 
 
+@pytest.mark.slow
 def test_the_last_process_out_shuts_the_server_down(home: Path) -> None:
     first, second = User(home), User(home)
     url = first.url()
@@ -154,6 +155,7 @@ def test_the_last_process_out_shuts_the_server_down(home: Path) -> None:
     assert not folder_of(home).exists()
 
 
+@pytest.mark.slow
 def test_the_next_user_adopts_the_server_of_a_killed_one(home: Path) -> None:
     user = User(home)
     url = user.url()
@@ -190,6 +192,7 @@ def test_a_killed_server_is_started_again_on_demand(home: Path) -> None:
     assert not folder_of(home).exists()
 
 
+@pytest.mark.slow
 def test_what_everybody_left_by_kill_is_used_again(home: Path) -> None:
     user = User(home)
     url = user.url()
@@ -200,6 +203,7 @@ def test_what_everybody_left_by_kill_is_used_again(home: Path) -> None:
         assert answers(again)
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_share_one_server(home: Path) -> None:
     users = [User(home) for _ in range(6)]
     assert len({user.url() for user in users}) == 1
@@ -215,6 +219,7 @@ def test_processes_that_start_at_once_share_one_server(home: Path) -> None:
     assert not folder_of(home).exists()
 
 
+@pytest.mark.slow
 def test_coming_and_going_at_once_always_finds_one_server(home: Path) -> None:
     failures: list[BaseException] = []
 

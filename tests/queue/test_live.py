@@ -70,6 +70,7 @@ def calls(connection: redis.Redis, command: str) -> int:
     return int(statistics["calls"]) if statistics else 0
 
 
+@pytest.mark.slow
 def test_a_follower_gets_text_whole_and_in_order(
     server: Server, connection: redis.Redis, live: RedisLive
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_follower_gets_text_whole_and_in_order(
     assert follower.text.endswith("".join(f"{number}," for number in range(1000)) + "end")
 
 
+@pytest.mark.slow
 def test_text_goes_in_batches(server: Server, connection: redis.Redis, live: RedisLive) -> None:
     with Follower(server.url) as follower:
         publish_until_seen(live, follower, "begin")
@@ -111,6 +113,7 @@ def test_a_process_that_streams_nothing_asks_nothing(
     assert calls(connection, "pubsub|channels") <= 1
 
 
+@pytest.mark.slow
 def test_a_follower_gets_only_its_own_run(
     server: Server, connection: redis.Redis, live: RedisLive
 ) -> None:
@@ -120,6 +123,7 @@ def test_a_follower_gets_only_its_own_run(
     assert other.texts == []
 
 
+@pytest.mark.slow
 def test_closing_sends_the_last_words(server: Server, live: RedisLive) -> None:
     with Follower(server.url) as follower:
         publish_until_seen(live, follower, "begin")
@@ -128,6 +132,7 @@ def test_closing_sends_the_last_words(server: Server, live: RedisLive) -> None:
         until(lambda: follower.text.endswith("last words"))
 
 
+@pytest.mark.slow
 def test_lone_surrogates_cost_only_themselves(server: Server, live: RedisLive) -> None:
     with Follower(server.url) as follower:
         publish_until_seen(live, follower, "begin")
@@ -135,6 +140,7 @@ def test_lone_surrogates_cost_only_themselves(server: Server, live: RedisLive) -
         until(lambda: follower.text.endswith("a?b\0é"))
 
 
+@pytest.mark.slow
 def test_text_that_nobody_fetches_is_bounded(
     server: Server, connection: redis.Redis, live: RedisLive
 ) -> None:
@@ -148,6 +154,7 @@ def test_text_that_nobody_fetches_is_bounded(
         assert len(follower.text) <= 3_000_000
 
 
+@pytest.mark.slow
 def test_publishing_never_raises_while_redis_is_away_and_goes_on_after(
     server: Server, live: RedisLive
 ) -> None:
@@ -162,6 +169,7 @@ def test_publishing_never_raises_while_redis_is_away_and_goes_on_after(
         publish_until_seen(live, follower, "after")
 
 
+@pytest.mark.slow
 def test_a_quiet_run_yields_none_so_that_the_caller_can_look_elsewhere(server: Server) -> None:
     with Follower(server.url) as follower:
         until(lambda: follower.idle > 1)

@@ -85,6 +85,7 @@ def test_nothing_of_a_url_that_cannot_be_read_is_repeated(url: str) -> None:
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.slow
 def test_a_notification_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         notifier = RqNotifier(connect(f"redis://127.0.0.1:{hanging.getsockname()[1]}"))
@@ -96,6 +97,7 @@ def test_a_notification_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up
             hanging.accept()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["connection", "live", "embedded"])
 def test_modules_without_a_queue_never_import_rq(module: str) -> None:
     script = f"import sys, runner.queue.{module}; sys.exit('rq' in sys.modules)"

@@ -20,6 +20,7 @@ from runner.queue.worker import Presence, QueueWorker
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Handler, Server, until, working
 
 
+@pytest.mark.slow
 def test_every_notified_run_is_handled_once(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler()
     with working(connection, handler):
@@ -29,6 +30,7 @@ def test_every_notified_run_is_handled_once(connection: redis.Redis, notifier: R
     assert Counter(handler.ended) == Counter(RUN_IDS[:200])
 
 
+@pytest.mark.slow
 def test_all_slots_work_at_once_and_no_more(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler(held=True)
     notifier.notify(RUN_IDS[:100])
@@ -172,6 +174,7 @@ worker.run()
 """
 
 
+@pytest.mark.slow
 def test_stop_may_be_called_by_a_signal_handler_of_the_thread_that_runs(
     server: Server, connection: redis.Redis
 ) -> None:
@@ -211,12 +214,14 @@ def test_stop_works_while_redis_is_away(server: Server, connection: redis.Redis)
         server.kill()
 
 
+@pytest.mark.slow
 def test_stop_works_while_redis_hangs(server: Server, connection: redis.Redis) -> None:
     with working(connection, Handler()):
         until(lambda: blocked_clients(connection) == 1)
         server.freeze()
 
 
+@pytest.mark.slow
 def test_a_worker_started_while_redis_is_away_works_when_it_comes(
     server: Server, connection: redis.Redis, notifier: RqNotifier
 ) -> None:
@@ -228,6 +233,7 @@ def test_a_worker_started_while_redis_is_away_works_when_it_comes(
         until(lambda: len(handler.ended) == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_heartbeat")
 def test_work_goes_on_when_redis_was_killed_and_came_back(
     server: Server, connection: redis.Redis, notifier: RqNotifier
@@ -246,6 +252,7 @@ def test_work_goes_on_when_redis_was_killed_and_came_back(
         until(lambda: worker_names(connection) == ["tested"])
 
 
+@pytest.mark.slow
 def test_work_goes_on_when_redis_hung_for_longer_than_its_answer_may_take(
     server: Server, connection: redis.Redis, notifier: RqNotifier, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,6 +271,7 @@ def quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.queue.worker.HEARTBEAT_SECONDS", 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_heartbeat")
 def test_a_worker_registers_again_after_flushall(
     connection: redis.Redis, notifier: RqNotifier
@@ -284,6 +292,7 @@ def worker_names(connection: redis.Redis) -> list[str]:
     return [worker.name for worker in Worker.all(connection=connection)]
 
 
+@pytest.mark.slow
 def test_rq_sees_what_the_worker_does(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler(held=True)
     with working(connection, handler, slots=2):
@@ -303,6 +312,7 @@ def test_rq_sees_what_the_worker_does(connection: redis.Redis, notifier: RqNotif
     assert worker_names(connection) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_heartbeat")
 def test_living_executions_are_renewed(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler(held=True)
@@ -331,6 +341,7 @@ class Bomb:
         return Path.touch, (self._path,)
 
 
+@pytest.mark.slow
 def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
     connection: redis.Redis, notifier: RqNotifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

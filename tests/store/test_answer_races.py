@@ -62,6 +62,7 @@ def race(
         return [future.result() for future in futures]
 
 
+@pytest.mark.slow
 def test_one_of_two_answers_wins(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_one_of_two_answers_wins(
         assert run_row(database, run_id).answer_count == 1
 
 
+@pytest.mark.slow
 def test_one_of_an_answer_an_expiry_and_a_cancel_wins(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_notices_do_not_wait_for_answers(
     assert [one.id for each in take_notices(other, NOW) for one in each.asked] == [first]
 
 
+@pytest.mark.slow
 def test_workers_that_ask_meanwhile_lock_nobody_out(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
@@ -220,6 +223,7 @@ def test_workers_that_ask_meanwhile_lock_nobody_out(
     assert answers(database, asked) == ["approved"] * len(asked)
 
 
+@pytest.mark.slow
 def test_remembering_at_the_same_time_locks_nobody_out(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,6 +310,7 @@ _REFUSALS = {
 DERIVED = {"prices"}
 
 
+@pytest.mark.slow
 def test_nothing_that_happens_deletes_a_row_of_the_record(database: Database) -> None:
     for table in sorted(set(metadata.tables) - DERIVED):
         if not table.startswith("search_"):  # the index, made anew from what is stored

@@ -273,6 +273,7 @@ def test_call_that_was_refused_costs_nothing(database: Database) -> None:
     assert one(costs_by(database, PRICES, "model")) == Spending(calls=1)
 
 
+@pytest.mark.slow
 def test_looking_costs_the_same_number_of_queries_for_any_number_of_runs(
     database: Database,
 ) -> None:

@@ -42,6 +42,7 @@ def test_loading_gives_the_view_that_was_folded_while_it_grew(
     assert {turn: sent_request(database, driver.run_id, turn) for turn in sent} == sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("empty_url", "seed"), histories(sqlite=10, postgresql=6), indirect=["empty_url"]
 )

@@ -152,6 +152,7 @@ def imported_by(node: ast.AST) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:
     code = (
         "import sys; from runner.store import migrate;"

@@ -51,6 +51,7 @@ def test_content_is_told_only_where_it_is_asked_for_in_spans(value: str, content
     assert wanted_by(ENDPOINT | {name: value}).content is content
 
 
+@pytest.mark.slow
 def test_a_runner_that_tells_nothing_does_not_import_opentelemetrys_sdk() -> None:
     code = (
         "import sys; from runner.telemetry.start import start_telemetry;"
@@ -60,6 +61,7 @@ def test_a_runner_that_tells_nothing_does_not_import_opentelemetrys_sdk() -> Non
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_without_the_extra_a_worker_says_what_to_install_and_works() -> None:
     code = (
         "import logging, sys; logging.basicConfig(); sys.modules['opentelemetry.sdk.trace'] = None;"

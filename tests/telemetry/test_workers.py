@@ -42,6 +42,7 @@ def said(span: Span, *names: str) -> list[Any]:
     return [span.says.get(name) for name in names]
 
 
+@pytest.mark.slow
 def test_a_run_of_two_workers_the_first_killed_is_one_whole_trace(
     site: Site, collector: Collector
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_run_of_two_workers_the_first_killed_is_one_whole_trace(
     assert all(root.begun <= span.begun <= span.ended <= root.ended for span in others)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_sub_agents_are_one_trace_each_below_the_call_that_started_it(
     site: Site, collector: Collector
 ) -> None:
@@ -147,6 +149,7 @@ def test_spans_say_what_the_conventions_ask_for(site: Site, collector: Collector
     assert said(root, "runner.state", "runner.reason") == ["succeeded", "end_turn"]
 
 
+@pytest.mark.slow
 def test_metrics_count_all_tokens_and_calls(site: Site, collector: Collector) -> None:
     job = site.submit(site.job({key: [bash("echo"), done()] for key in "abc"}))
     site.run("worker", "--burst", "-c", "2")
@@ -167,6 +170,7 @@ def test_metrics_count_all_tokens_and_calls(site: Site, collector: Collector) ->
     assert calls.says["gen_ai.request.model"] == "scripted"
 
 
+@pytest.mark.slow
 def test_nothing_that_was_said_is_told_unless_asked(site: Site, collector: Collector) -> None:
     script = {"a secret item": [bash(f"echo {SECRET}"), UNKNOWN, done()]}
     site.submit(site.job(script))
@@ -178,6 +182,7 @@ def test_nothing_that_was_said_is_told_unless_asked(site: Site, collector: Colle
     assert b"secret" not in collector.raw
 
 
+@pytest.mark.slow
 def test_what_was_said_is_told_where_it_is_asked_for(site: Site, collector: Collector) -> None:
     site.environment["OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"] = "SPAN_ONLY"
     site.submit(site.job({"a": [bash(f"echo {SECRET}"), UNKNOWN, done()]}))
@@ -199,6 +204,7 @@ def test_what_was_said_is_told_where_it_is_asked_for(site: Site, collector: Coll
     assert collector.named("invoke_agent")[0].says["runner.item"] == "a"
 
 
+@pytest.mark.slow
 def test_a_tool_that_the_model_made_up_is_one_series_of_the_metrics_with_all_others(
     site: Site, collector: Collector
 ) -> None:
@@ -210,6 +216,7 @@ def test_a_tool_that_the_model_made_up_is_one_series_of_the_metrics_with_all_oth
     assert [(each.says["gen_ai.tool.name"], each.count) for each in points] == [("unknown_tool", 2)]
 
 
+@pytest.mark.slow
 def test_a_run_that_a_person_cancels_is_told_to_its_end(site: Site, collector: Collector) -> None:
     job = site.submit(site.job({"a": [bash("touch began; exec sleep 605.5"), done()]}))
     look_often = "from runner.telemetry import observer; observer.LOOK_SECONDS = 0.2"
@@ -227,6 +234,7 @@ def test_a_run_that_a_person_cancels_is_told_to_its_end(site: Site, collector: C
     assert len(collector.named("invoke_agent")) == 1
 
 
+@pytest.mark.slow
 def test_a_collector_that_refuses_everything_costs_no_run_and_one_line_for_each_signal(
     site: Site, collector: Collector
 ) -> None:
@@ -242,6 +250,7 @@ def test_a_collector_that_refuses_everything_costs_no_run_and_one_line_for_each_
     assert "400" in spans
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_costs_no_run_and_a_line_that_says_why_and_no_password(
     site: Site,
 ) -> None:

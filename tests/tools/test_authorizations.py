@@ -49,6 +49,7 @@ class TestAuthorizationIsForThisCall:
             bench.tools.run(call, Interrupt())
         assert not (bench.workspace / "made").exists()
 
+    @pytest.mark.slow
     def test_only_the_toolbox_starts_tools(self) -> None:
         root = Path(runner.__file__).parent
         starting = {

@@ -98,6 +98,7 @@ def test_flood_is_cut_at_ten_megabytes_and_says_so(bench: Workbench) -> None:
     assert "only the first 10,000,000 bytes of the output were kept" in result.content
 
 
+@pytest.mark.slow
 def test_endless_flood_ends_at_its_timeout(bench: Workbench) -> None:
     result = bench.run("Bash", command="yes", timeout=500)
     assert result.outcome == "timed_out"

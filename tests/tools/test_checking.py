@@ -19,6 +19,7 @@ def a_tool(schema: dict[str, object]) -> Tool:
     return Tool("submit_result", "Takes it.", schema)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_never_ends_is_a_problem_and_holds_nobody_up(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_pattern_that_never_ends_is_a_problem_and_holds_nobody_up(
     assert turns > 10, "other threads of the worker went on"
 
 
+@pytest.mark.slow
 def test_what_fits_a_pattern_is_no_problem_and_what_does_not_is_told(bench: Workbench) -> None:
     schema = {"type": "object", "patternProperties": {"^x": {"type": "integer"}}}
     assert bench.tools.problem(a_tool(schema), {"x1": 1}) is None

@@ -53,6 +53,7 @@ def test_shell_that_cannot_be_started_is_logged(
     assert caplog.messages == ["on_ask of job_1 could not be run: No such file or directory"]
 
 
+@pytest.mark.slow
 def test_command_is_ended_in_time_when_its_worker_was_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     command = f"(sleep 1000 & exec sleep 1000) > {tmp_path}/pipe"

@@ -32,6 +32,7 @@ def test_control_characters_are_made_visible(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     printed=st.one_of(

@@ -153,6 +153,7 @@ def test_all_problems_are_listed_at_once(folder: Path) -> None:
     assert [name for name, _ in problems] == ["Nope", "Read", "pkg.mine:nothing"]
 
 
+@pytest.mark.slow
 def test_functions_that_can_be_hooks_are_found_and_not_run(folder: Path) -> None:
     names = ["pkg.mine:hook", "pkg.mine:raises", "pkg.mine:hook"]
     found, problems = resolve_hooks(names, folder)
@@ -161,6 +162,7 @@ def test_functions_that_can_be_hooks_are_found_and_not_run(folder: Path) -> None
     assert "pkg.mine" not in sys.modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -196,6 +198,7 @@ def test_function_runs_in_the_workspace_with_converted_arguments(
     assert result.content == f"PosixPath {bench.workspace}"
 
 
+@pytest.mark.slow
 def test_coroutine_is_awaited(bench: Workbench, folder: Path) -> None:
     assert bench.run(own(folder, "later")).content == '{"a": 1}'
 
@@ -233,6 +236,7 @@ def test_function_sees_no_secret(bench: Workbench, folder: Path) -> None:
     assert "hunter2" not in content
 
 
+@pytest.mark.slow
 def test_process_that_a_function_leaves_is_killed(bench: Workbench, folder: Path) -> None:
     assert bench.run(own(folder, "spawns")).content == "left"
     assert running(process_ids(bench.workspace / "pids", 1)) == []

@@ -97,6 +97,7 @@ def test_background_children_die_when_bash_returns(bench: Workbench) -> None:
     assert running(process_ids(bench.workspace / "pids", FAMILY_SIZE)) == []
 
 
+@pytest.mark.slow
 def test_timeout_kills_all_descendants_and_keeps_what_was_printed(bench: Workbench) -> None:
     result = bench.run("Bash", command="echo begun; " + FAMILY, seconds=2)
     assert result.outcome == "timed_out"
@@ -117,6 +118,7 @@ def test_interrupt_kills_all_descendants_before_it_is_raised(bench: Workbench, r
     assert ended.reason == reason
 
 
+@pytest.mark.slow
 def test_killed_worker_leaves_no_process_and_the_run_is_quiet_only_then(bench: Workbench) -> None:
     with worker(bench, 60, FAMILY) as process:
         pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
@@ -127,6 +129,7 @@ def test_killed_worker_leaves_no_process_and_the_run_is_quiet_only_then(bench: W
         assert running(pids) == []
 
 
+@pytest.mark.slow
 def test_killed_worker_and_host_leave_no_process(bench: Workbench) -> None:
     with worker(bench, 60, FAMILY) as process:
         pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
@@ -137,6 +140,7 @@ def test_killed_worker_and_host_leave_no_process(bench: Workbench) -> None:
         assert running(pids) == []
 
 
+@pytest.mark.slow
 def test_stopped_worker_loses_its_tools_and_learns_that_it_was_dropped(bench: Workbench) -> None:
     with worker(bench, 1.0, FAMILY) as process:
         pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
@@ -149,12 +153,14 @@ def test_stopped_worker_loses_its_tools_and_learns_that_it_was_dropped(bench: Wo
         assert output == "interrupted (dropped)\n"
 
 
+@pytest.mark.slow
 def test_tools_of_a_worker_that_says_it_is_alive_are_left_alone(bench: Workbench) -> None:
     with worker(bench, 1.0, "sleep 1.5") as process:
         output, _ = process.communicate(timeout=30)
         assert output == "succeeded\n"
 
 
+@pytest.mark.slow
 def test_idle_host_needs_no_sign_of_life(bench: Workbench) -> None:
     bench.tools.close()
     tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=0.5)
@@ -208,6 +214,7 @@ def test_interrupt_before_the_call_starts_nothing(bench: Workbench) -> None:
     assert not (bench.workspace / "made").exists()
 
 
+@pytest.mark.slow
 def test_hundred_calls_run_side_by_side(bench: Workbench) -> None:
     # Each waits for all: only calls that run at the same time can end.
     command = "touch here.$$; until set -- here.*; [ $# = 100 ]; do sleep 0.2; done; echo done"

@@ -87,6 +87,7 @@ class TestShown:
         broken = replace(tree, policy=Policy((Rule("allow", "Read "),)))
         assert broken.run(tool, **given).content.endswith(left_out(5))
 
+    @pytest.mark.slow
     def test_symlink_to_the_folder_that_is_searched_must_pass_too(
         self, tree: Workbench, tool: str, given: dict[str, Any]
     ) -> None:
@@ -110,6 +111,7 @@ class TestShown:
         content = tree.tools.run(call, Interrupt()).content
         assert content.split("\n")[1:] == [left_out(2)]
 
+    @pytest.mark.slow
     def test_approval_shows_what_was_asked_about(
         self, tree: Workbench, tool: str, given: dict[str, Any]
     ) -> None:
@@ -123,6 +125,7 @@ class TestShown:
             lines = tree.tools.run(approved(call, places), Interrupt()).content.split("\n")
             assert ([line for line in lines if line.startswith("[")] or [None]) == [missing]
 
+    @pytest.mark.slow
     def test_count_tells_nothing_of_names_and_content(
         self, tree: Workbench, tool: str, given: dict[str, Any]
     ) -> None:
@@ -143,6 +146,7 @@ class TestShown:
             assert under.run(tool, **given).content == f"open/.env\n{left_out(8)}"
 
 
+@pytest.mark.slow
 def test_sub_agent_is_shown_what_its_type_may_read_too(tree: Workbench) -> None:
     def shown_to(*lines: str) -> list[str]:
         under = tree.under("allow Read", "deny Read(.env)")
@@ -174,6 +178,7 @@ def test_single_file_that_may_not_be_read_names_the_rule(tree: Workbench) -> Non
     assert under.run("Grep", pattern="needle", path="a.py").content == "a.py"
 
 
+@pytest.mark.slow
 def test_outputs_of_the_run_are_searched_under_any_allow_rule(tree: Workbench) -> None:
     tree.run("Bash", command="seq 1 20000")
     under = tree.under("allow Read(open/**)")
@@ -260,6 +265,7 @@ _RULES = st.builds(
 )
 
 
+@pytest.mark.slow
 @with_values(
     st.lists(_RULES, max_size=6),
     st.lists(_PATHS, max_size=6),
@@ -286,6 +292,7 @@ def test_each_file_is_judged_as_it_is_alone(
     _compare(Policy(tuple(rules), default), paths, named, tool_context)
 
 
+@pytest.mark.slow
 @with_values(
     st.lists(_RULES, max_size=4),
     st.lists(st.lists(_RULES, max_size=4), min_size=1, max_size=3),

@@ -150,6 +150,7 @@ class TestCatastrophicPatterns:
         (bench.workspace / ("a" * 200)).write_text("a" * 60 + "b\n")
         return bench
 
+    @pytest.mark.slow
     def test_pattern_times_out(self, trap: Workbench, tool: str, given: dict[str, str]) -> None:
         result = trap.run(tool, seconds=0.5, **given)
         assert (result.outcome, "it took more than 0.5 s" in result.content) == ("timed_out", True)

@@ -29,6 +29,7 @@ def test_what_git_could_take_amiss_becomes_a_dash(text: str, part: str) -> None:
     assert ref_part(text) == part
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_git_takes_every_name(job: str, key: str) -> None:

@@ -153,6 +153,7 @@ class Stop(Exception):  # noqa: N818
     """What a check raises."""
 
 
+@pytest.mark.slow
 def test_a_copy_can_be_stopped_at_every_check_and_leaves_nothing(
     source: Path, tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_folder_that_vanishes_for_a_moment_does_not_stop_the_copy(
     assert (tmp_path / "copy/script").exists()
 
 
+@pytest.mark.slow
 def test_files_that_vanish_while_they_are_copied_were_never_there(
     source: Path, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
         Git(tmp_path / "gone", os.environ).run("version")
 
 
+@pytest.mark.slow
 def test_a_git_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     git = fake_git(tmp_path / "bin", "sleep 300 & echo $! > child; wait")
     with pytest.raises(GitError, match="git fetch did not end within 1 seconds"):

@@ -20,11 +20,13 @@ manifests = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(manifests)
 def test_what_is_written_is_read_again(manifest: Manifest) -> None:
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
 
+@pytest.mark.slow
 @given(manifests)
 def test_the_same_manifest_is_the_same_bytes(manifest: Manifest) -> None:
     again = Manifest(

@@ -22,6 +22,7 @@ def test_an_untouched_worktree_has_the_tree_of_its_commit(place: Place) -> None:
     assert place.snapshots().take() == git(place.source, "rev-parse", "HEAD^{tree}")
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_tree(snapshots: Snapshots, work: Path) -> None:
     first = snapshots.take()
     write(work, {"a.py": "other\n"})
@@ -31,6 +32,7 @@ def test_the_same_files_give_the_same_tree(snapshots: Snapshots, work: Path) -> 
     assert snapshots.take() == first
 
 
+@pytest.mark.slow
 def test_every_kind_of_change_is_undone(snapshots: Snapshots, work: Path) -> None:
     (work / "run.sh").write_text("#!/bin/sh\n")
     (work / "run.sh").chmod(0o755)
@@ -53,6 +55,7 @@ def test_every_kind_of_change_is_undone(snapshots: Snapshots, work: Path) -> Non
     assert contents(work) == changed
 
 
+@pytest.mark.slow
 def test_a_folder_made_since_is_gone_so_that_mkdir_works_again(
     snapshots: Snapshots, work: Path
 ) -> None:
@@ -64,6 +67,7 @@ def test_a_folder_made_since_is_gone_so_that_mkdir_works_again(
     assert (work / "pkg/m.log").exists()
 
 
+@pytest.mark.slow
 def test_a_file_and_a_folder_take_each_others_place(snapshots: Snapshots, work: Path) -> None:
     write(work, {"thing": "file", "other/x/y": "deep"})
     tree, before = snapshots.take(), contents(work)
@@ -79,6 +83,7 @@ def test_a_file_and_a_folder_take_each_others_place(snapshots: Snapshots, work: 
     assert contents(work) == changed
 
 
+@pytest.mark.slow
 def test_a_folder_that_became_a_link_to_itself_moved_is_undone(
     snapshots: Snapshots, work: Path
 ) -> None:
@@ -90,6 +95,7 @@ def test_a_folder_that_became_a_link_to_itself_moved_is_undone(
     assert contents(work) == before
 
 
+@pytest.mark.slow
 def test_nothing_outside_is_reached_through_a_link(
     snapshots: Snapshots, work: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +116,7 @@ def test_nothing_outside_is_reached_through_a_link(
     assert contents(outside) == {b"b.py": ("file", b"precious"), b"c.py": ("file", b"precious")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [b"new\nline", b"\xff\xfe", b"quote\"'$(x)", "ünïcode".encode(), b" ", b"-x", b":(top)"]
 )
@@ -128,6 +135,7 @@ def test_any_name_is_recorded(snapshots: Snapshots, work: Path, name: bytes) -> 
     assert contents(work) == before
 
 
+@pytest.mark.slow
 def test_a_change_of_the_same_size_and_second_is_seen(snapshots: Snapshots, work: Path) -> None:
     trees = set()
     for number in range(8):
@@ -136,6 +144,7 @@ def test_a_change_of_the_same_size_and_second_is_seen(snapshots: Snapshots, work
     assert len(trees) == 8
 
 
+@pytest.mark.slow
 def test_a_change_with_a_faked_time_is_seen(snapshots: Snapshots, work: Path) -> None:
     trees = set()
     for number in range(4):
@@ -145,6 +154,7 @@ def test_a_change_with_a_faked_time_is_seen(snapshots: Snapshots, work: Path) ->
     assert len(trees) == 4
 
 
+@pytest.mark.slow
 def test_a_later_attempt_sees_a_change_of_the_same_second(place: Place) -> None:
     """The change came right after a snapshot, and the next one in another second."""
     file, attempt = place.work / "a.py", 0
@@ -179,6 +189,7 @@ def test_pipes_and_sockets_are_not_recorded_and_do_no_harm(
     assert not (work / "fresh").exists()
 
 
+@pytest.mark.slow
 def test_trees_are_last_in_the_order_of_attempts(place: Place) -> None:
     first, second = place.snapshots(1), place.snapshots(2)
     assert first.last() is None
@@ -195,6 +206,7 @@ def test_trees_are_last_in_the_order_of_attempts(place: Place) -> None:
     assert second.last() == tenth
 
 
+@pytest.mark.slow
 def test_a_restore_leaves_both_trees_in_the_store(snapshots: Snapshots, place: Place) -> None:
     tree = snapshots.take()
     write(place.work, {"new": "found"})
@@ -205,6 +217,7 @@ def test_a_restore_leaves_both_trees_in_the_store(snapshots: Snapshots, place: P
     assert "new" in place.listed(found.split()[1])
 
 
+@pytest.mark.slow
 def test_another_process_may_restore_in_between(place: Place) -> None:
     ours = place.snapshots()
     first = ours.take()
@@ -215,6 +228,7 @@ def test_another_process_may_restore_in_between(place: Place) -> None:
     assert ours.last() == first
 
 
+@pytest.mark.slow
 def test_a_note_is_part_of_the_tree_and_not_of_the_files(
     snapshots: Snapshots, place: Place
 ) -> None:
@@ -230,6 +244,7 @@ def test_a_note_is_part_of_the_tree_and_not_of_the_files(
     assert snapshots.last() == noted
 
 
+@pytest.mark.slow
 def test_kept_commits_are_parents_of_the_snapshot(snapshots: Snapshots, place: Place) -> None:
     write(place.work, {"a.py": "2\n"})
     git(place.work, "commit", "-q", "-a", "-m", "by the agent")
@@ -241,6 +256,7 @@ def test_kept_commits_are_parents_of_the_snapshot(snapshots: Snapshots, place: P
     assert parents.split() == [place.base, commit]
 
 
+@pytest.mark.slow
 def test_an_attempt_after_weeks_does_without_what_git_cleaned_up(place: Place) -> None:
     write(place.work, {"a.py": "2\n"})
     tree = place.snapshots().take()
@@ -264,6 +280,7 @@ def test_a_workspace_that_is_gone_is_said_to_be(snapshots: Snapshots, place: Pla
     assert snapshots.last() == tree
 
 
+@pytest.mark.slow
 def test_a_taking_that_is_cut_off_leaves_nothing_in_the_way(place: Place) -> None:
     def cut() -> None:
         raise ShutDown
@@ -276,6 +293,7 @@ def test_a_taking_that_is_cut_off_leaves_nothing_in_the_way(place: Place) -> Non
     assert tree == place.snapshots(2).take()
 
 
+@pytest.mark.slow
 def test_a_restore_that_was_cut_off_anywhere_is_finished_by_the_next_attempt(
     tmp_path: Path,
 ) -> None:

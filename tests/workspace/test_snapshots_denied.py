@@ -30,6 +30,7 @@ def place(tmp_path: Path) -> Place:
     return make_place(tmp_path, FILES)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_named_and_the_rest_recorded(place: Place) -> None:
     write(place.work, {"secret": "x", "locked/inside": "y"})
     script = (
@@ -60,6 +61,7 @@ print(second)
     assert (place.work / "a.py").read_text() == "one\n"
 
 
+@pytest.mark.slow
 def test_a_tracked_file_that_cannot_be_read_keeps_its_recorded_content(place: Place) -> None:
     script = (
         AS_OWNER
@@ -102,6 +104,7 @@ print(tree)
     assert contents(place.work) == contents(place.source)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_of_one_line(place: Place) -> None:
     snapshots = place.snapshots()
     snapshots.take()

@@ -12,6 +12,7 @@ from runner.workspace.snapshots import Snapshots
 from .places import FILES, Place, contents, git, make_place, write
 
 
+@pytest.mark.slow
 def test_ignored_files_are_neither_recorded_nor_touched(snapshots: Snapshots, place: Place) -> None:
     tree = snapshots.take()
     write(place.work, {"x.log": "1", "built/out.o": "2", "folder/y.log": "3", "new.py": "4"})
@@ -24,6 +25,7 @@ def test_ignored_files_are_neither_recorded_nor_touched(snapshots: Snapshots, pl
     assert not (place.work / "new.py").exists()
 
 
+@pytest.mark.slow
 def test_chosen_ignored_files_are_recorded(place: Place) -> None:
     snapshots = place.snapshots(ignored=("*.log", "/built/keep"))
     start = snapshots.take()
@@ -41,6 +43,7 @@ def test_chosen_ignored_files_are_recorded(place: Place) -> None:
     assert snapshots.holds("any.log") is False  # it is not there, and nothing says that it would be
 
 
+@pytest.mark.slow
 def test_a_chosen_file_is_removed_though_the_rules_changed_too(place: Place) -> None:
     snapshots = place.snapshots(ignored=("*.log",))
     tree, before = snapshots.take(), contents(place.work)
@@ -49,6 +52,7 @@ def test_a_chosen_file_is_removed_though_the_rules_changed_too(place: Place) -> 
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_a_file_that_becomes_ignored_stays_recorded(snapshots: Snapshots, place: Place) -> None:
     write(place.work, {"notes.txt": "1"})
     tree = snapshots.take()
@@ -59,6 +63,7 @@ def test_a_file_that_becomes_ignored_stays_recorded(snapshots: Snapshots, place:
     assert (place.work / "notes.txt").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_what_was_ignored_survives_a_cut_off_change_of_the_rules(
     snapshots: Snapshots, place: Place
 ) -> None:
@@ -76,6 +81,7 @@ def test_what_was_ignored_survives_a_cut_off_change_of_the_rules(
     assert not (place.work / "folder/.gitignore").exists()
 
 
+@pytest.mark.slow
 def test_what_hid_behind_new_rules_is_removed_with_them(snapshots: Snapshots, work: Path) -> None:
     tree, before = snapshots.take(), contents(work)
     write(work, {"made.bin": "1", "cache/.gitignore": "*\n", "cache/data": "2"})
@@ -95,6 +101,7 @@ def test_the_sources_own_ignore_list_counts(place: Place) -> None:
     assert place.snapshots(2).take() == tree  # as it was at the first snapshot
 
 
+@pytest.mark.slow
 def test_a_nested_repository_is_named_and_removed_when_it_is_new(
     snapshots: Snapshots, place: Place
 ) -> None:
@@ -120,6 +127,7 @@ def test_a_nested_repository_is_named_and_removed_when_it_is_new(
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_a_submodules_commit_is_recorded_and_its_files_are_not(tmp_path: Path) -> None:
     place = make_place(tmp_path, FILES)
     write(place.work, {"sub/.keep": ""})
@@ -140,6 +148,7 @@ def test_a_submodules_commit_is_recorded_and_its_files_are_not(tmp_path: Path) -
     assert (place.work / "sub").is_dir()
 
 
+@pytest.mark.slow
 def test_a_submodule_at_another_commit_is_seen_and_not_put_back(place: Place) -> None:
     inner = place.work / "sub"
     inner.mkdir()
@@ -157,6 +166,7 @@ def test_a_submodule_at_another_commit_is_seen_and_not_put_back(place: Place) ->
         snapshots.restore(tree)
 
 
+@pytest.mark.slow
 def test_names_that_git_refuses_are_only_named(snapshots: Snapshots, place: Place) -> None:
     tree, before = snapshots.take(), contents(place.work)
     write(place.work, {".GIT/config": "x", "deep/.Git": "y", "git~1": "z", "new.py": "w"})

@@ -18,6 +18,7 @@ from .places import RUN, Place, contents, git, git_that, write
 STEPS = ("update-index", "write-tree", "commit-tree", "update-ref")  # of a snapshot, in order
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_cut_off_anywhere_is_taken_by_the_next_attempt(place: Place) -> None:
     attempt, was_cut = 1, True
     while was_cut:

@@ -107,6 +107,7 @@ def test_a_restored_workspace_is_the_same_byte_for_byte(
     assert contents(place.work) == changed
 
 
+@pytest.mark.slow
 @MANY
 @given(first=st.lists(edits | rules, max_size=8), second=st.lists(edits | rules, max_size=8))
 def test_what_is_recorded_is_restored_whatever_is_ignored_meanwhile(

@@ -18,6 +18,7 @@ def place(tmp_path: Path) -> Place:
     return make_place(tmp_path, FILES)
 
 
+@pytest.mark.slow
 def test_a_shallow_clone_is_recorded_and_pushed(place: Place, tmp_path: Path) -> None:
     write(place.source, {"a.py": "second\n"})
     git(place.source, "commit", "-q", "-a", "-m", "second")
@@ -36,6 +37,7 @@ def test_a_shallow_clone_is_recorded_and_pushed(place: Place, tmp_path: Path) ->
     assert git(tmp_path / "remote.git", "rev-parse", ref) == tree
 
 
+@pytest.mark.slow
 def test_snapshots_travel_by_a_remote(place: Place, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "--bare", "remote.git")
     remote = str(tmp_path / "remote.git")
@@ -61,6 +63,7 @@ def test_snapshots_travel_by_a_remote(place: Place, tmp_path: Path) -> None:
     assert git(tmp_path / "remote.git", "rev-parse", f"refs/runner/runs/{RUN}/2^{{tree}}") == tree
 
 
+@pytest.mark.slow
 def test_a_remote_without_snapshots_gives_none(place: Place, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "--bare", "remote.git")
     snapshots = place.snapshots()
@@ -68,6 +71,7 @@ def test_a_remote_without_snapshots_gives_none(place: Place, tmp_path: Path) -> 
     assert snapshots.last() is None
 
 
+@pytest.mark.slow
 def test_a_remote_that_is_not_there_is_an_error_of_one_line(place: Place, tmp_path: Path) -> None:
     snapshots = place.snapshots()
     snapshots.take()

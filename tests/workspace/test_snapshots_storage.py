@@ -24,6 +24,7 @@ def place(tmp_path: Path) -> Place:
     return make_place(tmp_path, FILES)
 
 
+@pytest.mark.slow
 def test_bytes_are_kept_whatever_the_repository_says_of_line_ends_and_filters(
     tmp_path: Path,
 ) -> None:
@@ -53,6 +54,7 @@ def test_bytes_are_kept_whatever_the_repository_says_of_line_ends_and_filters(
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_what_git_would_convert_is_recorded_as_it_lies_in_the_worktree(tmp_path: Path) -> None:
     place = make_place(tmp_path, {**FILES, ".gitattributes": "*.py text eol=crlf\n"})
     assert (place.work / "a.py").read_bytes() == b"one\r\n"
@@ -63,6 +65,7 @@ def test_what_git_would_convert_is_recorded_as_it_lies_in_the_worktree(tmp_path:
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_no_program_that_a_repository_names_is_run(place: Place, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     program = tmp_path / "program"
@@ -95,6 +98,7 @@ def test_no_program_that_a_repository_names_is_run(place: Place, tmp_path: Path)
     assert not witness.exists()
 
 
+@pytest.mark.slow
 def test_the_users_checkout_and_index_stay_as_they_are(place: Place) -> None:
     def state() -> list[object]:
         kept = {
@@ -114,6 +118,7 @@ def test_the_users_checkout_and_index_stay_as_they_are(place: Place) -> None:
     assert state() == before
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_whole_when_the_source_loses_what_no_branch_has(place: Place) -> None:
     """Objects that an agent's own git commands made are the source's, until it collects them."""
     snapshots = place.snapshots()
@@ -129,6 +134,7 @@ def test_a_snapshot_is_whole_when_the_source_loses_what_no_branch_has(place: Pla
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_a_large_file_is_recorded_by_its_digest_and_named(place: Place) -> None:
     snapshots = place.snapshots(largest_file=1000)
     start = snapshots.take()
@@ -151,6 +157,7 @@ def test_a_large_file_is_recorded_by_its_digest_and_named(place: Place) -> None:
         snapshots.restore(tree)
 
 
+@pytest.mark.slow
 def test_a_large_file_of_the_base_can_be_put_back(tmp_path: Path) -> None:
     place = make_place(tmp_path, {"big": b"x" * 5000})
     snapshots, before = place.snapshots(largest_file=1000), contents(place.work)
@@ -165,6 +172,7 @@ def test_a_large_file_of_the_base_can_be_put_back(tmp_path: Path) -> None:
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_the_right_to_run_a_large_file_is_put_back(place: Place) -> None:
     write(place.work, {"big": b"x" * 5000})
     snapshots = place.snapshots(largest_file=1000)
@@ -193,6 +201,7 @@ def test_a_large_file_is_read_once_and_again_when_it_changed(tmp_path: Path) -> 
     assert len(read) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["with space", "new\nline", "quo\"te'$x:y", "ünïcode", "-x"])
 def test_repositories_on_any_path_work(tmp_path: Path, name: str) -> None:
     place = make_place(tmp_path / name, FILES)
@@ -207,6 +216,7 @@ def test_repositories_on_any_path_work(tmp_path: Path, name: str) -> None:
     assert place.diff_stat(tree, after).files == 2
 
 
+@pytest.mark.slow
 def test_a_repository_with_sha256_ids_works(tmp_path: Path) -> None:
     place = make_place(tmp_path, {**FILES, "big": b"x" * 3000}, ["--object-format=sha256"])
     snapshots, before = place.snapshots(largest_file=1000), contents(place.work)
@@ -229,6 +239,7 @@ def test_a_source_made_anew_with_other_ids_is_refused(place: Place) -> None:
         make_store(place.home, str(place.source), place.source / ".git")
 
 
+@pytest.mark.slow
 def test_locks_of_a_killed_git_are_no_obstacle(place: Place) -> None:
     snapshots = place.snapshots()
     snapshots.take()
@@ -242,6 +253,7 @@ def test_locks_of_a_killed_git_are_no_obstacle(place: Place) -> None:
     assert place.snapshots().last() == tree
 
 
+@pytest.mark.slow
 def test_attempts_and_runs_take_snapshots_at_once(tmp_path: Path) -> None:
     places = [make_place(tmp_path / "0", FILES)]
     source = places[0].source

@@ -115,6 +115,7 @@ def test_a_diff_is_a_patch_that_git_applies(place: Place) -> None:
     assert place.diff(before, before) == b""
 
 
+@pytest.mark.slow
 def test_a_diff_heeds_no_setting_and_no_attribute(place: Place) -> None:
     snapshots = place.snapshots()
     before = snapshots.take()

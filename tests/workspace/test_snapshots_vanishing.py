@@ -55,6 +55,7 @@ def environment(folder: Path, victim: Path, when: str) -> Mapping[str, str]:
     return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [FOUND, LISTED, READ], ids=["found", "listed", "read"])
 def test_what_vanishes_while_a_snapshot_is_taken_is_not_in_it(
     place: Place, tmp_path: Path, when: str

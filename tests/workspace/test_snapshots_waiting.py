@@ -17,6 +17,7 @@ def place(tmp_path: Path) -> Place:
     return make_place(tmp_path, {"a.py": "one\n", "folder/b.py": "two\n"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".gitignore", "folder/.gitignore", "new/.gitignore"])
 def test_a_pipe_with_gits_rules_is_told_and_not_waited_for(place: Place, name: str) -> None:
     snapshots = place.snapshots()

@@ -137,6 +137,7 @@ def test_value_that_is_none_of_its_kind_is_said_as_it_is(
     assert str(value)[:4].lower() in told.lower() or "$nan" in told.lower()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
 def test_csv_gives_every_text_again(capsys: Captured, texts: list[str]) -> None:

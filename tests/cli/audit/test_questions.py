@@ -55,6 +55,7 @@ def test_every_question_takes_the_same_options(name: str) -> None:
     assert filters | {"--limit", "--format", "--json"} <= options
 
 
+@pytest.mark.slow
 def test_every_question_answers_in_every_format(command: Command, job: Job) -> None:
     for name in QUESTIONS:
         as_json = command("audit", name, "--json")
@@ -74,6 +75,7 @@ def test_timeline_tells_of_a_run(command: Command, job: Job) -> None:
     assert [row["event"] for row in rows] == [event["type"] for event in events]
 
 
+@pytest.mark.slow
 def test_ids_may_be_shortened(command: Command, database: Database, job: Job) -> None:
     other = submit(database, "c.py")
     turn(claim(database, other.runs[0]), *bash("ls"))
@@ -82,6 +84,7 @@ def test_ids_may_be_shortened(command: Command, database: Database, job: Job) ->
         assert (row["tool"], row["calls"]) == ("Bash", 1)
 
 
+@pytest.mark.slow
 def test_times_are_days_moments_and_how_long_ago(command: Command, job: Job) -> None:
     def calls(*options: str) -> int:
         rows = command("audit", "decisions", "--each", *options, "--json").json
@@ -97,6 +100,7 @@ def test_times_are_days_moments_and_how_long_ago(command: Command, job: Job) -> 
     assert calls("--until", "2w") == everything
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -124,6 +128,7 @@ def test_what_makes_no_sense_is_refused_in_a_line(
     assert refused.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["* *", ""])
 def test_pattern_that_is_none_is_refused_in_a_line(
     command: Command, job: Job, pattern: str
@@ -132,6 +137,7 @@ def test_pattern_that_is_none_is_refused_in_a_line(
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 def test_limit_is_kept_and_told(command: Command, job: Job) -> None:
     few = command("audit", "commands", "--limit", "2", "--json")
     assert len(few.json) == 2

@@ -62,6 +62,7 @@ def test_question_may_come_from_a_file(
         assert command("audit", "sql", *arguments).code == exit_codes.USAGE
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_limit_are_left_out_and_that_is_said(
     said: Database, command: Command
 ) -> None:
@@ -81,6 +82,7 @@ def test_question_that_changes_something_is_refused(said: Database, command: Com
     assert command("audit", "sql", "SELECT count(*) AS n FROM runs", "--json").json == [{"n": 1}]
 
 
+@pytest.mark.slow
 def test_question_that_takes_too_long_fails(said: Database, command: Command) -> None:
     endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
     result = command("audit", "sql", endless, "--timeout", "1s")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from runner.core.conversation import Tool
 from runner.store.database import Database
 from runner.workspace.changes import RecordedChanges, Whereabouts
@@ -33,6 +35,7 @@ def work(database: Database, home: Path, repository: Path) -> str:
     return run_id
 
 
+@pytest.mark.slow
 def test_trees_tell_what_a_command_did(
     command: Command, database: Database, home: Path, repository: Path
 ) -> None:
@@ -51,6 +54,7 @@ def test_trees_tell_what_a_command_did(
     assert (row["action"], row["turn"]) == ("deleted", 1)
 
 
+@pytest.mark.slow
 def test_command_tells_what_it_wrote_where_the_trees_are_gone(
     command: Command, database: Database, home: Path, repository: Path, tmp_path: Path
 ) -> None:

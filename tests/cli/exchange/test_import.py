@@ -42,6 +42,7 @@ def session(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_is_brought_into_a_database_that_is_made_for_it(
     command: Command, exported: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_run_that_had_not_ended_does_not_run(command: Command, database: Datab
     assert (imported["data"]["by"], imported["data"]["why"]) == ("ann", "an audit")
 
 
+@pytest.mark.slow
 def test_an_export_is_read_from_a_pipe(
     command: Command, exported: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_an_export_is_read_from_a_file_that_can_be_read_once(
     assert (run["run_id"], run["file"], refused) == (exported, "pipe", [])
 
 
+@pytest.mark.slow
 def test_a_session_of_claude_codes_is_found_like_any_run(command: Command, session: Path) -> None:
     (run,) = command("import", str(session), "--json").json["runs"]
     assert (run["what"], run["state"], run["project"]) == ("imported", "succeeded", CWD)
@@ -106,11 +109,13 @@ def test_a_session_of_claude_codes_is_found_like_any_run(command: Command, sessi
     assert "claude-opus-4-5-20251101" in costs.out
 
 
+@pytest.mark.slow
 def test_files_of_both_kinds_are_told_apart(command: Command, exported: str, session: Path) -> None:
     found = command("import", "run.jsonl", str(session), *ELSEWHERE, "--json").json
     assert [run["file"] for run in found["runs"]] == ["run.jsonl", str(session)]
 
 
+@pytest.mark.slow
 def test_one_bad_file_is_refused_and_the_others_are_brought_in(
     command: Command, exported: str, session: Path, folder: Path
 ) -> None:
@@ -141,6 +146,7 @@ def test_a_line_that_was_being_written_is_told_of(command: Command, session: Pat
     assert (said.code, "its last line is not whole" in said.err) == (0, True)
 
 
+@pytest.mark.slow
 def test_nothing_that_is_imported_steers_a_terminal(command: Command, folder: Path) -> None:
     hostile = Session(cwd=HOSTILE.replace("\ud800", ""), sessionId=HOSTILE.replace("\ud800", ""))
     hostile.user(HOSTILE)

@@ -43,6 +43,7 @@ def piped(start: Callable[..., RunnerProcess], *arguments: str) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.slow
 def test_the_diff_makes_the_run_s_files_of_the_base(
     start: Callable[..., RunnerProcess], run: AtWork, repository: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_the_diff_makes_the_run_s_files_of_the_base(
     assert (repository / "latin").read_bytes() == "grün\n".encode("latin-1")
 
 
+@pytest.mark.slow
 def test_a_turn_s_diff_is_what_that_turn_changed(
     command: Callable[..., Result], run: AtWork
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_turn_s_diff_is_what_that_turn_changed(
     assert "a.txt" not in third
 
 
+@pytest.mark.slow
 def test_a_turn_of_several_calls_is_one_change(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:
@@ -80,6 +83,7 @@ def test_a_turn_of_several_calls_is_one_change(
         assert all(f"{n}.txt" in listed for n in range(3))
 
 
+@pytest.mark.slow
 def test_what_a_call_did_before_it_was_cut_off_is_not_told(
     command: Callable[..., Result], run: AtWork
 ) -> None:
@@ -89,6 +93,7 @@ def test_what_a_call_did_before_it_was_cut_off_is_not_told(
     assert (told.code, told.out) == (0, "")
 
 
+@pytest.mark.slow
 def test_what_a_person_changed_between_turns_is_in_the_whole_and_in_no_turn(
     command: Callable[..., Result], run: AtWork
 ) -> None:
@@ -101,6 +106,7 @@ def test_what_a_person_changed_between_turns_is_in_the_whole_and_in_no_turn(
     assert "mine.txt" not in command("diff", run.id, "--stat", "--turn", "4").out
 
 
+@pytest.mark.slow
 def test_a_turn_that_is_not_there_is_a_usage_error(
     command: Callable[..., Result], run: AtWork
 ) -> None:
@@ -109,6 +115,7 @@ def test_a_turn_that_is_not_there_is_a_usage_error(
     assert f"{run.id} has no turn 9: its last is 3" in told.err
 
 
+@pytest.mark.slow
 def test_a_terminal_obeys_nothing_in_a_diff(
     command: Callable[..., Result], run: AtWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,12 +128,14 @@ def test_a_terminal_obeys_nothing_in_a_diff(
     assert "+␛[31mred" in told.out
 
 
+@pytest.mark.slow
 def test_the_workspace_may_be_gone(command: Callable[..., Result], run: AtWork) -> None:
     before = command("diff", run.id).out
     shutil.rmtree(run.worktree.path)
     assert command("diff", run.id).out == before != ""
 
 
+@pytest.mark.slow
 def test_the_host_that_has_the_files_is_named(
     command: Callable[..., Result], run: AtWork, home: Path
 ) -> None:
@@ -137,6 +146,7 @@ def test_the_host_that_has_the_files_is_named(
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_snapshots_that_were_removed_are_told_of(
     command: Callable[..., Result], run: AtWork, home: Path
 ) -> None:
@@ -147,6 +157,7 @@ def test_snapshots_that_were_removed_are_told_of(
     assert "they were removed" in told.err
 
 
+@pytest.mark.slow
 def test_files_are_fetched_from_the_job_s_remote(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:
@@ -167,6 +178,7 @@ def test_files_are_fetched_from_the_job_s_remote(
     assert command("diff", run_id).code == 1
 
 
+@pytest.mark.slow
 def test_files_too_large_to_be_recorded_are_named(
     command: Callable[..., Result], run: AtWork
 ) -> None:
@@ -181,6 +193,7 @@ def test_files_too_large_to_be_recorded_are_named(
     assert command("diff", run.id, "--turn", "5").err == ""
 
 
+@pytest.mark.slow
 def test_what_is_recorded_nowhere_is_named(command: Callable[..., Result], run: AtWork) -> None:
     git(run.path, "init", "-q", "vendor\x1b")
     run.write({"vendor\x1b/a": b"x", "small": b"x"})

@@ -97,6 +97,7 @@ def read_back(folder: Path, mail: bytes) -> tuple[dict[str, str], list[str], byt
     return headers, meant(f"{subject}\n\n{body}"), (folder / "patch").read_bytes()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

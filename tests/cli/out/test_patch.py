@@ -57,6 +57,7 @@ def land(clone: Path, patch: Path) -> str:
     return git(clone, "rev-parse", "HEAD^{tree}")
 
 
+@pytest.mark.slow
 def test_git_am_makes_the_commit_that_the_run_was_delivered_in(
     command: Callable[..., Result],
     database: Database,
@@ -84,6 +85,7 @@ def test_git_am_makes_the_commit_that_the_run_was_delivered_in(
     assert trailers == work.id
 
 
+@pytest.mark.slow
 def test_a_patch_is_by_the_repository_s_own_rules(
     command: Callable[..., Result], database: Database, home: Path, folder: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_patch_is_by_the_repository_s_own_rules(
     )
 
 
+@pytest.mark.slow
 def test_what_the_agent_committed_itself_is_in_the_one_patch(
     command: Callable[..., Result],
     database: Database,
@@ -123,6 +126,7 @@ def test_what_the_agent_committed_itself_is_in_the_one_patch(
     )
 
 
+@pytest.mark.slow
 def test_a_run_in_a_copy_has_a_patch_of_its_recorded_files(
     command: Callable[..., Result],
     database: Database,
@@ -158,6 +162,7 @@ def test_a_run_in_a_copy_has_a_patch_of_its_recorded_files(
     assert (source / "a.txt").read_text() == "two\n"
 
 
+@pytest.mark.slow
 def test_each_run_of_a_job_that_has_ended_has_a_file_unless_it_changed_nothing(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:
@@ -182,6 +187,7 @@ def test_each_run_of_a_job_that_has_ended_has_a_file_unless_it_changed_nothing(
     assert "Runner-Outcome" not in (folder / "x/d.patch").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_not_delivered_has_its_recorded_files_in_the_patch(
     command: Callable[..., Result],
     database: Database,
@@ -208,6 +214,7 @@ def test_a_run_that_was_not_delivered_has_its_recorded_files_in_the_patch(
     assert "Runner-Outcome: cancelled cancelled" in told
 
 
+@pytest.mark.slow
 def test_a_run_whose_files_are_elsewhere_keeps_no_other_back(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:
@@ -224,6 +231,7 @@ def test_a_run_whose_files_are_elsewhere_keeps_no_other_back(
     assert "no longer in" in told.json[1]["why"]
 
 
+@pytest.mark.slow
 def test_predictions_are_what_swe_bench_reads(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:
@@ -250,6 +258,7 @@ def test_predictions_are_what_swe_bench_reads(
     assert predictions[1]["model_patch"] == ""
 
 
+@pytest.mark.slow
 def test_a_fork_has_no_prediction_beside_its_origin_s(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:
@@ -270,6 +279,7 @@ def test_a_fork_has_no_prediction_beside_its_origin_s(
     assert "+origin" in prediction["model_patch"]
 
 
+@pytest.mark.slow
 def test_patches_are_written_anew_and_no_link_is_followed(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:
@@ -313,6 +323,7 @@ def test_keys_of_items_name_files_in_the_folder_alone() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_hostile_item_steers_no_terminal(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:
@@ -345,6 +356,7 @@ def test_a_job_without_files_of_its_own_says_why(
     assert not (folder / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_is_told(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:

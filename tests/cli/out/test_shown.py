@@ -33,6 +33,7 @@ def fields(shown: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in found}
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_with_branch_commit_files_and_verdict(
     command: Callable[..., Result], work: AtWork, repository: Path
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_run_is_shown_with_branch_commit_files_and_verdict(
     assert as_json["verifications"][0]["output"] == f"1 failed\n{HOSTILE}"
 
 
+@pytest.mark.slow
 def test_a_job_is_shown_with_base_and_verification(
     command: Callable[..., Result], work: AtWork, repository: Path
 ) -> None:
@@ -61,6 +63,7 @@ def test_a_job_is_shown_with_base_and_verification(
     assert told["verify"] == "pytest -q"
 
 
+@pytest.mark.slow
 def test_a_call_is_shown_with_the_trees_around_it(
     command: Callable[..., Result], work: AtWork
 ) -> None:
@@ -69,6 +72,7 @@ def test_a_call_is_shown_with_the_trees_around_it(
     assert told["files"].startswith(f"tree {before} became ")
 
 
+@pytest.mark.slow
 def test_runs_are_listed_with_their_verdicts(command: Callable[..., Result], work: AtWork) -> None:
     job_id = run_row(work.database, work.id).job_id
     heads, line = command("list", job_id).out.splitlines()
@@ -86,6 +90,7 @@ def test_a_job_that_verifies_nothing_has_no_column_for_it(
     assert "verified" not in command("list", job_id).out
 
 
+@pytest.mark.slow
 def test_a_transcript_has_verifications_where_they_happened(
     command: Callable[..., Result], work: AtWork
 ) -> None:
@@ -106,6 +111,7 @@ def test_a_transcript_has_verifications_where_they_happened(
     assert not any(map(steers, said.replace("\n", "")))
 
 
+@pytest.mark.slow
 def test_a_fork_is_shown_with_its_origin_and_its_model(
     command: Callable[..., Result], work: AtWork
 ) -> None:

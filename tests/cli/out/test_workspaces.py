@@ -31,6 +31,7 @@ def works(database: Database, home: Path, repository: Path) -> list[AtWork]:
     return works
 
 
+@pytest.mark.slow
 def test_they_are_listed_with_what_is_saved_nowhere_else(
     command: Callable[..., Result], works: list[AtWork]
 ) -> None:
@@ -51,6 +52,7 @@ def test_they_are_listed_with_what_is_saved_nowhere_else(
     assert " B" in shown[1]
 
 
+@pytest.mark.slow
 def test_only_what_is_saved_and_done_with_is_removed(
     command: Callable[..., Result], works: list[AtWork], repository: Path
 ) -> None:
@@ -71,6 +73,7 @@ def test_only_what_is_saved_and_done_with_is_removed(
     assert [work.path.is_dir() for work in works] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_another_job_s_are_left_alone(
     command: Callable[..., Result], database: Database, works: list[AtWork], repository: Path
 ) -> None:

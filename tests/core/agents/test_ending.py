@@ -144,6 +144,7 @@ class Hurried(Hooked):
         super().do(effect)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data(), st.integers(0, 10))
 def test_no_run_ends_while_its_sub_agents_are_under_way(data, mischief):

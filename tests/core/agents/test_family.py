@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from decimal import Decimal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ USD = st.sampled_from([None, 30.0, 2.0])
 MODES = st.sampled_from(["safe", "all", "off"])
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     st.data(),
@@ -71,6 +73,7 @@ def test_whatever_becomes_of_its_children_a_run_ends_and_keeps_its_promises(
     assert len(family.grown) <= limits.max_agents - others
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data(), MODES, st.integers(0, 14), st.integers(2, 5), TOKENS, USD)
 def test_whatever_becomes_of_its_parts_a_coordinator_ends_and_keeps_its_promises(

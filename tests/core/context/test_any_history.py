@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,7 @@ def answered(draw, state):
     return apply(state, entry)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data(), states())
 def test_any_history_gives_a_valid_request_that_fits_or_a_definite_end(data, state):
@@ -145,11 +147,13 @@ def test_recent_messages_stay_whole_where_leaving_out_older_ones_is_enough(data,
     assert (kept + 500 / per_token) * scale > found.limit * (1 - MOST_REPLACEMENT)
 
 
+@pytest.mark.slow
 @given(st.data(), states())
 def test_a_context_that_fits_is_left_alone(data, state):
     assert fit_context(changed(state, measured=0, refusals=0, must_shrink=False)) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.data(), states())
 def test_with_compaction_off_nothing_is_ever_made_shorter(data, state):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def clip(content, most=768, **more):
     return truncated(state, found, most)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40), st.integers(151, 3_000), st.data())
 def test_a_shortened_text_is_head_note_and_tail_of_the_given_length(piece, length, data):
     """No part of the text is like another, as the pieces are numbered."""

@@ -1,5 +1,6 @@
 """What several compactions come to, and what is sent after them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def compactions(draw):
     return made
 
 
+@pytest.mark.slow
 @given(compactions(), st.sampled_from([1.0, 3.5, 4.0]))
 def test_the_difference_is_what_counting_all_messages_gives(made, per_token):
     compacted = Compacted()
@@ -55,6 +57,7 @@ def test_the_difference_is_what_counting_all_messages_gives(made, per_token):
         assert tokens_of(sent_messages(SAID, compacted), per_token) == before + change
 
 
+@pytest.mark.slow
 @given(compactions())
 def test_what_is_sent_is_the_task_the_last_text_and_the_rest_with_its_clips(made):
     compacted = Compacted()

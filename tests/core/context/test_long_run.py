@@ -129,6 +129,7 @@ class Marathon:
         return "\n".join(content_text(b) for m in self.state.sent for b in m.blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("turns", "ratio", "counts", "longest"),
     [(300, 1.0, True, 45_000), (120, 0.6, False, 45_000), (120, 2.5, False, 15_000)],
@@ -146,6 +147,7 @@ def test_a_long_run_stays_in_its_window_and_forgets_no_fact(turns, ratio, counts
     assert len(run.compactions) < turns / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("summaries", "ratio"), [(0.0, 1.0), (0.5, 1.5)])
 def test_without_useful_summaries_the_run_goes_on_all_the_same(summaries, ratio):
     run = Marathon(150, ratio, summaries)
@@ -154,6 +156,7 @@ def test_without_useful_summaries_the_run_goes_on_all_the_same(summaries, ratio)
     assert "prune" in run.compactions
 
 
+@pytest.mark.slow
 def test_folding_all_entries_of_a_long_run_gives_the_view_that_grew():
     run = Marathon(120)
     run.run()

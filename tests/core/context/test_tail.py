@@ -42,6 +42,7 @@ def test_what_has_been_left_out_is_not_cut_again():
     assert cut_points(state) == [6]
 
 
+@pytest.mark.slow
 @given(messages(lengths=st.just(5)))
 def test_whatever_is_cut_off_the_rest_is_a_valid_request(said):
     for cut in cut_points(state_of(said)):

@@ -3,6 +3,7 @@ end, and what is promised of it holds after every single entry."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def test_whatever_happens_the_run_ends_and_keeps_its_promises(
         assert set(world.started) <= set(world.finished)
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(0, 20))
 def test_a_call_is_finished_exactly_once_in_any_run_that_is_told_to_the_end(data, mischief):
     world = World(data.draw, a_run(limits=Limits(max_turns=6)), mischief)

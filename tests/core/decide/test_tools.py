@@ -143,6 +143,7 @@ def test_off_runs_one_at_a_time():
     assert run_groups("Read", "Read", "Bash", parallel_tools="off") == [(0,), (1,), (2,)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(["Read", "Grep", "Bash", "Edit"]), min_size=1, max_size=20),
     st.sampled_from(["safe", "all", "off"]),
@@ -159,6 +160,7 @@ def test_every_call_is_started_once_and_in_order(names, mode):
 # --- results ---
 
 
+@pytest.mark.slow
 @given(st.permutations(range(5)))
 def test_results_are_in_the_order_asked_whatever_ended_first(order):
     story, effect = asked(*["Read"] * 5)

@@ -226,6 +226,7 @@ def test_a_message_does_not_count_as_a_continuation():
         assert isinstance(story.reply("max_tokens", says("Half")), CallModel)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["Read", "Bash"]), min_size=1, max_size=4), st.integers(0, 4))
 def test_a_message_never_parts_a_call_from_its_result(names, when):
     story = Story()

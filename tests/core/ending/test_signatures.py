@@ -49,6 +49,7 @@ def test_the_item_is_taken_out_where_it_stands_alone() -> None:
     assert signature("parsers differ", "parser") == "parsers differ"
 
 
+@pytest.mark.slow
 @given(st.text(), st.text())
 def test_any_text_has_a_signature_that_steers_nothing(text: str, key: str) -> None:
     found = signature(text, key)

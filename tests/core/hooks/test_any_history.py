@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -276,6 +277,7 @@ def a_hooked_run(data: st.DataObject, limits: Limits, *hooks: Hook, **changes: o
     return a_run(a_spec(hooks=(*drawn, *hooks), **changes), limits)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.data(),

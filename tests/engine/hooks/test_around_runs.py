@@ -46,6 +46,7 @@ def test_hooks_after_a_call_run_before_the_next_one_starts(bench: Bench) -> None
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_what_hooks_say_after_a_call_goes_to_the_model(bench: Bench) -> None:
     hooks = [
         says("PostToolUse", context("PostToolUse", "two lines\nare long")),
@@ -101,6 +102,7 @@ def test_hooks_are_told_of_the_input_that_ran(bench: Bench) -> None:
     assert told["tool_input"] == {"command": "touch edited"}
 
 
+@pytest.mark.slow
 def test_the_end_of_a_turn_comes_when_all_its_results_are_there(bench: Bench) -> None:
     hook = says("TurnEnd", context("TurnEnd", "that was a turn"))
     calls = reply(*bash("echo 1")["tools"], *bash("echo 2")["tools"])
@@ -193,6 +195,7 @@ def test_there_are_no_hooks_around_the_submission_of_a_result(bench: Bench) -> N
     assert bench.rows() == []
 
 
+@pytest.mark.slow
 def test_a_job_without_a_workspace_can_have_hooks(bench: Bench, tmp_path: Path) -> None:
     hook = function(tmp_path, "RunStart", "return {'stopReason': event['cwd'], 'continue': False}")
     lease = bench.run_with([hook], workspace=None)
@@ -201,6 +204,7 @@ def test_a_job_without_a_workspace_can_have_hooks(bench: Bench, tmp_path: Path) 
     assert outcome.detail.endswith(lease.run_id)
 
 
+@pytest.mark.slow
 def test_all_five_events_of_a_run_are_recorded_in_order(bench: Bench, tmp_path: Path) -> None:
     events = ("RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd")
     hooks = [function(tmp_path, event, "return None") for event in events]
@@ -236,6 +240,7 @@ def test_a_run_that_waited_with_such_hooks_goes_on(bench: Bench, event: str) -> 
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_a_fork_runs_no_hook_for_what_it_has_copied(bench: Bench) -> None:
     hooks = [telling("RunStart"), telling("PostToolUse"), telling("TurnEnd")]
     lease = bench.run_with(hooks, bash("echo 1"), bash("echo 2"))

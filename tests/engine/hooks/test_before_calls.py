@@ -74,6 +74,7 @@ def test_a_hook_that_allows_loosens_nothing(bench: Bench) -> None:
     assert [told["tool_input"] for told in bench.told] == [{"command": "touch made"}]
 
 
+@pytest.mark.slow
 def test_a_hook_that_asks_has_a_person_asked(bench: Bench) -> None:
     hook = says("PreToolUse", decides("ask", "it makes a file"))
     lease = bench.run_with([hook], bash("touch made"))
@@ -105,6 +106,7 @@ def edited(
     return outcome
 
 
+@pytest.mark.slow
 def test_a_hook_denies_what_a_person_has_made_of_a_call(bench: Bench) -> None:
     looks = telling("PreToolUse")
     assert edited(bench, looks, NO_TOUCHING) == SUCCEEDED
@@ -120,6 +122,7 @@ def test_a_hook_denies_what_a_person_has_made_of_a_call(bench: Bench) -> None:
     assert [ran.decision for ran in bench.rows()] == [None, None, "deny"]
 
 
+@pytest.mark.slow
 def test_what_a_person_has_made_of_a_call_runs_if_no_hook_denies_it(bench: Bench) -> None:
     asks = says("PreToolUse", decides("ask", "it makes a file"))
     keeps = says("PreToolUse", decides("allow", updatedInput={"command": "touch made"}))
@@ -128,6 +131,7 @@ def test_what_a_person_has_made_of_a_call_runs_if_no_hook_denies_it(bench: Bench
     assert len(bench.told) == 4
 
 
+@pytest.mark.slow
 def test_a_hook_has_no_say_in_what_a_person_has_made_of_a_call(bench: Bench) -> None:
     changes = says("PreToolUse", decides("allow", updatedInput={"command": "touch other"}))
     assert edited(bench, changes) == SUCCEEDED
@@ -136,6 +140,7 @@ def test_a_hook_has_no_say_in_what_a_person_has_made_of_a_call(bench: Bench) -> 
     assert "it would have another input run than the person who approved this call" in result
 
 
+@pytest.mark.slow
 def test_no_rule_answers_what_a_hook_asks(bench: Bench) -> None:
     hook = says("PreToolUse", decides("ask"))
     lease = bench.run_with([hook], bash("touch made"))
@@ -196,6 +201,7 @@ def test_where_an_updated_path_leads_is_looked_up_before_it_is_decided(bench: Be
     assert "secret" in result
 
 
+@pytest.mark.slow
 def test_an_approval_is_bound_to_the_input_that_runs(bench: Bench) -> None:
     updated = {"command": "touch changed"}
     hook = says("PreToolUse", decides("ask", updatedInput=updated))
@@ -243,6 +249,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAILING.values(), ids=FAILING)
 @pytest.mark.parametrize("on_failure", ["deny", "continue"])
 def test_a_hook_that_fails_is_closed_unless_the_job_says_otherwise(
@@ -262,6 +269,7 @@ def test_a_hook_that_fails_is_closed_unless_the_job_says_otherwise(
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_a_function_is_a_hook(bench: Bench, tmp_path: Path) -> None:
     hook = function(
         tmp_path,
@@ -278,6 +286,7 @@ def test_a_function_is_a_hook(bench: Bench, tmp_path: Path) -> None:
     assert not (bench.folder / "made").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -298,6 +307,7 @@ def test_a_function_that_fails_is_closed(
     assert reason in ran.reason
 
 
+@pytest.mark.slow
 def test_a_function_is_told_where_it_works_and_what_it_prints_is_no_answer(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -315,6 +325,7 @@ def test_a_function_is_told_where_it_works_and_what_it_prints_is_no_answer(
     assert len(ran.errors) < 11_000
 
 
+@pytest.mark.slow
 def test_a_function_may_hand_half_a_character_through(bench: Bench, tmp_path: Path) -> None:
     hook = function(tmp_path, "PreToolUse", r'return {"decision": "block", "reason": "no \ud800"}')
     changes = function(
@@ -329,6 +340,7 @@ def test_a_function_may_hand_half_a_character_through(bench: Bench, tmp_path: Pa
     assert not (bench.folder / "made").exists()
 
 
+@pytest.mark.slow
 def test_an_answer_holds_whatever_is_printed_beside_it(bench: Bench) -> None:
     long = "head -c 11000000 /dev/zero | tr '\\0' x >&2"
     answer = json.dumps(decides("deny", "no"))
@@ -339,6 +351,7 @@ def test_an_answer_holds_whatever_is_printed_beside_it(bench: Bench) -> None:
     assert not (bench.folder / "made").exists()
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_cut_is_none(bench: Bench) -> None:
     """Of what is kept of it, the end is missing: nobody knows what else it says."""
     long = "head -c 11000000 /dev/zero | tr '\\0' ' '"

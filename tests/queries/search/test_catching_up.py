@@ -19,6 +19,7 @@ from tests.store.examples import NOW
 pytestmark = pytest.mark.dialect
 
 
+@pytest.mark.slow
 def test_what_is_stored_later_is_found(database: Database) -> None:
     run = record(database).say("a walnut").store()
     assert find(database, "walnut").total == 1
@@ -27,6 +28,7 @@ def test_what_is_stored_later_is_found(database: Database) -> None:
     assert find(database, "walnut").total == 3
 
 
+@pytest.mark.slow
 def test_results_of_one_reply_are_found_in_whatever_order_they_come(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id)
@@ -68,6 +70,7 @@ def test_what_an_attempt_appends_is_found(database: Database) -> None:
     assert find(database, "walnut").total == 2
 
 
+@pytest.mark.slow
 def test_the_messages_of_a_fork_are_found_in_it(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id)
@@ -101,6 +104,7 @@ def test_what_stands_in_for_messages_is_found(database: Database) -> None:
     assert (hit.place.kind, hit.place.message, hit.source, hit.turn) == ("compaction", 1, "text", 3)
 
 
+@pytest.mark.slow
 def test_a_verification_is_found_when_it_has_ended(database: Database) -> None:
     run = record(database)
     key = {"run_id": run.run_id, "number": 1}
@@ -141,6 +145,7 @@ def test_many_rows_are_indexed_batch_by_batch(database: Database) -> None:
     assert index.follow() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_more_jobs_and_runs_than_come_together_are_all_found(
     database: Database, batch: int
@@ -188,6 +193,7 @@ def _set_outputs(database: Database, compressed: bytes) -> None:
     database.write(lambda connection: connection.execute(change))
 
 
+@pytest.mark.slow
 def test_a_search_never_misses_what_was_stored_before_it(
     open_database: Callable[[], Database], database: Database
 ) -> None:
@@ -239,6 +245,7 @@ def test_a_search_never_misses_what_was_stored_before_it(
     assert len(set(places)) == 40
 
 
+@pytest.mark.slow
 def test_an_index_is_made_anew_when_asked_to(database: Database) -> None:
     record(database).say("walnut").store()
     assert find(database, "walnut").total == 1
@@ -248,6 +255,7 @@ def test_an_index_is_made_anew_when_asked_to(database: Database) -> None:
     assert index.size() > 0
 
 
+@pytest.mark.slow
 def test_an_index_that_another_process_made_anew_is_followed_on(
     database: Database, open_database: Callable[[], Database]
 ) -> None:

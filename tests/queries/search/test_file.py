@@ -51,6 +51,7 @@ def test_one_that_is_removed_is_made_anew(database: Database) -> None:
     assert _find_again(database) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["all", "head", "middle", "tail"])
 def test_a_damaged_one_is_made_anew_and_that_is_said(database: Database, where: str) -> None:
     run = record(database)
@@ -79,6 +80,7 @@ def _damage(path: Path, where: str) -> None:
         file.write(b"\xa5" * (end - start))
 
 
+@pytest.mark.slow
 def test_one_of_another_version_is_made_anew_and_that_is_said(database: Database) -> None:
     record(database).say("walnut").store()
     _find_again(database)
@@ -89,6 +91,7 @@ def test_one_of_another_version_is_made_anew_and_that_is_said(database: Database
     assert told.endswith("it is of another version of Runner")
 
 
+@pytest.mark.slow
 def test_one_of_another_database_is_made_anew_and_that_is_said(
     database: Database, tmp_path: Path, upgraded: Upgraded
 ) -> None:

@@ -42,6 +42,7 @@ def test_what_was_caught_up_with_is_looked_into(database: Database) -> None:
         assert len(index.find(WALNUT, 10)) == 1
 
 
+@pytest.mark.slow
 def test_searches_find_all_while_others_make_the_index_anew(
     database: Database, open_beside: Callable[[], Database]
 ) -> None:
@@ -152,6 +153,7 @@ def test_trouble_with_a_file_that_is_gone_is_no_reason_to_give_up(database: Data
         lose_it()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1.7e9, 1.71e9])
 def test_one_of_a_database_that_was_put_back_and_gone_on_with_is_made_anew(
     database: Database, tmp_path: Path, at: float

@@ -15,6 +15,7 @@ from tests.store.audit.played import bash, finish, questions, reply_to, submit, 
 from tests.store.examples import NOW
 
 
+@pytest.mark.slow
 def test_what_a_person_had_a_call_run_with_is_found_at_the_block_that_asked(
     database: Database,
 ) -> None:

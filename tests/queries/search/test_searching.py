@@ -121,6 +121,7 @@ def test_an_exact_text_is_found_in_a_long_run_wherever_that_is_cut(
     assert find(database, exact=":" + data[: start + 3]).total == 1
 
 
+@pytest.mark.slow
 def test_filters_narrow_a_search(database: Database) -> None:
     first, second = record(database, "a.py"), record(database, "b.py")
     first.call("Bash", {"command": "walnut"}, "walnut", at=NOW + 10).store()
@@ -143,6 +144,7 @@ def test_filters_narrow_a_search(database: Database) -> None:
     assert items(model="claude-other") == []
 
 
+@pytest.mark.slow
 def test_times_to_come_are_found_by_them(database: Database) -> None:
     record(database).say("walnut", at=4_000_000_000.0).store()
     assert find(database, "walnut", since=3_999_999_999.0).total == 1
@@ -158,6 +160,7 @@ def test_the_best_come_first(database: Database) -> None:
     assert [text[:8] for text in shown[:2]] == ["walnut w", "a walnut"]
 
 
+@pytest.mark.slow
 def test_pages_hold_every_match_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "MOST_SCORED", 8)
     monkeypatch.setattr(postgres, "STRETCH_BITS", (2, 3))
@@ -173,6 +176,7 @@ def test_pages_hold_every_match_once(database: Database, monkeypatch: pytest.Mon
         assert len(set(seen)) == len(seen)
 
 
+@pytest.mark.slow
 def test_of_too_many_matches_the_newest_are_ranked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +207,7 @@ def test_an_exact_text_that_is_in_too_many_words_is_refused(
         find(database, exact="nut")
 
 
+@pytest.mark.slow
 def test_rows_hold_the_place_and_the_marks(database: Database) -> None:
     run = record(database, "a.py").say("one walnut").store()
     (row,) = find(database, "walnut").rows()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runner.queries.search.search import open_index
 from runner.store.database import Database
 from tests.exchange.samples import Session, text, use
@@ -17,6 +19,7 @@ def _begun() -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_a_call_that_comes_after_the_result_of_another_is_found(database: Database) -> None:
     session = _begun()
     bring(database, session)
@@ -30,6 +33,7 @@ def test_a_call_that_comes_after_the_result_of_another_is_found(database: Databa
     assert find(database, "almonds").total == 1
 
 
+@pytest.mark.slow
 def test_a_result_that_comes_after_the_next_reply_is_found(database: Database) -> None:
     session = Session()
     session.user("go")
@@ -60,6 +64,7 @@ def test_a_summary_that_comes_after_its_boundary_is_found(database: Database) ->
     assert open_index(database).follow() == 0
 
 
+@pytest.mark.slow
 def test_what_is_found_is_the_same_as_in_an_index_made_anew(database: Database) -> None:
     session = _begun()
     bring(database, session)

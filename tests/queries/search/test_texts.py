@@ -9,6 +9,7 @@ from runner.store.database import Database
 from tests.queries.search.record import excerpts, find, record
 
 
+@pytest.mark.slow
 def test_what_the_model_was_shown_beside_a_whole_output_is_found(database: Database) -> None:
     run = record(database)
     run.call("Bash", {"command": "make"}, "a walnut\nExit code 7", whole=b"a walnut\na hazelnut")
@@ -55,6 +56,7 @@ def test_runs_of_an_item_are_found_by_it_and_no_others(database: Database) -> No
     assert find(database, "walnut", item="no such item").total == 0
 
 
+@pytest.mark.slow
 def test_long_texts_are_indexed_a_few_at_a_time(database: Database) -> None:
     run = record(database)
     for number in range(5):
@@ -70,6 +72,7 @@ def test_long_texts_are_indexed_a_few_at_a_time(database: Database) -> None:
     assert find(database, "walnut").total == 5
 
 
+@pytest.mark.slow
 def test_a_text_with_very_many_words_is_found_by_all_of_them(database: Database) -> None:
     words = " ".join(f"w{number}" for number in range(200_000))
     record(database).say("w300000 alone").call("Bash", {}, "short", words.encode()).store()
@@ -79,6 +82,7 @@ def test_a_text_with_very_many_words_is_found_by_all_of_them(database: Database)
     assert find(database, exact="w7 w8 w9").total == 1
 
 
+@pytest.mark.slow
 def test_where_not_all_that_may_match_is_looked_at_that_is_said(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

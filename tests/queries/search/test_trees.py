@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runner.core.search import Query, Term
 from runner.queries.filters import Filters
 from runner.queries.search.search import search
@@ -14,6 +16,7 @@ def found(database: Database, word: str, filters: Filters = Filters()) -> list[s
     return sorted(hit.place.run_id for hit in hits)
 
 
+@pytest.mark.slow
 def test_a_search_of_a_run_or_an_item_reaches_its_tree(database: Database) -> None:
     parent, first, second = parent_with_two(database, "src/a.py")
     grandchild = start_child(database, second, 1)

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.dialect
 ALL = Filters()
 
 
+@pytest.mark.slow
 def test_denied_calls_are_those_that_the_report_counts(database: Database) -> None:
     job = play(database)
     other = submit(database, "c.py")
@@ -56,6 +57,7 @@ def test_denied_calls_are_those_that_the_report_counts(database: Database) -> No
             assert found == {call["id"] for call in denied_calls(database, run_id)}
 
 
+@pytest.mark.slow
 def test_approvals_are_those_that_each_run_shows(database: Database) -> None:
     job = play(database)
     other = submit(database, "c.py")
@@ -75,6 +77,7 @@ def test_approvals_are_those_that_each_run_shows(database: Database) -> None:
     assert len(open_now) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", BY)
 def test_costs_are_those_of_runner_costs(database: Database, by: By) -> None:
     job = play(database)
@@ -90,6 +93,7 @@ def test_costs_are_those_of_runner_costs(database: Database, by: By) -> None:
         assert row["unpriced"] == (", ".join(spending.unpriced) or None)
 
 
+@pytest.mark.slow
 def test_models_cost_what_runner_costs_says(database: Database) -> None:
     job = play(database)
     call_model_otherwise(database, job.runs[0], 1, "claude-unknown")

@@ -130,6 +130,7 @@ def test_all_calls_are_searched_however_old(
     assert len(set(found(database, "ls"))) == 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newest_runs", [1, 2, 3])
 def test_newest_commands_are_given_whichever_runs_they_are_of(
     database: Database, monkeypatch: pytest.MonkeyPatch, newest_runs: int
@@ -146,6 +147,7 @@ def test_newest_commands_are_given_whichever_runs_they_are_of(
         assert found(database, limit=limit) == everything[:limit]
 
 
+@pytest.mark.slow
 def test_no_call_is_left_out_where_the_database_knows_how_many_rows_it_has(
     database: Database,
 ) -> None:
@@ -233,6 +235,7 @@ WORDS = st.sampled_from(["git", "push", "-f", "origin", "rm", "&&", ";", "'a b'"
 COMMANDS = st.lists(WORDS, min_size=1, max_size=7).map(" ".join)
 
 
+@pytest.mark.slow
 @given(COMMANDS, st.sampled_from(["git *", "git push *", "* origin", "rm -f *", "git * origin"]))
 def test_pattern_finds_what_a_rule_would_catch(command: str, pattern: str) -> None:
     policy = Policy((Rule("deny", f"Bash({pattern})"),), "ask")
@@ -280,6 +283,7 @@ def test_index_knows_every_path_that_is_found(text: str, path: str) -> None:
         assert all(needle in path for needle in pattern.needles)
 
 
+@pytest.mark.slow
 def test_index_says_which_calls_to_look_at(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +298,7 @@ def test_index_says_which_calls_to_look_at(
     assert [len(each) for each in told.values()] == [2, 2, 2, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"),
     [("MOST_CANDIDATES", 0), ("MOST_UNINDEXED", -1)],

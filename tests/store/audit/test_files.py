@@ -98,6 +98,7 @@ def test_command_that_was_not_run_wrote_nothing(database: Database) -> None:
     assert found(database) == []
 
 
+@pytest.mark.slow
 def test_what_a_person_had_it_run_instead_counts(database: Database) -> None:
     (run_id,) = submit(database, "a").runs
     turn(claim(database, run_id), *bash("make > bad.txt"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, insert, select
 
 from runner.queries.calls import command_rows, tool_rows
@@ -93,6 +94,7 @@ def some_filters(job: Job, other: Job) -> Iterator[dict[str, Any]]:
             yield {**dict.fromkeys(choices), name: value}
 
 
+@pytest.mark.slow
 def test_calls_are_those_that_all_filters_let_through(database: Database) -> None:
     job, other = play_more(database)
     calls = call_rows(database)
@@ -131,6 +133,7 @@ NOTHING: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_filter_that_nothing_meets_leaves_nothing(database: Database) -> None:
     spec = replace(PLAYED, limits=replace(PLAYED.limits, max_turns=1))
     play(database)

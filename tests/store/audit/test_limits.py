@@ -44,6 +44,7 @@ def test_who_raised_a_limit_is_told(database: Database) -> None:
     assert (row["raised_to"], row["why"]) == ({"max_turns": 5}, "it was nearly done")
 
 
+@pytest.mark.slow
 def test_each_time_that_a_limit_was_reached_is_told(database: Database) -> None:
     run_id = stop(database)
     for at, most in ((NOW + 20, 2), (NOW + 40, 3)):

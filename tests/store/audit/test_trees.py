@@ -31,6 +31,7 @@ def counted(database: Database, filters: Filters) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_filter_of_a_run_or_an_item_reaches_all_below_it(database: Database) -> None:
     parent, first, second = parent_with_two(database, "src/a.py")
     grandchild = start_child(database, second, 1)

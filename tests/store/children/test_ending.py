@@ -107,6 +107,7 @@ def test_an_attempt_that_lost_its_run_ends_no_sub_agent(database: Database) -> N
         end_children(attempt)
 
 
+@pytest.mark.slow
 def test_who_dies_as_it_ends_its_sub_agents_ends_with_their_results_all_the_same(
     database: Database,
 ) -> None:

@@ -277,6 +277,7 @@ def test_a_child_that_asks_a_person_keeps_its_parent_waiting(database: Database)
     assert results(claim(database, run_id)) == [("Made.", False)]
 
 
+@pytest.mark.slow
 def test_orphans_are_cancelled(database: Database) -> None:
     """A parent that ends by itself leaves them to whoever looks next."""
     run_id = start(database, asks(1), asks(2, "tester", snapshot=False)).state.run_id
@@ -314,6 +315,7 @@ def test_an_orphan_whose_parent_is_taken_up_again_meanwhile_goes_on(
     assert told(database, f"{run_id}.1", "cancelled") == []
 
 
+@pytest.mark.slow
 def test_a_call_that_a_person_is_asked_about_holds_up_no_other_agent(database: Database) -> None:
     """Neither those past the most at once nor those that are asked about after it."""
     rules = (*PARENT.rules, Rule("ask", "Agent(tester)"))

@@ -228,6 +228,7 @@ def test_an_event_that_no_runner_wrote_is_refused(
     assert said.startswith(f"theirs.jsonl, line {line_of(sample, 'events')}:")
 
 
+@pytest.mark.slow
 def test_an_event_of_a_newer_runner_is_read_like_any_other(target: Database, sample: Lines) -> None:
     row(sample, "events").update(type="of_a_newer_runner", data={"new": {}, "colour": ["red"]})
     for each in import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW):
@@ -374,6 +375,7 @@ def changes(draw: st.DrawFn) -> Callable[[Lines], None]:
     return change
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -231,6 +231,7 @@ def test_a_session_of_claude_codes_keeps_its_id(database: Database) -> None:
             assert line[name] == theirs[name]
 
 
+@pytest.mark.slow
 def test_whatever_is_recorded_is_a_trajectory_and_a_session(make_database: MakeDatabase) -> None:
     target = make_database("sqlite")
 

@@ -105,6 +105,7 @@ def test_whatever_is_recorded_of_a_job_is_exported_the_same_after_an_import(
     round_trip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_had_not_ended_is_cancelled_where_it_is_imported(
     make_database: MakeDatabase, kind: str

@@ -206,6 +206,7 @@ def said(found: Any) -> list[tuple[int, int, str, Block]]:
 _words = any_text.filter(lambda words: words.isprintable())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_whatever_was_said_in_a_session_is_stored_and_exported_as_it_was(
     make_database: MakeDatabase, kind: str

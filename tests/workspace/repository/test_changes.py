@@ -88,6 +88,7 @@ def test_changes_mean_nothing_to_runs_that_begin_elsewhere(look: Look, repositor
     assert look(base="old").notes == ()
 
 
+@pytest.mark.slow
 def test_a_base_with_what_is_not_committed_holds_what_git_would_have_added(
     look: Look, repository: Made, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_repositories_in_the_repository_are_left_out_and_named(
     assert found.files == ("a.py", "b.py", "new.py")
 
 
+@pytest.mark.slow
 def test_every_kind_of_checkout_can_be_a_base(look: Look, repository: Made, tmp_path: Path) -> None:
     repository.commit(src__x="1", docs__x="1")
     repository.git("worktree", "add", "-q", "-b", "topic", str(tmp_path / "tree"))

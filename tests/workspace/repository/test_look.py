@@ -35,6 +35,7 @@ def test_a_good_repository_is_found_with_its_commit_and_files(
     assert found.files == ("a.py", "b.py", "src/c.py")
 
 
+@pytest.mark.slow
 def test_a_base_may_be_a_branch_a_tag_or_a_commit(look: Look, repository: Made) -> None:
     first = repository.git("rev-parse", "HEAD")
     repository.git("branch", "old")
@@ -212,6 +213,7 @@ def accepted_without(look: Look, what: Accepted) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_submodules_are_a_problem_unless_accepted(
     look: Look, repository: Made, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -243,6 +245,7 @@ def test_links_out_of_the_repository_are_a_problem_unless_accepted(
     assert "and 2 more" in message
 
 
+@pytest.mark.slow
 def test_files_in_lfs_are_a_problem_where_it_is_not_set_up(
     look: Look, repository: Made, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -287,6 +290,7 @@ def test_whether_case_counts_is_looked_up_where_the_runs_will_be(tmp_path: Path)
     assert ignores_case(tmp_path / "Home/not/there/yet") is not counts
 
 
+@pytest.mark.slow
 def test_a_hostile_repository_runs_nothing(
     look: Look, repository: Made, tmp_path: Path, environment: dict[str, str]
 ) -> None:

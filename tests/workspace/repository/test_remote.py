@@ -31,6 +31,7 @@ def of_url(
     return found.commit, found.problems
 
 
+@pytest.mark.slow
 def test_a_url_is_asked_for_its_commit_and_files(look: Look, repository: Made) -> None:
     first = repository.commit(src="1")
     repository.git("tag", "-a", "v1", "-m", "one")
@@ -101,6 +102,7 @@ def test_a_url_without_a_commit_is_a_problem(
     )
 
 
+@pytest.mark.slow
 def test_a_remote_has_to_take_what_is_pushed(look: Look, repository: Made, bare: Path) -> None:
     assert look(remote=str(bare)).problems == ()
     assert look(remote=f"file://{bare}").problems == ()

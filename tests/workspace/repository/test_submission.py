@@ -81,6 +81,7 @@ def test_runs_of_a_repository_need_a_host_that_has_its_commit(
     assert repository.state() == before
 
 
+@pytest.mark.slow
 def test_runs_with_a_remote_need_no_folder(
     submit: Submit, repository: Made, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_runs_without_a_folder_need_none(submit: Submit) -> None:
     assert (stored["workspace_path"], stored["workspace_id"], stored["source_id"]) == (None,) * 3
 
 
+@pytest.mark.slow
 def test_what_is_not_committed_is_what_runs_begin_at_and_stays(
     submit: Submit, repository: Made
 ) -> None:
@@ -113,6 +115,7 @@ def test_what_is_not_committed_is_what_runs_begin_at_and_stays(
     assert repository.git("show", f"{commit}:a.py") == "changed"
 
 
+@pytest.mark.slow
 def test_nothing_is_stored_when_the_base_cannot_be_kept(
     settings: Settings, database: Database, repository: Made, tmp_path: Path
 ) -> None:

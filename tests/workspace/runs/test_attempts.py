@@ -150,6 +150,7 @@ def once(marker: Path, then: str) -> str:
     return f"{then}; if mkdir {marker} 2>/dev/null; then sleep 600; fi"
 
 
+@pytest.mark.slow
 def test_what_the_agent_did_is_recorded_and_ends_in_a_commit(begin_bench: Begin) -> None:
     bench = begin_bench(bash("echo 2 > a.py"), bash("ls"), {"text": "Done."})
     assert bench.work() == Ended("succeeded", "end_turn")
@@ -164,6 +165,7 @@ def test_what_the_agent_did_is_recorded_and_ends_in_a_commit(begin_bench: Begin)
     assert delivered["commit"] == bench.repository.git("rev-parse", "runner/Mend-it/one")
 
 
+@pytest.mark.slow
 def test_a_call_that_was_cut_off_runs_again_on_the_files_as_they_were(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_call_that_was_cut_off_runs_again_on_the_files_as_they_were(
     assert restored["found"] != restored["tree"]
 
 
+@pytest.mark.slow
 def test_writing_calls_side_by_side_are_done_together_or_not_at_all(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
@@ -198,6 +201,7 @@ def test_writing_calls_side_by_side_are_done_together_or_not_at_all(
     assert first.ended_at == second.ended_at
 
 
+@pytest.mark.slow
 def test_a_call_whose_effects_leave_the_workspace_is_not_run_again(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
@@ -214,6 +218,7 @@ def test_a_call_whose_effects_leave_the_workspace_is_not_run_again(
     assert bench.committed("a.py") == "1\nmore", "what it did stays"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["safe", "all"])
 def test_a_call_that_a_shutdown_cut_has_one_clean_result(
     begin_bench: Begin, tmp_path: Path, parallel: ParallelTools
@@ -238,6 +243,7 @@ def test_a_call_that_a_shutdown_cut_has_one_clean_result(
     assert (created["cause"], restored["cause"]) == ("created", "restored")
 
 
+@pytest.mark.slow
 def test_a_call_beside_a_repository_of_its_own_is_not_done_again(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
@@ -257,6 +263,7 @@ def test_a_call_beside_a_repository_of_its_own_is_not_done_again(
     assert [data["cause"] for data in bench.events("tree_recorded")] == ["created", "changed"]
 
 
+@pytest.mark.slow
 def test_a_person_who_is_asked_about_such_a_call_is_not_told_of_files_put_back(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
@@ -276,6 +283,7 @@ def test_a_person_who_is_asked_about_such_a_call_is_not_told_of_files_put_back(
     assert "as they were" not in bench.results()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "external"),
     [("true", (Rule("ask", "Bash(echo *)"),)), ("git init -q vendor && touch vendor/log", ())],
@@ -299,6 +307,7 @@ def test_a_call_that_cannot_be_undone_has_the_result_of_the_shutdown_that_cut_it
     assert [data["cause"] for data in bench.events("tree_recorded")] == ["created"]
 
 
+@pytest.mark.slow
 def test_a_success_is_what_the_verification_says(begin_bench: Begin, tmp_path: Path) -> None:
     second = tmp_path / "second"
     verify = Verify(("echo built > left; grep -q 2 a.py", f"echo ran >> {second}"))
@@ -317,6 +326,7 @@ def test_a_success_is_what_the_verification_says(begin_bench: Begin, tmp_path: P
     assert row(bench.store, bench.lease).progress["worked"] > 0
 
 
+@pytest.mark.slow
 def test_a_verification_that_was_cut_off_is_run_again_on_what_was_recorded(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
@@ -328,6 +338,7 @@ def test_a_verification_that_was_cut_off_is_run_again_on_what_was_recorded(
     assert bench.committed("a.py") == "1"
 
 
+@pytest.mark.slow
 def test_a_verification_that_was_killed_from_outside_is_run_again_once(
     begin_bench: Begin, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def copied(begin: Claim, source: Path) -> Callable[..., Lease]:
     return lambda **asked: begin(workspace=Workspace(str(source), "copy"), **asked)
 
 
+@pytest.mark.slow
 def test_a_copy_is_made_once_and_recorded(
     host: Host, copied: Claim, store: Database, source: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_copy_is_made_once_and_recorded(
     assert row(store, lease).workspace_id == f"snap_{kept(store, lease).store_id}"
 
 
+@pytest.mark.slow
 def test_a_copy_is_half_set_up_only_once(host: Host, copied: Claim, store: Database) -> None:
     lease = copied(setup=("echo 1 >> set-up", "test -e ../go"))
     with pytest.raises(WorkspaceError):
@@ -62,6 +64,7 @@ def test_a_copy_is_half_set_up_only_once(host: Host, copied: Claim, store: Datab
     assert (host.path(lease) / "set-up").read_text() == "1\n"
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_removed_is_made_again(
     host: Host, copied: Claim, store: Database, source: Path
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_copy_that_was_removed_is_made_again(
         shutil.rmtree(host.path(lease))
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_repository_leaves_the_repository_alone(
     host: Host, copied: Claim, begin: Claim, repository: Made
 ) -> None:
@@ -113,6 +117,7 @@ def test_a_copy_of_a_runner_that_recorded_nothing_keeps_its_work(
     assert kept(store, lease).path == str(path)
 
 
+@pytest.mark.slow
 def test_on_another_host_the_run_waits(
     hosts: Callable[[str], Host], copied: Claim, store: Database
 ) -> None:
@@ -136,6 +141,7 @@ def test_a_shared_folder_and_none_at_all_are_not_recorded(
             host.workspaces.deliver(lease, Ended("succeeded", "end_turn"), Interrupt())
 
 
+@pytest.mark.slow
 def test_trees_hold_what_is_in_the_copy_and_not_ignored(host: Host, copied: Claim) -> None:
     lease = copied(setup=("echo '*.log' > .gitignore",))
     host.prepare(lease)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runner.core.run import Ended, Lease
 from runner.ports import Interrupt
 from runner.store.database import Database
@@ -21,6 +23,7 @@ def subjects(repository: Made, branch: str = "runner/Mend-it/one") -> list[str]:
     return repository.git("log", "--format=%s", branch).splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_commit_that_names_job_run_model_and_outcome(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
@@ -41,6 +44,7 @@ def test_a_run_ends_with_a_commit_that_names_job_run_model_and_outcome(
     assert repository.git("-C", str(host.path(lease)), "status", "--porcelain") == ""
 
 
+@pytest.mark.slow
 def test_without_a_message_the_job_and_the_item_name_it(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -52,6 +56,7 @@ def test_without_a_message_the_job_and_the_item_name_it(
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_changed_nothing_ends_with_an_empty_commit(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -62,6 +67,7 @@ def test_a_run_that_changed_nothing_ends_with_an_empty_commit(
     assert "Runner-Outcome: failed verify" in repository.git("log", "-1", "--format=%B", commit)
 
 
+@pytest.mark.slow
 def test_done_twice_it_is_the_same_commit(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
@@ -74,6 +80,7 @@ def test_done_twice_it_is_the_same_commit(
     assert len(subjects(repository)) == 2
 
 
+@pytest.mark.slow
 def test_another_end_is_another_commit_on_top(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
@@ -97,6 +104,7 @@ def test_commits_of_the_agent_stay_below(host: Host, begin: Claim, repository: M
     assert subjects(repository)[1:] == ["by the agent", "work"]
 
 
+@pytest.mark.slow
 def test_commits_on_another_branch_or_on_none_come_along(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -113,6 +121,7 @@ def test_commits_on_another_branch_or_on_none_come_along(
     assert head == "runner/Mend-it/one"
 
 
+@pytest.mark.slow
 def test_history_that_was_thrown_away_does_not_throw_the_branch_back(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -126,6 +135,7 @@ def test_history_that_was_thrown_away_does_not_throw_the_branch_back(
     assert repository.git("show", f"{commit}:a.py") == "2"
 
 
+@pytest.mark.slow
 def test_a_repository_inside_the_worktree_is_left_out(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -141,6 +151,7 @@ def test_a_repository_inside_the_worktree_is_left_out(
     assert shown == "A\tvendor/note"
 
 
+@pytest.mark.slow
 def test_files_are_committed_by_the_repositorys_own_rules(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -156,6 +167,7 @@ def test_files_are_committed_by_the_repositorys_own_rules(
     assert repository.git("show", f"{commit}:a.py") == "LOUD"
 
 
+@pytest.mark.slow
 def test_no_hook_runs(host: Host, begin: Claim, repository: Made) -> None:
     for name in ("pre-commit", "post-checkout", "reference-transaction", "post-index-change"):
         repository.write(f".git/hooks/{name}", f"#!/bin/sh\ntouch {repository.path}/ran-{name}\n")
@@ -166,6 +178,7 @@ def test_no_hook_runs(host: Host, begin: Claim, repository: Made) -> None:
     assert not list(repository.path.glob("ran-*"))
 
 
+@pytest.mark.slow
 def test_whoever_the_settings_name_commits(host: Host, begin: Claim, repository: Made) -> None:
     lease = begin()
     host.prepare(lease)

@@ -23,6 +23,7 @@ from .conftest import Claim, Host, claim_again
 DONE = Ended("succeeded", "end_turn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["removed", "another host"])
 def test_a_run_goes_on_without_a_repository_that_its_agent_made(
     store: Database, hosts: Callable[[str], Host], begin: Claim, repository: Made, way: str
@@ -65,6 +66,7 @@ def test_what_cannot_be_read_is_not_delivered_and_says_what_to_do(
         Worktree(source, host.path(lease)).write_tree()
 
 
+@pytest.mark.slow
 def test_a_setup_command_that_was_killed_from_outside_is_run_again_once(
     host: Host, begin: Claim
 ) -> None:

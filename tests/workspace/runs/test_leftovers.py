@@ -60,6 +60,7 @@ def done(store: Database, host: Host, lease: Lease) -> str:
     return tree
 
 
+@pytest.mark.slow
 def test_what_was_delivered_and_not_changed_since_goes(
     store: Database,
     host: Host,
@@ -88,6 +89,7 @@ def test_what_was_delivered_and_not_changed_since_goes(
     assert (host.path(lease) / "a.py").read_text() == "2\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 def test_the_workspace_of_a_run_that_goes_on_is_kept(
     store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]], force: bool
@@ -99,6 +101,7 @@ def test_the_workspace_of_a_run_that_goes_on_is_kept(
     assert host.path(lease).exists()
 
 
+@pytest.mark.slow
 def test_work_that_was_not_delivered_goes_only_by_force(
     store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -112,6 +115,7 @@ def test_work_that_was_not_delivered_goes_only_by_force(
     assert not host.path(lease).exists()
 
 
+@pytest.mark.slow
 def test_what_a_run_did_after_it_was_delivered_goes_only_by_force(
     store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -123,6 +127,7 @@ def test_what_a_run_did_after_it_was_delivered_goes_only_by_force(
     assert "not delivered" in kept.why_kept
 
 
+@pytest.mark.slow
 def test_a_workspace_with_a_repository_in_it_goes_only_by_force(
     store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -139,6 +144,7 @@ def test_a_workspace_with_a_repository_in_it_goes_only_by_force(
     assert pruned(force=True)[0].removed
 
 
+@pytest.mark.slow
 def test_a_filled_submodule_is_a_repository_of_its_own(
     store: Database,
     host: Host,
@@ -165,6 +171,7 @@ def test_a_filled_submodule_is_a_repository_of_its_own(
     assert "a repository of its own): sub" in kept.why_kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["a file", "a commit", "something staged"])
 def test_changes_since_the_end_go_only_by_force(
     store: Database,
@@ -193,6 +200,7 @@ def test_changes_since_the_end_go_only_by_force(
     assert pruned(force=True)[0].removed
 
 
+@pytest.mark.slow
 def test_a_copy_goes_when_it_is_as_it_was_recorded(
     store: Database, host: Host, begin: Claim, tmp_path: Path, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -220,6 +228,7 @@ def test_a_folder_that_no_run_knows_is_told_and_kept(
     assert pruned(job_id="job_1", force=force) == []
 
 
+@pytest.mark.slow
 def test_one_jobs_workspaces_are_listed_alone(
     store: Database, host: Host, begin: Claim, listed: Callable[..., list[Leftover]]
 ) -> None:
@@ -231,6 +240,7 @@ def test_one_jobs_workspaces_are_listed_alone(
     assert [each.run_id for each in listed(job_id=job)] == [two.run_id]
 
 
+@pytest.mark.slow
 def test_one_whose_folder_is_gone_is_listed_and_left(
     store: Database,
     host: Host,
@@ -247,6 +257,7 @@ def test_one_whose_folder_is_gone_is_listed_and_left(
     assert pruned() == []
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_compared_is_kept(
     store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -264,6 +275,7 @@ def stored(host: Host) -> set[Path]:
     return set((host.home / "snapshots").rglob("*"))
 
 
+@pytest.mark.slow
 def test_looking_at_a_workspace_records_nothing(
     store: Database, host: Host, begin: Claim, listed: Callable[..., list[Leftover]]
 ) -> None:
@@ -276,6 +288,7 @@ def test_looking_at_a_workspace_records_nothing(
     assert stored(host) == before
 
 
+@pytest.mark.slow
 def test_what_was_left_behind_on_another_host_is_compared_there(
     store: Database, hosts: Callable[[str], Host], begin: Claim, repository: Made, tmp_path: Path
 ) -> None:
@@ -313,6 +326,7 @@ def test_the_size_leaves_out_what_is_removed_meanwhile(
     assert Leftover("run_1", tmp_path, None, "").size() == 5
 
 
+@pytest.mark.slow
 def test_nothing_is_left_beside_a_workspace_that_was_removed(
     store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -321,6 +335,7 @@ def test_nothing_is_left_beside_a_workspace_that_was_removed(
     assert list((host.home / "workspaces").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_after_it_was_removed_is_delivered_on_top(
     store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
@@ -336,6 +351,7 @@ def test_a_run_that_goes_on_after_it_was_removed_is_delivered_on_top(
     assert repository.git("rev-parse", "runner/Mend-it/one^") == first
 
 
+@pytest.mark.slow
 def test_a_link_in_the_place_of_a_workspace_is_not_followed(
     store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:

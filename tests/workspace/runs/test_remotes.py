@@ -49,6 +49,7 @@ def log(repository: Made, host: Host, lease: Lease) -> list[str]:
     return repository.git("-C", path, "log", "--format=%s").splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_a_host_without_the_repository(
     hosts: Hosts, begin: Claim, store: Database, repository: Made, remote: Made
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_run_goes_on_on_a_host_without_the_repository(
     assert remote.git("show", f"{commit}:b.py") == "worked"
 
 
+@pytest.mark.slow
 def test_back_on_the_first_host_what_was_done_elsewhere_is_fetched(
     hosts: Hosts, begin: Claim, store: Database, repository: Made, remote: Made
 ) -> None:
@@ -104,6 +106,7 @@ def test_back_on_the_first_host_what_was_done_elsewhere_is_fetched(
     assert kept(store, first).store_id == store_id(here.home)
 
 
+@pytest.mark.slow
 def test_what_a_person_changed_on_a_host_left_behind_is_put_aside(
     hosts: Hosts, begin: Claim, store: Database, repository: Made, remote: Made
 ) -> None:
@@ -123,6 +126,7 @@ def test_what_a_person_changed_on_a_host_left_behind_is_put_aside(
     assert (here.path(first) / "a.py").read_text() == "mine\n"
 
 
+@pytest.mark.slow
 def test_a_delivery_on_another_host_moves_the_branch_on(
     hosts: Hosts, begin: Claim, store: Database, repository: Made, remote: Made
 ) -> None:
@@ -138,6 +142,7 @@ def test_a_delivery_on_another_host_moves_the_branch_on(
     assert remote.git("rev-parse", "runner/Mend-it/one") == commit
 
 
+@pytest.mark.slow
 def test_a_crash_between_the_push_and_its_row_leaves_a_delivery_that_another_host_replaces(
     hosts: Hosts,
     begin: Claim,
@@ -170,6 +175,7 @@ def test_a_crash_between_the_push_and_its_row_leaves_a_delivery_that_another_hos
     assert kept(store, second).commit_id == commit
 
 
+@pytest.mark.slow
 def test_one_attempt_delivers_again_what_changed_since(
     hosts: Hosts, begin: Claim, store: Database, remote: Made
 ) -> None:
@@ -188,6 +194,7 @@ def test_one_attempt_delivers_again_what_changed_since(
     assert kept(store, lease).commit_id == second
 
 
+@pytest.mark.slow
 def test_a_branch_that_someone_else_moved_at_the_remote_is_left_to_them(
     hosts: Hosts, begin: Claim, remote: Made
 ) -> None:
@@ -201,6 +208,7 @@ def test_a_branch_that_someone_else_moved_at_the_remote_is_left_to_them(
     assert remote.git("rev-parse", "runner/Mend-it/one") == theirs
 
 
+@pytest.mark.slow
 def test_a_branch_that_the_remote_has_already_is_left_to_its_owner(
     hosts: Hosts, begin: Claim, store: Database, remote: Made
 ) -> None:
@@ -214,6 +222,7 @@ def test_a_branch_that_the_remote_has_already_is_left_to_its_owner(
     assert remote.git("rev-parse", own) == commit
 
 
+@pytest.mark.slow
 def test_a_remote_that_does_not_answer_is_told(hosts: Hosts, begin: Claim, remote: Made) -> None:
     here = hosts("here")
     lease = begin(remote=str(remote.path))
@@ -224,6 +233,7 @@ def test_a_remote_that_does_not_answer_is_told(hosts: Hosts, begin: Claim, remot
         here.record(lease)
 
 
+@pytest.mark.slow
 def test_a_remote_that_comes_back_is_asked_again(hosts: Hosts, begin: Claim, remote: Made) -> None:
     here = hosts("here")
     lease = begin(remote=str(remote.path))
@@ -255,6 +265,7 @@ def test_without_a_remote_the_run_waits_for_its_host(
         hosts("there").prepare(claim_again(store, lease), tree)
 
 
+@pytest.mark.slow
 def test_a_fork_fetches_what_the_other_run_recorded(
     hosts: Hosts, begin: Claim, store: Database, repository: Made, remote: Made
 ) -> None:
@@ -271,6 +282,7 @@ def test_a_fork_fetches_what_the_other_run_recorded(
     assert (there.path(fork) / "a.py").read_text() == "2\n"
 
 
+@pytest.mark.slow
 def test_a_url_is_cloned_once_for_all_its_runs(
     hosts: Hosts, begin: Claim, remote: Made, store: Database
 ) -> None:
@@ -284,6 +296,7 @@ def test_a_url_is_cloned_once_for_all_its_runs(
     assert remote.git("-C", str(clone), "rev-parse", "runner/Mend-it/one") == commit
 
 
+@pytest.mark.slow
 def test_a_clone_learns_of_newer_commits(
     hosts: Hosts, begin: Claim, remote: Made, repository: Made
 ) -> None:
@@ -296,6 +309,7 @@ def test_a_clone_learns_of_newer_commits(
     assert (here.path(newer) / "c.py").exists()
 
 
+@pytest.mark.slow
 def test_a_base_that_is_on_no_branch_is_cloned_by_its_ref(
     hosts: Hosts, begin: Claim, remote: Made, repository: Made
 ) -> None:
@@ -308,6 +322,7 @@ def test_a_base_that_is_on_no_branch_is_cloned_by_its_ref(
     assert (here.path(lease) / "c.py").exists()
 
 
+@pytest.mark.slow
 def test_a_url_without_the_base_is_told(hosts: Hosts, begin: Claim, remote: Made) -> None:
     lease = begin(path=None, url=str(remote.path), commit="1" * 40)
     with pytest.raises(WorkspaceError, match=f"remote.git has no commit {'1' * 40}"):

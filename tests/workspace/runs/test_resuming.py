@@ -33,6 +33,7 @@ def files(path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_what_is_as_it_was_recorded_stays(host: Host, begin: Claim, store: Database) -> None:
     lease = begin()
     tree = host.prepare(lease).snapshot
@@ -41,6 +42,7 @@ def test_what_is_as_it_was_recorded_stays(host: Host, begin: Claim, store: Datab
     assert (prepared.snapshot, prepared.cause, prepared.found) == (tree, None, None)
 
 
+@pytest.mark.slow
 def test_undoing_puts_files_back_and_what_was_found_aside(
     host: Host, begin: Claim, store: Database
 ) -> None:
@@ -59,6 +61,7 @@ def test_undoing_puts_files_back_and_what_was_found_aside(
     assert (path / "dependency.log").exists(), "ignored files are left alone"
 
 
+@pytest.mark.slow
 def test_what_a_person_changed_stays_when_nothing_was_in_doubt(
     host: Host, begin: Claim, store: Database
 ) -> None:
@@ -71,6 +74,7 @@ def test_what_a_person_changed_stays_when_nothing_was_in_doubt(
     assert (host.path(lease) / "a.py").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_call_that_was_recorded_but_not_stored_is_undone_too(
     host: Host, begin: Claim, store: Database
 ) -> None:
@@ -83,6 +87,7 @@ def test_a_call_that_was_recorded_but_not_stored_is_undone_too(
     assert (host.path(lease) / "a.py").read_text() == "1\n"
 
 
+@pytest.mark.slow
 def test_a_commit_in_doubt_is_undone_with_what_was_staged(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -101,6 +106,7 @@ def test_a_commit_in_doubt_is_undone_with_what_was_staged(
     assert git(host, lease, repository, "log", "--format=%s").split() == ["second", "work"]
 
 
+@pytest.mark.slow
 def test_a_branch_of_the_agents_own_is_gone_back_to(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -115,6 +121,7 @@ def test_a_branch_of_the_agents_own_is_gone_back_to(
     assert git(host, lease, repository, "log", "-1", "--format=%s") == "tried"
 
 
+@pytest.mark.slow
 def test_branches_tags_and_the_stash_are_as_they_were(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -142,6 +149,7 @@ def test_branches_tags_and_the_stash_are_as_they_were(
     assert (host.path(lease) / "a.py").read_text() == "stashed first"
 
 
+@pytest.mark.slow
 def test_locks_of_a_killed_git_are_taken_away(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -154,6 +162,7 @@ def test_locks_of_a_killed_git_are_taken_away(
     git(host, lease, repository, "add", "-A")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["folder", "git_too", "only_the_link", "whole_home"])
 def test_a_workspace_that_was_removed_by_hand_is_made_again(
     host: Host, begin: Claim, store: Database, repository: Made, how: str
@@ -183,6 +192,7 @@ def test_a_workspace_that_was_removed_by_hand_is_made_again(
     assert git(host, lease, repository, "symbolic-ref", "--short", "HEAD") == "runner/Mend-it/one"
 
 
+@pytest.mark.slow
 def test_what_is_in_the_place_of_a_broken_worktree_is_put_aside(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -199,6 +209,7 @@ def test_what_is_in_the_place_of_a_broken_worktree_is_put_aside(
     assert (path / "a.py").read_text() == "not recorded"
 
 
+@pytest.mark.slow
 def test_an_agent_that_leaves_git_cannot_touch_what_is_around_its_worktree(
     hosts: object, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -217,6 +228,7 @@ def test_an_agent_that_leaves_git_cannot_touch_what_is_around_its_worktree(
         inside.tools.close()
 
 
+@pytest.mark.slow
 def test_snapshots_that_are_gone_are_told(host: Host, begin: Claim, store: Database) -> None:
     lease = begin()
     host.prepare(lease)
@@ -229,6 +241,7 @@ def test_snapshots_that_are_gone_are_told(host: Host, begin: Claim, store: Datab
         host.prepare(claim_again(store, lease), tree, undo=True)
 
 
+@pytest.mark.slow
 def test_files_that_were_half_put_back_are_put_back(
     host: Host, begin: Claim, store: Database
 ) -> None:
@@ -246,6 +259,7 @@ def test_files_that_were_half_put_back_are_put_back(
     assert (host.path(lease) / "a.py").read_text() == "1\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_after_its_delivery_finds_nothing_changed(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -263,6 +277,7 @@ def test_a_run_that_goes_on_after_its_delivery_finds_nothing_changed(
     assert git(host, lease, repository, "status", "--porcelain") == ""
 
 
+@pytest.mark.slow
 def test_a_fork_works_in_a_worktree_of_its_own(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:

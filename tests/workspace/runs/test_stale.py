@@ -12,6 +12,7 @@ from runner.workspace.notes import Made, MadeNotes
 from .conftest import Claim, Host, claim_again
 
 
+@pytest.mark.slow
 def test_a_stale_restore_leaves_what_a_person_mended(
     host: Host, begin: Claim, store: Database
 ) -> None:
@@ -28,6 +29,7 @@ def test_a_stale_restore_leaves_what_a_person_mended(
     assert (host.path(lease) / "a.py").read_text() == "mended\n"
 
 
+@pytest.mark.slow
 def test_a_stale_attempt_that_wakes_up_while_it_makes_the_workspace_unsays_nothing(
     host: Host, begin: Claim, store: Database
 ) -> None:

@@ -24,6 +24,7 @@ def branch_of(repository: Made, host: Host, lease: Lease) -> str:
     return head.removeprefix("refs/heads/")
 
 
+@pytest.mark.slow
 def test_a_run_gets_a_worktree_at_the_base_on_a_branch_of_its_own(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_run_gets_a_worktree_at_the_base_on_a_branch_of_its_own(
     assert row(store, lease).workspace_id == f"snap_{stored.store_id}"
 
 
+@pytest.mark.slow
 def test_the_users_checkout_index_branches_and_stash_stay_as_they_are(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -67,6 +69,7 @@ def test_the_users_checkout_index_branches_and_stash_stay_as_they_are(
     assert not (repository.path.parent / "hook-ran").exists()
 
 
+@pytest.mark.slow
 def test_what_setup_leaves_is_committed_first_and_ignored_files_stay(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
@@ -82,6 +85,7 @@ def test_what_setup_leaves_is_committed_first_and_ignored_files_stay(
     assert repository.git(*own, f"{start}^{{tree}}") == tree, "patches hold no setup"
 
 
+@pytest.mark.slow
 def test_an_agents_git_changes_nothing_of_the_users_or_of_another_runs(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -105,6 +109,7 @@ def test_an_agents_git_changes_nothing_of_the_users_or_of_another_runs(
         assert (host.path(lease) / "a.py").read_text() == lease.run_id
 
 
+@pytest.mark.slow
 def test_a_setup_command_that_fails_is_named_with_its_end(host: Host, begin: Claim) -> None:
     lease = begin(setup=("true", "seq 9000; echo no such package >&2; exit 7", "touch never"))
     with pytest.raises(WorkspaceError) as raised:
@@ -117,6 +122,7 @@ def test_a_setup_command_that_fails_is_named_with_its_end(host: Host, begin: Cla
     assert not (host.path(lease) / "never").exists()
 
 
+@pytest.mark.slow
 def test_a_half_made_worktree_is_made_again_from_scratch(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_half_made_worktree_is_made_again_from_scratch(
     assert branches.split() == ["runner/Mend-it/one"]
 
 
+@pytest.mark.slow
 def test_a_branch_of_that_name_is_left_to_its_owner(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -142,6 +149,7 @@ def test_a_branch_of_that_name_is_left_to_its_owner(
     assert repository.git("rev-parse", "runner/Mend-it/one") == before
 
 
+@pytest.mark.slow
 def test_two_runs_with_keys_that_git_cannot_tell_apart_have_two_branches(
     host: Host, begin: Claim, repository: Made
 ) -> None:
@@ -152,6 +160,7 @@ def test_two_runs_with_keys_that_git_cannot_tell_apart_have_two_branches(
     assert branch_of(repository, host, second) == f"runner/Mend-it/a-b-{second.run_id[-6:]}"
 
 
+@pytest.mark.slow
 def test_an_attempt_that_lost_its_run_notes_nothing(
     host: Host, begin: Claim, store: Database
 ) -> None:
@@ -168,6 +177,7 @@ def test_a_base_that_is_gone_is_told(host: Host, begin: Claim) -> None:
         host.prepare(lease)
 
 
+@pytest.mark.slow
 def test_a_repository_that_is_gone_is_told(host: Host, begin: Claim, repository: Made) -> None:
     lease = begin()
     repository.path.rename(repository.path.with_name("elsewhere"))
@@ -175,6 +185,7 @@ def test_a_repository_that_is_gone_is_told(host: Host, begin: Claim, repository:
         host.prepare(lease)
 
 
+@pytest.mark.slow
 def test_a_run_without_room_for_its_files_fails_alone(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
@@ -199,6 +210,7 @@ def test_a_full_disk_is_told_whatever_git_says(host: Host, begin: Claim) -> None
         workspaces.prepare(lease, None, Interrupt(), undo=False)
 
 
+@pytest.mark.slow
 def test_many_runs_of_two_jobs_get_their_worktrees_at_once(
     host: Host, begin: Claim, repository: Made, store: Database
 ) -> None:
