@@ -38,18 +38,12 @@ def trajectory(
     if session is not None:
         agent = {"name": "claude-code", "version": str(session.get("version") or "unknown")}
     agent["model_name"] = recorded.model
-    if recorded.spec.tools:
-        agent["tool_definitions"] = [  # in the form of OpenAI's function calling
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": dict(tool.input_schema),
-                },
-            }
-            for tool in recorded.spec.tools
-        ]
+    functions = (
+        {"name": tool.name, "description": tool.description, "parameters": dict(tool.input_schema)}
+        for tool in recorded.spec.tools
+    )
+    if recorded.spec.tools:  # in the form of OpenAI's function calling
+        agent["tool_definitions"] = [{"type": "function", "function": each} for each in functions]
     of_run = ("state", "reason", "detail", "fork_of", "fork_turn", "parent_run", "agent_type")
     return {
         "schema_version": VERSION,
@@ -105,11 +99,8 @@ class _Steps:
         self._add_verifications(turn - 1)
         while self._compactions and self._compactions[0]["turn"] <= turn:
             row = self._compactions.pop(0)
-            about = {
-                **_BOUNDARIES[row["kind"]],
-                "first_step": self._step_of(row["first_message"]),
-                "last_step": self._step_of(row["last_message"]),
-            }
+            first, last = (self._step_of(row[name]) for name in ("first_message", "last_message"))
+            about = {**_BOUNDARIES[row["kind"]], "first_step": first, "last_step": last}
             tokens = {name: row[name] for name in ("tokens_before", "tokens_after")}
             extra = {"context_management": about, **tokens}
             words = f"Context compaction ({row['kind']})"
@@ -208,11 +199,8 @@ class _Steps:
         self._first_step.setdefault(message.number, agent["step_id"])
 
     def _common(self, message: RecordedMessage, source: str, *, copied: bool) -> Step:
-        step: Step = {
-            "timestamp": iso(message.at),
-            "source": source,
-            "extra": {"turn": message.turn, "message": message.number},
-        }
+        extra = {"turn": message.turn, "message": message.number}
+        step: Step = {"timestamp": iso(message.at), "source": source, "extra": extra}
         return step | ({"is_copied_context": True} if copied else {})
 
     def _is_copied(self, row: Row) -> bool:
@@ -247,11 +235,9 @@ def _totals(recorded: Recorded, steps: Sequence[Step]) -> dict[str, Any]:
     costs = [recorded.cost(call) for call in recorded.model_calls]
     known = [cost for cost in costs if cost is not None]
     extra = {"model_calls": len(costs), "calls_without_known_cost": len(costs) - len(known)}
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     return {
-        **{
-            f"total_{name}": sum(each.get(name, 0) for each in metrics)
-            for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
-        },
+        **{f"total_{name}": sum(each.get(name, 0) for each in metrics) for name in names},
         **({"total_cost_usd": sum(known)} if known else {}),
         "total_steps": len(steps),
         "extra": extra,

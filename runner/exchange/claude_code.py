@@ -112,9 +112,8 @@ class _Session:
         for row in sorted(message.rows, key=lambda row: row["content"]["type"] != "tool_result"):
             block = row["content"]
             is_plain = block["type"] == "text" and block.keys() == {"type", "text"}
-            fields: dict[str, Any] = {
-                "message": {"role": "user", "content": block["text"] if is_plain else [block]}
-            }
+            content = block["text"] if is_plain else [block]
+            fields: dict[str, Any] = {"message": {"role": "user", "content": content}}
             if block["type"] == "tool_result":
                 fields["toolUseResult"] = block["content"]
                 if source := self._asked.get(block["tool_use_id"]):

@@ -47,11 +47,8 @@ def file_lines(job_id: str, run_id: str | None, rows: Iterable[bytes]) -> Iterat
 
 
 class Reader:
-    """Reads a file: the header at once, then its rows. ``number`` is the line that was read last.
-
-    Raises:
-        ValueError: what is wrong with that line.
-    """
+    """Reads a file: the header at once, then its rows. ``number`` is the line that was read last; raises
+    ``ValueError``: what is wrong with that line."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -96,21 +96,16 @@ class Recorded:
         terms = Terms.of(self.spec.provider, self.spec.model_options, own_model=own)
         if call["hour_cache"] is not None:
             terms = replace(terms, hour_cache=bool(call["hour_cache"]))
-        above = max(
-            (each for each in self.prices.thresholds if usage.prompt_tokens > each), default=0
-        )
-        spent = spending(self.prices, Calls(call["model"], terms, above, 1, usage))
+        passed = (each for each in self.prices.thresholds if usage.prompt_tokens > each)
+        calls = Calls(call["model"], terms, max(passed, default=0), 1, usage)
+        spent = spending(self.prices, calls)
         return None if spent.unpriced else float(spent.usd)
 
 
 def usage_of(call: Row) -> Usage:
     """Return the tokens of a model call whose usage is known."""
-    return Usage(
-        call["input_tokens"],
-        call["cache_read_tokens"] or 0,
-        call["cache_creation_tokens"] or 0,
-        call["output_tokens"] or 0,
-    )
+    names = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
+    return Usage(**{name: call[name] or 0 for name in names})
 
 
 def iso(seconds: float) -> str:

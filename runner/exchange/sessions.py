@@ -331,19 +331,11 @@ def _run_id(session: str, agent: str | None, started: float) -> str:
     """Return the id of a session's run, which is always the same and sorts by its start as others do."""
     digest = hashlib.sha256(json.dumps([session, agent]).encode()).digest()
     value = (int(started * 1000) << 80) | int.from_bytes(digest[:10], "big")
-    digits = ""
-    for _ in range(26):
-        value, digit = divmod(value, 32)
-        digits = _DIGITS[digit] + digits
-    return f"run_{digits}"
+    return "run_" + "".join(_DIGITS[value >> 5 * place & 31] for place in reversed(range(26)))
 
 
 class SessionRun:
-    """A session, or an agent's part of it, as a run.
-
-    Args:
-        agent: its id; None for the session itself.
-    """
+    """A session, or the part of it of an ``agent`` with this id, as a run."""
 
     def __init__(self, talk: _Conversation, agent: str | None, title: str | None = None) -> None:
         session_id, cwd = talk.last("sessionId"), _first_text(talk.lines, "cwd")
@@ -406,16 +398,9 @@ class SessionRun:
 
     def _add_blocks(self, message: int, role: str, said: Sequence[_Said], first: int = 0) -> None:
         for position, each in enumerate(said, first):
-            self._add(
-                "blocks",
-                message=message,
-                position=position,
-                role=role,
-                type=visible(each.block["type"]),
-                turn=self.turns,
-                content=each.block,
-                created_at=each.at,
-            )
+            where = {"message": message, "position": position, "turn": self.turns, "role": role}
+            kind = visible(each.block["type"])
+            self._add("blocks", **where, type=kind, content=each.block, created_at=each.at)
 
     def _add_reply(self, reply: _Message, number: int) -> None:
         self.turns += 1
@@ -438,21 +423,11 @@ class SessionRun:
             "request_id": None if request_id is None else visible(request_id),
             "latency": latency,
         }
-        self._add(
-            "model_calls",
-            number=number,
-            attempt=1,
-            model=visible(reply.model),
-            max_tokens=0,
-            worst_case=total,
-            started_at=reply.asked_at,
-            ended_at=ended_at,
-            charged_tokens=total,
-            purpose="turn",
-            hour_cache=reply.hour_cache(),
-            **tokens,
-            **shared,
-        )
+        spent = {"max_tokens": 0, "worst_case": total, "charged_tokens": total, **tokens}
+        times = {"started_at": reply.asked_at, "ended_at": ended_at}
+        call = {"number": number, "attempt": 1, "purpose": "turn", "model": visible(reply.model)}
+        hour_cache = reply.hour_cache()
+        self._add("model_calls", **call, **times, hour_cache=hour_cache, **spent, **shared)
         short = {
             "call": number,
             "stop_reason": shorten(reply.stop_reason, INPUT_SUMMARY_LENGTH),
@@ -477,13 +452,8 @@ class SessionRun:
             shown = "\n".join(text for text in texts if isinstance(text, str))
             outcome, ended_at = _outcome(result, shown), max(result.at, use.at)
             duration = ended_at - use.at
-            denial = shorten(shown, 300) if outcome == "denied" else None
-            call |= {
-                "ended_at": ended_at,
-                "duration": duration,
-                "outcome": outcome,
-                "denial": denial,
-            }
+            call |= {"ended_at": ended_at, "duration": duration, "outcome": outcome}
+            call["denial"] = shorten(shown, 300) if outcome == "denied" else None
             self._add_blocks(message + 1, "user", [result], first=position)
             if whole := _whole_output(result, shown):
                 compressed = zlib.compress(whole)
@@ -502,19 +472,10 @@ class SessionRun:
         last = self._numbers[place] + bool(messages[place].results)
         kind, first = "summary" if boundary.text else "prune", min(1, last)
         tokens = {"tokens_before": boundary.tokens_before, "tokens_after": boundary.tokens_after}
-        self._add(
-            "compactions",
-            number=len(self.rows["compactions"]) + 1,
-            kind=kind,
-            first_message=first,
-            last_message=last,
-            text=boundary.text,
-            clips=[],
-            turn=self.turns + 1,
-            first_sent_in=len(self.rows["model_calls"]) + 1,
-            created_at=boundary.at,
-            **tokens,
-        )
+        number, sent_in = (len(self.rows[name]) + 1 for name in ("compactions", "model_calls"))
+        where = {"first_message": first, "last_message": last, "first_sent_in": sent_in}
+        what = {"kind": kind, "text": boundary.text, "clips": [], "created_at": boundary.at}
+        self._add("compactions", number=number, turn=self.turns + 1, **where, **what, **tokens)
         data = {"kind": kind, "first": first, "last": last, **tokens}
         self._add_event(boundary.at, "context_compacted", data)
 

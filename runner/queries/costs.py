@@ -194,13 +194,8 @@ def _ended_calls(prices: PriceList, key: ColumnElement[Any]) -> Select[Any]:
     is_unknown = and_(calls.input_tokens.is_(None), calls.charged_tokens > 0)
     return (
         select(
-            key.label("key"),
-            runs.c.job_id,
-            calls.model,
-            calls.purpose,
-            runs.c.agent_type,
-            runs.c.model.label("run_model"),
-            calls.hour_cache,
+            *(key.label("key"), runs.c.job_id, calls.model, calls.purpose, calls.hour_cache),
+            *(runs.c.agent_type, runs.c.model.label("run_model")),
             (case(*thresholds, else_=0) if thresholds else literal(0)).label("above"),
             *(calls[name] for name in _TOKENS),
             case((is_unknown, 1)).label("unknown"),

@@ -201,10 +201,8 @@ def answer_counts(database: Database, job_id: str) -> dict[str, dict[tuple[str, 
 
 
 def _count_by_tree(table: sa.Table, *columns: ColumnElement[Any]) -> Select[Any]:
-    query = select(ROOT_RUN, *columns, func.count()).join_from(
-        table, runs, runs.c.id == table.c.run_id
-    )
-    return query.group_by(ROOT_RUN, *columns)
+    query = select(ROOT_RUN, *columns, func.count()).select_from(table)
+    return query.join(runs, runs.c.id == table.c.run_id).group_by(ROOT_RUN, *columns)
 
 
 def decision_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -99,10 +99,9 @@ def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
         .join(runs, runs.c.id == calls.run_id)
         .where(calls.error.is_not(None), *filters.of_model_calls())
     )
-    known: dict[tuple[str, str], str] = {}
+    worded = cache(signature)  # most errors come often
     for call in connection.execute(query):
-        key = (call.error, call.item_key)
-        text = known.get(key) or known.setdefault(key, signature(*key))
+        text = worded(call.error, call.item_key)
         yield _Error("model", call.model, text, call.started_at, call.run_id, call.run_id)
 
 

@@ -69,9 +69,8 @@ def children_of(database: Database, run_id: str) -> list[ChildSummary]:
         .where(blocks.c.type == "tool_use")
         .subquery()
     )
-    asks = and_(
-        asked.c.message == runs.c.parent_message, asked.c.number == runs.c.parent_position + 1
-    )
+    run = runs.c
+    asks = and_(asked.c.message == run.parent_message, asked.c.number == run.parent_position + 1)
     names = (*_CHILD_COLUMNS, "parent_message", "parent_position")
     query = (
         select(*(runs.c[name] for name in names), tool_calls.c.turn, asked.c.content)

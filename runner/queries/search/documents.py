@@ -169,13 +169,8 @@ _CALLS = select(tool_calls.c.tool_use_id, tool_calls.c.turn, tool_calls.c.positi
 
 
 class Reader:
-    """Makes documents of rows.
-
-    A document whose row is damaged has no text, and ``tell`` is told which one it is.
-
-    Args:
-        with_models: look up each document's model, which the index needs.
-    """
+    """Makes documents of rows; ``with_models`` also looks up their models, which the index needs. A
+    document whose row is damaged has no text, and ``tell`` is told which one it is."""
 
     def __init__(
         self, connection: Connection, tell: Tell = lambda _line: None, *, with_models: bool = True
@@ -214,19 +209,13 @@ class Reader:
                     output = _unpacked(row.compressed)
                 return make(f"{row.command or ''}\n{output}", turn=row.turn)
             case "ran":
-                asked = execute(
-                    self._connection, _ASKED, {"run": row.run_id, "reply": place.message}
-                )
-                block, given = asked[row.position], json.loads(row.ran_with)
+                reply = {"run": row.run_id, "reply": place.message}
+                block = execute(self._connection, _ASKED, reply)[row.position]
+                given = json.loads(row.ran_with)
                 if json.loads(block.content).get("input") == given:
                     return None  # the model asked for that
-                about: dict[str, Any] = {
-                    "role": "assistant",
-                    "tool": row.answered_tool,
-                    "call": row.position,
-                }
-                text = "\n".join(_scalars(given))
-                return make(text, turn=block.turn, position=block.position, **about)
+                where = {"turn": block.turn, "call": row.position, "position": block.position}
+                return make("\n".join(_scalars(given)), "assistant", row.answered_tool, **where)
         content: Block = json.loads(row.content)
         is_call = row.type == "tool_use"
         return make(
@@ -410,7 +399,6 @@ def call_ids(connection: Connection, documents: Collection[Document]) -> dict[Pl
             asked[place.run_id, place.message, visible(document.use_id)] = place
     for run_id, message in sorted({key[:2] for key in asked}):
         for row in execute(connection, _CALLS, {"run": run_id, "reply": message}):
-            place_of_call = asked.get((run_id, message, row.tool_use_id))
-            if place_of_call is not None:
-                known[place_of_call] = ids.call_id(run_id, row.turn, row.position)
+            if of_call := asked.get((run_id, message, row.tool_use_id)):
+                known[of_call] = ids.call_id(run_id, row.turn, row.position)
     return known

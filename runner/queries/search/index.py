@@ -134,12 +134,8 @@ class Lookup(Protocol):
         ``most`` + 1 of them."""
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
-        """Return the newest documents that have what is needed, the newest first.
-
-        Args:
-            most: how many at most.
-            before: only documents with a lower number.
-        """
+        """Return the newest documents that have what is needed (with a number below ``before``), at most
+        ``most`` of them, the newest first."""
 
 
 class Index(Protocol):
@@ -177,16 +173,11 @@ def needs_of(
     filters: Filters,
     sources: Collection[Source],
     role: Role | None,
-    now: float,
-    below: Collection[str] = (),
+    now: float,  # seconds since the epoch
+    below: Collection[str] = (),  # the runs below the run of the filters
 ) -> Needs:
     """Return what a document must have to be found. For an exact text other documents have it too, and
-    ``UsageError`` is raised if too many words contain it.
-
-    Args:
-        now: seconds since the epoch.
-        below: the runs below the run of the filters.
-    """
+    ``UsageError`` is raised if too many words contain it."""
     runs = (filters.run_id, *sorted(below)) if filters.run_id is not None else ()
     days = sorted(set(_days(filters.since, filters.until, now)))
     given: dict[str, Sequence[str | None]] = {
@@ -258,8 +249,6 @@ def _words_ending(lookup: Lookup, part: str, *, is_needed: bool) -> list[str] | 
         return None
     most = MOST_WORDS if is_needed else _MOST_OPTIONAL_WORDS
     words = lookup.words_with(part, most, at_end=True)
-    if len(words) <= most:
-        return words
-    if is_needed:
+    if is_needed and len(words) > most:
         raise UsageError(f"too many words end with {part!r}: give more of the text, or a word too")
-    return None
+    return words if len(words) <= most else None

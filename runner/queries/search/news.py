@@ -72,16 +72,11 @@ def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
 
 
 _LAST: BindParameter[int] = bindparam("message")
+_MESSAGE = blocks.c.message
+_IS_NEW_THERE = blocks.c.position.not_in(bindparam("positions", expanding=True))
 # Of each table, the rows of a run that the index lacks.
 _NEW_ROWS = {
-    BLOCKS: _new(
-        BLOCKS,
-        blocks.c.message >= _LAST,
-        or_(
-            blocks.c.message > _LAST,
-            blocks.c.position.not_in(bindparam("positions", expanding=True)),
-        ),
-    ),
+    BLOCKS: _new(BLOCKS, _MESSAGE >= _LAST, or_(_MESSAGE > _LAST, _IS_NEW_THERE)),
     COMPACTIONS: _new(COMPACTIONS, compactions.c.number > bindparam("compactions")),
     VERIFICATIONS: _new(
         VERIFICATIONS,
@@ -137,12 +132,8 @@ class _Seen:
 class News:
     """Reads what an index lacks: system prompts of jobs that it does not know, and texts of runs whose
     counters have changed. Counters are read before what they count, so that nothing is missed.
-
-    Args:
-        source: a connection to the database, with one view of the data.
-        most: documents; fewer if their texts are long.
-        progress: receives how many documents were read, and about how many the index lacks.
-    """
+    ``source`` has one view of the data, and ``most`` limits the documents: fewer if their texts are long.
+    ``progress`` receives how many documents were read, and about how many the index lacks."""
 
     def __init__(
         self, ask: Ask, source: Connection, most: int, tell: Tell, progress: Progress | None = None
@@ -169,10 +160,9 @@ class News:
 
     def notes(self) -> list[dict[str, Any]]:
         """Return the values for ``NOTE`` after all entries were added."""
+        lists = ("positions", "verifications")
         return [
-            asdict(seen)
-            | {"positions": json.dumps(seen.positions)}
-            | {"verifications": json.dumps(seen.verifications)}
+            asdict(seen) | {name: json.dumps(getattr(seen, name)) for name in lists}
             for seen in self._seen
         ]
 

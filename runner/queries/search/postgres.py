@@ -237,13 +237,9 @@ class PostgresLookup:
             "AND strpos(word, :part) > 0 AND (NOT :at_end OR right(word, :length) = :part) "
             "LIMIT :most"
         )
-        values = {
-            "trigrams": sorted({part[at : at + 3] for at in range(len(part) - 2)}),
-            "part": part,
-            "at_end": at_end,
-            "length": len(part),
-            "most": most + 1,
-        }
+        trigrams = sorted({part[at : at + 3] for at in range(len(part) - 2)})
+        bounds = {"at_end": at_end, "length": len(part), "most": most + 1}
+        values = {"trigrams": trigrams, "part": part, **bounds}
         return list(self._database.read(lambda c: list(c.execute(query, values).scalars())))
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:

@@ -141,27 +141,16 @@ def search(
     query: Query,
     filters: Filters = Filters(),  # noqa: B008 - it is frozen
     *,
-    sources: Collection[Source] = (),
-    role: Role | None = None,
-    limit: int | None = 20,
+    sources: Collection[Source] = (),  # kinds of texts; all by default
+    role: Role | None = None,  # only texts of the user (tool results too) or of the model
+    limit: int | None = 20,  # hits on the page; None for no end
     offset: int = 0,
-    tell: Tell = lambda _line: None,
-    progress: Progress = nothing,
+    tell: Tell = lambda _line: None,  # receives a line when the index has to be made again
+    progress: Progress = nothing,  # called while it takes long
 ) -> Found:
-    """Search all that was committed before. What the index lacks is added first.
-
-    Args:
-        filters: what the search is limited to.
-        sources: kinds of texts; all by default.
-        role: only texts of the user (tool results too) or of the model.
-        limit, offset: the page, in hits; None for no end.
-        tell: receives a line when the index has to be made again.
-        progress: receives how many rows are indexed, and how many there are, while it takes long.
-
-    Raises:
-        UsageError: the index would have to be asked for too many words.
-        UnreachableError: the database or the index does not answer.
-    """
+    """Search all that was committed before. What the index lacks is added first. Raises ``UsageError`` if
+    the index would have to be asked for too many words, and ``UnreachableError`` if the database or the
+    index does not answer."""
     index = open_index(database, tell)
 
     def look() -> Found:
@@ -185,7 +174,7 @@ def _page(
     is_phrase = any(len(term.words) > 1 for term in (*query.wanted, *query.unwanted))
     is_sure = query.exact is None and (lookup.knows_phrases or not is_phrase)
     end = _NO_END if limit is None else offset + limit
-    page: list[_Text] = []
+    page: list[Document] = []
     matcher = Matcher(query)
     matches = read = 0
     is_complete, is_cut = True, False
@@ -199,14 +188,13 @@ def _page(
             page += _read(database, part[first:last])
             matches += len(part)
             continue
-        scores = [(matcher.score(text[1].text or ""), text) for text in _read(database, part)]
-        scored = [(score, text) for score, text in scores if score is not None]
+        scores = [(matcher.score(each.text or ""), each) for each in _read(database, part)]
+        scored = [(score, each) for score, each in scores if score is not None]
         if number == 0:  # the best first
             scored.sort(key=lambda each: -each[0])
-        texts = [text for _, text in scored]
         read += len(part)
-        page += texts[first:last]
-        matches += len(part) if is_sure else len(texts)
+        page += [each for _, each in scored[first:last]]
+        matches += len(part) if is_sure else len(scored)
     if not is_complete and is_sure:
         matches = min(len(newest), MOST_RANKED)
     return Found(
@@ -235,29 +223,25 @@ def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator
             yield older
 
 
-_Text = tuple[Match, Document]
-
-
-def _read(database: Database, matches: Sequence[Match]) -> list[_Text]:
-    """Return matches with their texts, in the same order."""
+def _read(database: Database, matches: Sequence[Match]) -> list[Document]:
+    """Return the documents of matches, in the same order."""
     places = [match.place for match in matches]
     found = database.read(lambda connection: read_documents(connection, places))
-    return [(match, found[match.place]) for match in matches if match.place in found]
+    return [found[place] for place in places if place in found]
 
 
-def _hits(database: Database, query: Query, texts: Sequence[_Text]) -> tuple[Hit, ...]:
-    documents = [document for _, document in texts]
+def _hits(database: Database, query: Query, documents: Sequence[Document]) -> tuple[Hit, ...]:
     calls = database.read(lambda connection: call_ids(connection, documents))
     return tuple(
         Hit(
-            place=match.place._replace(position=document.position),
-            at=match.at,
+            place=document.place._replace(position=document.position),
+            at=document.at,
             item=document.item,
             turn=document.turn,
             role=document.role,
             tool=document.tool,
-            call_id=calls.get(match.place),
+            call_id=calls.get(document.place),
             excerpt=excerpt(document.text or "", query),
         )
-        for match, document in texts
+        for document in documents
     )

@@ -228,25 +228,21 @@ class SqliteLookup:
 
     def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
         trigrams = sorted({part[at : at + 3] for at in range(len(part) - 2)})
-        values = {
-            "trigrams": " AND ".join(f'"{trigram}"' for trigram in trigrams),
-            "part": part,
-            "at_end": at_end,
-            "length": len(part),
-            "most": most + 1,
-        }
+        needed = " AND ".join(f'"{trigram}"' for trigram in trigrams)
+        bounds = {"at_end": at_end, "length": len(part), "most": most + 1}
+        values = {"trigrams": needed, "part": part, **bounds}
         return [word for (word,) in self._connection.execute(_WORDS_WITH, values)]
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
         groups = (*((term,) for term in needs.terms), *needs.groups)
         needed = " AND ".join(_any([_phrase(term) for term in group]) for group in groups)
         unwanted = "".join(f" NOT {_phrase(term)}" for term in needs.without)
+        period = {"since": needs.since, "until": needs.until}
         values = {
             "needed": f"({needed}){unwanted}",
             "before": before or 2**62,
-            "since": needs.since,
-            "until": needs.until,
             "most": most,
+            **period,
         }
         return [
             Match(number, Place(KINDS[kind], *place), at, length)
@@ -298,16 +294,9 @@ def identity_of(path: Path) -> Identity | None:
 def opened(
     path: Path, tell: Tell, *, patience: float = BUSY_TIMEOUT_SECONDS
 ) -> Iterator[sqlite3.Connection]:
-    """Open an index, made first if there is none.
-
-    Args:
-        tell: receives a line if the index cannot be used and an empty one takes its place.
-        patience: how many seconds to wait for others that write to it.
-
-    Raises:
-        Unusable: it was of another version, damaged, or removed. Open it again.
-        UnreachableError: it cannot be used now.
-    """
+    """Open an index, made first if there is none. Waits ``patience`` seconds for others that write to it.
+    Raises ``UnreachableError`` if it cannot be used now, and ``Unusable`` if it was of another version,
+    damaged, or removed: ``tell`` receives a line, an empty one takes its place, open it again."""
     this: Identity | None = None
     try:
         with _raising_ours(path):
@@ -342,12 +331,8 @@ def opened(
 
 
 def replace(path: Path, bad: Identity | None, why: str, tell: Tell) -> None:
-    """Put an empty index in the place of one that cannot be used, unless another one is there by now.
-
-    Args:
-        bad: the one that cannot be used; None for no file at all.
-        tell: receives a line about it if there was one.
-    """
+    """Put an empty index in the place of one that cannot be used (``bad``; None for no file at all), unless
+    another one is there by now. ``tell`` receives a line if there was one."""
     with _raising_ours(path), _lock(path, fcntl.LOCK_EX):
         if identity_of(path) != bad:
             return

@@ -45,16 +45,11 @@ class Bounds:
 def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -> Rows:
     """Ask one question, a SELECT over the views of docs/audit.md or any other table, and return the whole
     answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in base 16, on both
-    databases.
+    databases. On Postgres the question has the rights of ``role``; without one those of
+    ``pg_read_all_data`` where the user may create a login with it, else the user's own.
 
-    Args:
-        role: on Postgres, the role whose rights the question has. None: ``pg_read_all_data`` where the
-            user may create a login with it, else the user's own rights.
-
-    Raises:
-        UsageError: it is no question, or the database cannot answer it; what is wrong, in one line.
-        RunnerError: it took too long, or too much memory.
-    """
+    Raises ``UsageError`` if it is no question, or the database cannot answer it, and ``RunnerError`` if it
+    took too long, or too much memory."""
     request = {"sql": sql, "role": role, **asdict(bounds)}
     if database.dialect == "sqlite":
         if role is not None:
@@ -99,21 +94,17 @@ def _ask(request: dict[str, Any], bounds: Bounds) -> Rows:
         kind = UsageError if said["usage"] else RunnerError
         raise kind(said["error"])
     if "cut" not in said:
-        raise RunnerError(_why_it_ended(process.returncode, bounds))
+        if process.returncode == -signal.SIGALRM:
+            raise RunnerError(
+                f"the question took longer than {bounds.seconds:g} s and was stopped: narrow it (by "
+                "run_id, job_id or time), or give it more with --timeout"
+            )
+        raise RunnerError(
+            f"the question was stopped (exit {process.returncode}): it may have needed more memory than "
+            f"the {bounds.memory_bytes >> 20} MiB that it may have; narrow it"
+        )
     note = f"only the first {bounds.rows:,} rows: there are more" if said["cut"] else ""
     return Rows(list(_columns(said["columns"], rows)), rows, note)
-
-
-def _why_it_ended(code: int, bounds: Bounds) -> str:
-    if code == -signal.SIGALRM:
-        return (
-            f"the question took longer than {bounds.seconds:g} s and was stopped: narrow it (by run_id, "
-            "job_id or time), or give it more with --timeout"
-        )
-    return (
-        f"the question was stopped (exit {code}): it may have needed more memory than the "
-        f"{bounds.memory_bytes >> 20} MiB that it may have; narrow it"
-    )
 
 
 _NUMBERS: tuple[Kind, ...] = ("time", "seconds", "usd")
@@ -163,11 +154,6 @@ def store_prices(database: Database, prices: PriceList) -> None:
         if rates is not None
     ]
 
-    def is_kept(connection: Connection) -> bool:
-        key = itemgetter("model", "fast", "above")
-        found = [dict(row) for row in connection.execute(select(price_table)).mappings()]
-        return sorted(found, key=key) == sorted(rows, key=key)
-
     def write(connection: Connection) -> None:
         if database.dialect == "postgresql":  # wait for another process that is writing
             connection.execute(text("LOCK TABLE prices IN SHARE ROW EXCLUSIVE MODE"))
@@ -175,5 +161,7 @@ def store_prices(database: Database, prices: PriceList) -> None:
         if rows:
             connection.execute(insert(price_table), rows)
 
-    if not database.read(is_kept):
+    key = itemgetter("model", "fast", "above")
+    kept = [dict(row._mapping) for row in database.rows(select(price_table))]
+    if sorted(kept, key=key) != sorted(rows, key=key):
         database.write(write)
