@@ -293,8 +293,7 @@ _NO_RULE: _Rule = (None, None, None, None)
 
 def _rules(
     connection: Connection, job_ids: Collection[str]
-) -> Mapping[tuple[str, int | None], _Rule]:
-    """The rules of jobs by job and position."""
+) -> Mapping[tuple[str, int | None], _Rule]:  # by job and position
     table = permission_rules.c
     query = select(
         *(table.job_id, table.position, func.nullif(table.author, ""), table.origin, table.rule),
@@ -346,15 +345,16 @@ def approval_rows(database: Database, filters: Filters, *, limit: int | None = N
     query = (
         select(
             *(asked[name] for name in ("run_id", "turn", "position", "tool", "asked_at")),
-            asked.id.label("approval_id"),
-            runs.c.item_key.label("item"),
-            outcome.label("answer"),
+            *(
+                asked.id.label("approval_id"),
+                runs.c.item_key.label("item"),
+                outcome.label("answer"),
+            ),
             *(asked.answered_by, asked.answered_via.label("via"), asked.answered_at),
             (asked.answered_at - asked.asked_at).label("waited"),
             asked.edited_input.is_not(None).label("edited"),
             permission_rules.c.rule.label("remembered"),
-            func.nullif(asked.reason, "").label("reason"),
-            asked.summary.label("about"),
+            *(func.nullif(asked.reason, "").label("reason"), asked.summary.label("about")),
         )
         .join(runs, runs.c.id == asked.run_id)
         .outerjoin(permission_rules, remembered)

@@ -116,6 +116,5 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UsageError(
-            f"{name} is not installed: `pip install {name}`, or iterate over the rows"
-        ) from error
+        how = f"`pip install {name}`, or iterate over the rows"
+        raise UsageError(f"{name} is not installed: {how}") from error

@@ -229,7 +229,6 @@ class Reader:
         )
 
     def _model(self, row: Any) -> str | None:
-        """Return the model that a run calls."""
         if not self._with_models:
             return None
         if row.own_model is not None:

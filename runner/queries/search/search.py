@@ -217,10 +217,8 @@ def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator
         yield ranked[start:stop]
         start, stop = stop, stop + min(2 * stop, _MOST_AT_ONCE)
     older = newest[:MOST_RANKED] if len(newest) > MOST_RANKED else ()
-    while older:
-        older = lookup.find(needs, _MOST_AT_ONCE, before=older[-1].number)
-        if older:
-            yield older
+    while older and (older := lookup.find(needs, _MOST_AT_ONCE, before=older[-1].number)):
+        yield older
 
 
 def _read(database: Database, matches: Sequence[Match]) -> list[Document]:
