@@ -128,12 +128,8 @@ def in_usd(amount: int) -> str:
 
 
 def prompt_bound(last_prompt_tokens: int | None, appended_bytes: int) -> int:
-    """The most tokens that the next prompt can have.
-
-    Args:
-        last_prompt_tokens: real input of the last call whose usage is known, None before the first.
-        appended_bytes: UTF-8 bytes appended since that call; before the first, of the whole request.
-    """
+    """The most tokens that the next prompt can have: the real input of the last call whose usage is known,
+    and the UTF-8 bytes appended since; before the first call (None), those of the whole request."""
     if last_prompt_tokens is None:
         return appended_bytes + FIRST_CALL_ALLOWANCE
     return last_prompt_tokens + appended_bytes
@@ -150,11 +146,7 @@ def reserve(
     hour_cache: bool = False,
 ) -> Reservation | Ceiling:
     """What the next call may use without ever crossing a ceiling, or the ceiling that leaves no room.
-
-    Args:
-        prompt: the bound from ``prompt_bound``.
-        thinking_tokens: the job's ``budget_tokens``, which ``max_tokens`` has to exceed.
-    """
+    ``prompt`` is as ``prompt_bound`` says, and ``max_tokens`` has to exceed ``thinking_tokens``."""
     room = limits.token_ceiling - charged.tokens - prompt
     lowered_by: Ceiling = "token_ceiling"
     if limits.cost_ceiling is not None:

@@ -208,7 +208,6 @@ def _look_at_edits(state: RunState, pending: Sequence[Call]) -> Step | None:
 
 
 def _begin_next(state: RunState, pending: Sequence[Call]) -> Step:
-    """Start what is next among calls that are decided on, or wait for what they wait for."""
     if new := children.next_children(state, pending):
         if state.is_overdue:
             return stop_at_deadline(state)
@@ -268,7 +267,6 @@ def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
 
 
 def _with_update_told(call: Call, result: ToolResult) -> ToolResult:
-    """The result of a call that did not run, with what a hook changed of its input."""
     return result if call.is_edited else with_edit_told(call, result)
 
 
@@ -357,5 +355,4 @@ def _denial_since(state: RunState, call: Call) -> str | None:
 
 
 def _expired(call: Call) -> bool:
-    expired = call.answer is not None and call.answer.effect == "expired"
-    return expired and not call.interrupted
+    return call.answer is not None and call.answer.effect == "expired" and not call.interrupted

@@ -27,42 +27,21 @@ MOST_CHARACTERS = 50_000  # of a result
 # The limits that a type of sub-agent can set.
 _LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time", "deadline")
 
-_SAID_NOTHING = "(The sub-agent is done, and its last message has no text.)"
-_NOT_DONE = "The sub-agent did not finish its task: {}"
 _LEFT = "\n\n[Its files are in the commit {1}, which the branch {0} of the repository has.]"
-_DETAIL_LENGTH = 500
-
 _TOO_DEEP = (
     "A sub-agent as deep as this one can start none itself: do this part of the work yourself."
 )
 _MOST_STARTED = (
     "{} have been started for this task, which is the most: do the rest of the work yourself."
 )
-_SPLIT_FIRST = f"Split the task with {SPLIT_TOOL} first."
-_BLANK_PROMPT = "The prompt of a sub-agent must not be blank."
-
-_BEFORE = "The task has been split: a task is split once. Go on with what its parts gave."
-_NO_OBJECT = "The arguments must be a JSON object."
-_BLANK = "The description and the prompt of a part must not be blank."
-_AGAIN = f" Call {SPLIT_TOOL} once more with parts that fit."
 
 
 def spec_of(spec: JobSpec, *types: str) -> JobSpec:
-    """The spec that a sub-agent works by.
-
-    Args:
-        types: names of ``spec.agents``: of the child of an item's run, of its child, and so on to the
-            sub-agent itself, which has no tool that one above it lacks. None: the job's own spec.
-
-    Raises:
-        LookupError: the job has no such type.
-    """
-    lineage = []
-    for name in types:
-        agent = spec.agent(name)
-        if agent is None:
-            raise LookupError(f"the job {spec.name!r} has no type of sub-agent {name!r}")
-        lineage.append(agent)
+    """The spec that a sub-agent works by, given the names of the types above it, from the child of an
+    item's run on, and of its own: it has no tool that one above it lacks. Without names the job's spec."""
+    if unknown := [name for name in types if spec.agent(name) is None]:
+        raise LookupError(f"the job {spec.name!r} has no type of sub-agent {unknown[0]!r}")
+    lineage = [agent for name in types if (agent := spec.agent(name)) is not None]
     if not lineage:
         return spec
     agent, context, workspace = lineage[-1], spec.context, spec.workspace
@@ -99,13 +78,16 @@ def outcome_of(
     end; and the branch and the commit that it has left."""
     files = "" if left is None else _LEFT.format(*left)
     if outcome.state != "succeeded":
-        why = ": ".join(
-            filter(None, (f"{outcome.state} ({outcome.reason})", outcome.detail.strip()))
-        )
-        return ToolResult(_NOT_DONE.format(shorten(why, _DETAIL_LENGTH)) + files, "failed")
+        why = f"{outcome.state} ({outcome.reason})"
+        if outcome.detail.strip():
+            why += f": {outcome.detail.strip()}"
+        text = f"The sub-agent did not finish its task: {shorten(why, 500)}"
+        return ToolResult(text + files, "failed")
     if submitted is not None:
         said = json.dumps(submitted, ensure_ascii=False)
-    return ToolResult((said if said.strip() else _SAID_NOTHING) + files)
+    if not said.strip():
+        said = "(The sub-agent is done, and its last message has no text.)"
+    return ToolResult(said + files)
 
 
 def children_of(state: RunState, call: Call) -> tuple[Child, ...]:
@@ -164,15 +146,13 @@ def coordinate(state: RunState) -> Step | None:
 
 def split_first(state: RunState) -> Step | None:
     """What comes before the end of a coordinator that has not split its task; None if it has."""
-    match state.children.split:
-        case "asked":
-            return tell("split", SPLIT_AGAIN_TEXT)
-        case "asked_again":
-            if state.is_overdue:
-                return stop_at_deadline(state)
-            return ChildrenStarted(_parts_of(state, None))
-        case _:
-            return None
+    if state.children.split == "asked":
+        return tell("split", SPLIT_AGAIN_TEXT)
+    if state.children.split != "asked_again":
+        return None
+    if state.is_overdue:
+        return stop_at_deadline(state)
+    return ChildrenStarted(_parts_of(state, None))
 
 
 def split_of(spec: JobSpec, messages: Sequence[Message], started: Sequence[bool]) -> Split:
@@ -199,7 +179,8 @@ def refused_split(state: RunState, call: Call) -> ToolResult | None:
     """The result of a call to split the task that starts nothing: the task is split already, or its
     first split is no good. None until it is checked against its schema."""
     if state.children.split == "done":
-        return ToolResult(_BEFORE, "failed")
+        done = "The task has been split: a task is split once. Go on with what its parts gave."
+        return ToolResult(done, "failed")
     problem = _problem(call)
     if not problem:
         return None
@@ -209,34 +190,28 @@ def refused_split(state: RunState, call: Call) -> ToolResult | None:
     )
     if state.children.split == "asked_again" and not any(refused):
         return None  # the second reply with a bad one: the task is not split
-    return ToolResult(problem.rstrip() + _AGAIN, "invalid_input")
+    again = f"{problem.rstrip()} Call {SPLIT_TOOL} once more with parts that fit."
+    return ToolResult(again, "invalid_input")
 
 
 def _problem(call: Call) -> str:
     """What is wrong with a split; empty when nothing is, or when it is not checked yet."""
     arguments = call.input_to_run
     if not isinstance(arguments, Mapping) or list(arguments) == [UNREADABLE_INPUT]:
-        return _NO_OBJECT
+        return "The arguments must be a JSON object."
     if call.tool_context is None or call.tool_context.problem:
         return call.tool_context.problem if call.tool_context is not None else ""
-    parts = arguments["parts"]
-    blank = any(not part[name].strip() for part in parts for name in ("description", "prompt"))
-    return _BLANK if blank else ""
+    if all(part[name].strip() for part in arguments["parts"] for name in ("description", "prompt")):
+        return ""
+    return "The description and the prompt of a part must not be blank."
 
 
-def children_work_in(state: RunState) -> bool:
-    """True if sub-agents of calls without results change the files of the run's workspace, or have."""
-    return any(_shares(state, child) for child in state.children.current)
-
-
-def is_busy(state: RunState) -> bool:
-    """True while sub-agents are under way in the run's workspace: it is not recorded half done."""
-    return any(_shares(state, child) for child in state.children.running)
-
-
-def _shares(state: RunState, child: Child) -> bool:
-    agent = state.spec.agent(child.agent_type)
-    return agent is not None and agent.workspace == "parent"
+def children_work_in(state: RunState, *, now: bool = False) -> bool:
+    """True if sub-agents of calls without results change the files of the run's workspace, or have; with
+    ``now``, only while they are under way: the workspace is not recorded half done."""
+    children = state.children.running if now else state.children.current
+    agents = (state.spec.agent(child.agent_type) for child in children)
+    return any(agent is not None and agent.workspace == "parent" for agent in agents)
 
 
 def begins_with_shared(state: RunState, children: Sequence[NewChild]) -> bool:
@@ -256,7 +231,7 @@ def cannot_start(state: RunState, call: Call) -> ToolResult | None:
     if state.depth >= state.limits.max_agent_depth:
         return ToolResult(_TOO_DEEP, "failed")
     if state.spec.coordinator is not None and state.children.split != "done":
-        return ToolResult(_SPLIT_FIRST, "failed")
+        return ToolResult(f"Split the task with {SPLIT_TOOL} first.", "failed")
     if state.children.tree_size >= most:
         started = "1 sub-agent" if most == 1 else f"{most} sub-agents"
         return ToolResult(_MOST_STARTED.format(started), "failed")
@@ -267,7 +242,7 @@ def cannot_start(state: RunState, call: Call) -> ToolResult | None:
         unknown = f"Unknown type of sub-agent {arguments.get('agent_type')!r}. Types: {names}."
         return ToolResult(unknown, "invalid_input")
     if not str(arguments.get("prompt", "")).strip():
-        return ToolResult(_BLANK_PROMPT, "invalid_input")
+        return ToolResult("The prompt of a sub-agent must not be blank.", "invalid_input")
     return None
 
 

@@ -60,8 +60,7 @@ def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | N
     calls = conversation.tool_uses(state.messages[result.message - 1].blocks)
     name = next((call["name"] for call in calls if call["id"] == call_id), "")
     text = truncate_text(content, most, where_output_is(state, call_id, name))
-    own = _OWN_NOTE.search(content) if len(content) > _OWN_NOTE_ABOVE else None
-    if own is not None:
+    if own := len(content) > _OWN_NOTE_ABOVE and _OWN_NOTE.search(content):
         room = max(0, most - len(own[0]))
         text = _head_and_tail(content[: own.start()], own[0], content[own.end() :], room)
     if len(text) >= len(result.sent):
@@ -131,10 +130,6 @@ class TokenEstimate:
         """Real tokens for each estimated one."""
         return self.tokens / max(1, self.estimate)
 
-    def after(self, difference: int) -> int:
-        """The tokens once the plain estimate has changed by ``difference``."""
-        return round((self.estimate + difference) * self.per_estimated)
-
     def characters(self, share: float) -> int:
         """The characters that fill a share of the limit, but always a few."""
         tokens = self.limit * share / max(self.per_estimated, LEAST_PER_ESTIMATED)
@@ -163,11 +158,11 @@ def prompt_limit(state: RunState) -> int:
 
 
 HEADING = "[Earlier conversation summary — treat as background context]"
-_USABLE = frozenset({"end_turn", "stop_sequence"})
 _MOST_OUTPUT_TOKENS, _LEAST_OUTPUT_TOKENS = 8_000, 1_024
 # Characters shown of a call's input or result, and half of those of a text: the first that fits.
 _MOST_SHOWN = (4_000, 2_000, 1_000, 500, 250)
 _OVERHEAD_TOKENS = 2_000
+_MOST_SAID = 2_000  # characters quoted of a user's text in turns that are dropped
 
 _SYSTEM = """\
 You summarise the middle of a conversation between a user and an agent that works with tools. The \
@@ -218,8 +213,7 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
     free = int(0.9 * state.context.summary_window) - most_output - _OVERHEAD_TOKENS
     per_estimated = max(LEAST_PER_ESTIMATED, token_estimate(state).per_estimated)
     most = int(max(0, free) * settings.chars_per_token / per_estimated) - len(system)
-    text = _conversation(state, start, most)
-    if text is None:
+    if (text := _conversation(state, start, most)) is None:
         return None
     text += "\n\nWrite the summary of this conversation."
     return SummaryQuestion(system, text, start - 1, most_output)
@@ -228,7 +222,7 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
 def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplied:
     """The entry of a reply to a summary call: a compaction, or why the summary is useless."""
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
-    if reply.stop_reason not in _USABLE | conversation.CUT_REASONS:
+    if reply.stop_reason not in {"end_turn", "stop_sequence"} | conversation.CUT_REASONS:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
@@ -255,7 +249,8 @@ def _measured(state: RunState, now: TokenEstimate, made: Compaction) -> Compacti
     change = difference(state.messages, state.context.compacted, made, now.chars_per_token)
     if change >= 0:
         return None
-    return replace(made, tokens_before=now.tokens, tokens_after=now.after(change))
+    tokens_after = round((now.estimate + change) * now.per_estimated)
+    return replace(made, tokens_before=now.tokens, tokens_after=tokens_after)
 
 
 def _conversation(state: RunState, start: int, most: int) -> str | None:
@@ -296,10 +291,9 @@ def _message_lines(
         match block["type"]:
             case "thinking" | "redacted_thinking":
                 pass
-            case "text" if block["text"] in OWN_TEXTS:
-                pass
             case "text":
-                yield _line(speaker, text=short(block["text"], 2 * most_shown))
+                if block["text"] not in OWN_TEXTS:
+                    yield _line(speaker, text=short(block["text"], 2 * most_shown))
             case "tool_use":
                 arguments = json.dumps(block["input"], ensure_ascii=False)
                 yield _line("call", tool=block["name"], input=short(arguments))
@@ -320,18 +314,14 @@ def _size(line: str) -> int:
     return len(json.dumps(line, ensure_ascii=False))
 
 
-_MOST_SAID = 2_000  # characters quoted of a user's text in turns that are dropped
-
-
 def shortened(state: RunState, now: TokenEstimate) -> Compaction | None:
     """The mildest compaction without a model that is enough: old results are truncated, or the oldest turns
     dropped. What does not reach the goal must at least fit. Only if the recent turns alone are too long
     are their results truncated, and last of all the turns themselves dropped."""
     ways = _Shortening(state, now)
     tried = (ways.shorten_old, ways.truncate_recent, ways.drop_and_truncate)
-    return next(
-        filter(None, (way(limit) for way in tried for limit in (now.goal, now.limit))), None
-    )
+    made = (way(limit) for way in tried for limit in (now.goal, now.limit))
+    return next(filter(None, made), None)
 
 
 class _Shortening:
@@ -382,24 +372,22 @@ class _Shortening:
         """Drop all before message ``cut``, truncate old results, and recent ones to ``most`` characters;
         None if that makes nothing shorter."""
         drops = cut - 1 > self._state.context.compacted.last
-        results = tuple(self._truncated(cut if drops else 0, most))
-        if drops:
-            made = Compaction("prune", 1, cut - 1, self._note(cut), results)
-        elif results:
-            numbers = [result.message for result in results]
-            made = Compaction("clip", min(numbers), max(numbers), truncated=results)
-        else:
-            return None
-        return _measured(self._state, self._now, made)
-
-    def _truncated(self, first: int, most: int | None) -> Iterator[TruncatedResult]:
+        results = []
         for result in self._results:
             length, is_old = len(result.sent), result.message < self._start
             to = (OLD_RESULT if length > TRUNCATED_ABOVE else None) if is_old else most
-            if result.message < first or not to:
+            if (drops and result.message < cut) or not to:
                 continue
             if (shorter := truncated(self._state, result, to)) is not None:
-                yield shorter
+                results.append(shorter)
+        if drops:
+            made = Compaction("prune", 1, cut - 1, self._note(cut), tuple(results))
+        elif results:
+            numbers = [result.message for result in results]
+            made = Compaction("clip", min(numbers), max(numbers), truncated=tuple(results))
+        else:
+            return None
+        return _measured(self._state, self._now, made)
 
     def _note(self, cut: int) -> str:
         """The replacement of the messages before ``cut``."""
@@ -419,10 +407,8 @@ class _Shortening:
             if block["type"] == "text" and block["text"] not in OWN_TEXTS
         ]
         quoted = [f"The user said there: {json.dumps(text, ensure_ascii=False)}" for text in said]
-        before = HEADING
+        before, most = HEADING, self._now.characters
         if compacted.last:
-            before = self._within(compacted.text, MOST_REPLACEMENT / 2)
-        return self._within("\n\n".join([before, note, *quoted]), MOST_REPLACEMENT)
-
-    def _within(self, text: str, share: float) -> str:
-        return truncate_text(text, self._now.characters(share), "they are gone")
+            before = truncate_text(compacted.text, most(MOST_REPLACEMENT / 2), "they are gone")
+        text = "\n\n".join([before, note, *quoted])
+        return truncate_text(text, most(MOST_REPLACEMENT), "they are gone")

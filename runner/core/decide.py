@@ -94,9 +94,8 @@ def _continue_tools(state: RunState) -> Step | None:
 
 
 def _end_with_result(state: RunState) -> Step | None:
-    if not state.ending.submitted or state.inbox.messages or hook_decisions.objects(state):
-        return None
-    return _finish(state, "submitted")
+    goes_on = state.inbox.messages or hook_decisions.objects(state)
+    return _finish(state, "submitted") if state.ending.submitted and not goes_on else None
 
 
 def _answer_stop(state: RunState) -> Step | None:
@@ -115,9 +114,8 @@ def _answer_stop(state: RunState) -> Step | None:
     if stop.empty:
         if state.model.nudges:
             return end("failed", "empty_reply", "the model replied twice with nothing")
-        return tell(
-            "nudge", text.SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else text.NUDGE_TEXT
-        )
+        is_cut = stop.reason in CUT_REASONS
+        return tell("nudge", text.SMALLER_STEPS_TEXT if is_cut else text.NUDGE_TEXT)
     match stop.reason:
         case "end_turn" | "stop_sequence":
             return _finish(state, stop.reason)
@@ -160,9 +158,8 @@ def _tell_queued(state: RunState) -> Step:
 
 def _speak_first(state: RunState) -> Step | None:
     """A resumed run ends with an assistant message, so append a user message."""
-    if state.messages[-1].role == "assistant" and state.model.stop is None:
-        return tell("resume", text.RESUME_TEXT)
-    return None
+    is_answered = state.messages[-1].role == "user" or state.model.stop is not None
+    return None if is_answered else tell("resume", text.RESUME_TEXT)
 
 
 def _after_failure(state: RunState) -> Step | None:

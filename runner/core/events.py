@@ -14,7 +14,6 @@ from runner.core.fold import Applied
 from runner.core.hook_decisions import name_of
 from runner.core.state import RunState
 from runner.core.text import shorten
-from runner.permissions import Decision
 
 INPUT_SUMMARY_LENGTH = 100
 OUTPUT_SUMMARY_LENGTH = 80
@@ -147,7 +146,18 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
     match entry:
         case entries.CallsDecided(decisions):
             for index, decision in sorted(decisions.items()):
-                yield Event("permission_decided", _call(state, index) | _decision(decision))
+                matched_rules = decision.matched_rules[:_MOST_MATCHED_RULES]
+                told = {
+                    "decision": decision.effect,
+                    "rule": decision.rule,
+                    "snapshot": decision.snapshot,
+                    "grounds": [
+                        {"rule": matched.rule.text, "matched": _summary(matched.matched)}
+                        for matched in matched_rules
+                    ],
+                    **_given(reason=shorten(decision.reason, _REASON_LENGTH)),
+                }
+                yield Event("permission_decided", _call(state, index) | told)
         case entries.ToolsStarted(indexes):
             for index in indexes:
                 summary = summarise_input(state.calls[index].input)
@@ -166,8 +176,7 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
                 yield Event("child_started", _call(state, child.index) | told)
         case entries.OutcomeAsked(index):
             call = state.calls[index]
-            summary = summarise_input(call.input_to_run)
-            more = {"input": summary, "started_by": call.started_by}
+            more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
             yield Event("outcome_asked", _call(state, index) | more)
         case entries.ToolFinished(index, result, snapshot):
             yield Event("tool_done", _call(state, index) | _result(result) | _given(tree=snapshot))
@@ -182,19 +191,6 @@ def _call(state: RunState, index: int | None) -> dict[str, Any]:
         "call_index": index,
         "tool_use_id": _summary(call.id),
         "name": _summary(call.name),
-    }
-
-
-def _decision(decision: Decision) -> dict[str, Any]:
-    return {
-        "decision": decision.effect,
-        "rule": decision.rule,
-        "snapshot": decision.snapshot,
-        "grounds": [
-            {"rule": matched.rule.text, "matched": _summary(matched.matched)}
-            for matched in decision.matched_rules[:_MOST_MATCHED_RULES]
-        ],
-        **_given(reason=shorten(decision.reason, _REASON_LENGTH)),
     }
 
 
@@ -256,10 +252,8 @@ def _settled(state: RunState, outcome: run.Outcome) -> Iterator[Event]:
     match outcome:
         case run.Ended(how, reason, detail):
             data = {"state": how, "reason": reason, "detail": shorten(detail, _REASON_LENGTH)}
-            if how == "stopped":
-                yield Event("limit_reached", data)
-            if how == "failed":
-                yield Event("error", data)
+            if how in ("stopped", "failed"):
+                yield Event("limit_reached" if how == "stopped" else "error", data)
             yield Event("attempt_ended", {"why": "run ended"})
             yield Event("done", data | {"total": usage_of(state.money.usage)})
         case run.Waiting(reason, detail):

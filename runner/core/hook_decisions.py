@@ -31,9 +31,7 @@ _NEVER_HOOKED = frozenset({"", RESULT_SOURCE, SPLIT_SOURCE})
 _LONGEST_NAME = 100
 _LONGEST_REASON = 1_000
 
-_CONTEXT = "The {event} hook `{name}`{about} says:\n{text}"
 _WOULD_CHANGE = "it would have another input run than the person who approved this call"
-_OBJECTION = "The {event} hook `{name}`{about} objects:\n{text}"
 _UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))
 
 
@@ -68,10 +66,8 @@ def run_of(
     state: RunState, place: int, index: int | None = None, *, since: int = 0
 ) -> HookRun | None:
     """The newest run of a hook in this turn, about this call or none; of those after number ``since``."""
-    for run in reversed(state.hooks.runs):
-        if run.hook == place and run.index == index and run.number > since:
-            return run
-    return None
+    runs = (run for run in reversed(state.hooks.runs) if run.number > since)
+    return next((run for run in runs if (run.hook, run.index) == (place, index)), None)
 
 
 def decided_at(state: RunState, call: Call) -> int:
@@ -97,17 +93,15 @@ def undoes_hook(state: RunState) -> bool:
 
 
 def _left_in_the_middle(state: RunState) -> Iterator[HookRun]:
-    unanswered = (run for run in state.hooks.runs if run.answer is None)
-    return (run for run in unanswered if run.started_by != state.attempt)
+    return (
+        run for run in state.hooks.runs if run.answer is None and run.started_by != state.attempt
+    )
 
 
 def _looked_at_what_is_over(state: RunState, run: HookRun) -> bool:
     """True if a hook was to say if a call may run that has its result, or gets one without running."""
-    return run.event == "PreToolUse" and all(
-        call.interrupted or call.result is not None
-        for call in state.calls
-        if call.index == run.index
-    )
+    calls = (call for call in state.calls if call.index == run.index)
+    return run.event == "PreToolUse" and all(c.interrupted or c.result is not None for c in calls)
 
 
 def tightened(state: RunState, call: Call, decision: Decision) -> Decision:
@@ -144,8 +138,9 @@ def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
     first that wants a person asked."""
     asking, since = None, decided_at(state, call)
     for run in state.hooks.runs:
-        is_of_it = run.event == "PreToolUse" and run.index == call.index and run.number > since
-        if not is_of_it or run.answer is None:
+        if run.event != "PreToolUse" or run.index != call.index:
+            continue
+        if run.number <= since or run.answer is None:
             continue
         denies = run.answer.decision == "deny"
         if run.answer.outcome != "succeeded":
@@ -208,11 +203,11 @@ def _texts(state: RunState, run: HookRun) -> Iterator[str]:
         return
     about = "" if run.index is None else f" of call {run.index + 1} of the last turn"
     name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
-    told = {"event": run.event, "name": name, "about": about}
+    hook = f"The {run.event} hook `{name}`{about}"
     if run.said.decision == "block":
-        yield _OBJECTION.format(**told, text=run.said.reason or "it gave no reason")
+        yield f"{hook} objects:\n{run.said.reason or 'it gave no reason'}"
     if run.said.context.strip():
-        yield _CONTEXT.format(**told, text=run.said.context)
+        yield f"{hook} says:\n{run.said.context}"
 
 
 def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict[str, Any]:
@@ -257,10 +252,8 @@ def continue_hook(state: RunState) -> Step | None:
 
 def _in_hand(state: RunState) -> HookRun | None:
     """The hook that this attempt has started and that has not ended."""
-    for run in state.hooks.runs:
-        if run.answer is None and run.started_by == state.attempt:
-            return run
-    return None
+    unanswered = (run for run in state.hooks.runs if run.answer is None)
+    return next((run for run in unanswered if run.started_by == state.attempt), None)
 
 
 def before_call(state: RunState, call: Call) -> Step | None:

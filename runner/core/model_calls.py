@@ -55,10 +55,8 @@ def start_turn(state: RunState) -> Step:
 
 
 def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
-    """What a model call may use, or the ceiling that leaves no room for it."""
-    hour_cache = state.spec.hour_cache
-    if hour_cache is None:
-        hour_cache = state.model.pace.after(state.now).is_worth_an_hour
+    asked = state.spec.hour_cache
+    paced = state.model.pace.after(state.now).is_worth_an_hour
     return reserve(
         state.limits,
         state.used,
@@ -66,17 +64,15 @@ def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Res
         most_output=most_output,
         thinking_tokens=state.spec.thinking_tokens if model == state.spec.model else 0,
         tariff=state.money.tariffs.get(model, FREE),
-        hour_cache=hour_cache,
+        hour_cache=paced if asked is None else asked,
     )
 
 
 def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> Step:
     """Begin a call, when the job's budget has room for it."""
     budget = state.money.budget
-    is_cost_limited = state.limits.cost_ceiling is not None or (
-        budget is not None and budget.most_cost is not None
-    )
-    if is_cost_limited and model not in state.money.tariffs:
+    most = (state.limits.cost_ceiling, budget and budget.most_cost)
+    if most != (None, None) and model not in state.money.tariffs:
         detail = (
             f"the cost is limited, and {model} has no price in this worker's list: "
             "add it to the file that RUNNER_PRICES names, and retry"
@@ -118,7 +114,6 @@ IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 600.0
 
-_RETRIED_STATUSES = frozenset({408, 409, 429})
 _OF_API = frozenset({"rate_limit_error", "overloaded_error", "api_error", "timeout_error"})
 _OF_STREAM = frozenset({"connection", "stream_cut", "stream_stalled", "stream_broken"})
 _RETRIED_KINDS = _OF_API | _OF_STREAM | {"call_deadline"}
@@ -127,7 +122,7 @@ _RETRIED_KINDS = _OF_API | _OF_STREAM | {"call_deadline"}
 def is_retried(error: ModelCallError) -> bool:
     """True if the call may be tried again: by the status if there is one, else by the kind."""
     if error.status is not None and error.status >= 400:
-        return error.status >= 500 or error.status in _RETRIED_STATUSES
+        return error.status >= 500 or error.status in (408, 409, 429)
     return error.kind in _RETRIED_KINDS
 
 
@@ -244,9 +239,8 @@ def _is_in_doubt(state: RunState, found: TokenEstimate) -> bool:
     """True if the API should be asked how long the prompt is: at most once a turn, so not when a call is
     retried or waited for a budget."""
     counted = state.context.counted
-    if counted is not None and counted.turns == state.turns:
-        return False
-    if state.model.tries or state.money.budget_waits:
+    is_counted = counted is not None and counted.turns == state.turns
+    if is_counted or state.model.tries or state.money.budget_waits:
         return False
     if state.context.measured is None:
         return found.tokens >= ESTIMATED_CLOSE * found.limit

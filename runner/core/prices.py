@@ -32,11 +32,7 @@ class Rates:
     output: Decimal
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> Decimal:
-        """USD of tokens that were used.
-
-        Args:
-            hour_cache: what was written to the cache lives for an hour.
-        """
+        """USD of tokens that were used. ``hour_cache``: what was written to the cache lives for an hour."""
         return (
             self.input * usage.input_tokens
             + self._write(hour_cache) * usage.cache_creation_tokens
@@ -50,7 +46,6 @@ class Rates:
         return (dearest * prompt + self.output * output).scaleb(-6)
 
     def output_for(self, left: int, prompt: int, *, hour_cache: bool, most: int) -> int:
-        """As ``Tariff.output_for``."""
         room = left - _rounded_up(self.cost_at_most(prompt, 0, hour_cache=hour_cache))
         if room < 0:
             return -1
@@ -164,19 +159,15 @@ class PriceList:
         price = self.price(model)
         if price is None:
             return None
-        rates: Rates | None = price.standard
-        if terms.fast:
-            rates = price.fast
-        elif price.long is not None and above >= price.long_above:
-            rates = price.long
+        is_long = price.long is not None and above >= price.long_above
+        rates = price.fast if terms.fast else price.long if is_long else price.standard
         return rates.times(self.us_inference) if rates and terms.us_only else rates
 
     def tariff(self, model: str, terms: Terms) -> Tariff | None:
         """What a job's calls of a model are billed at, or None when the list does not say."""
         if terms.scripted:
             return FREE
-        standard = self.rates(model, terms, 0)
-        price = self.price(model)
+        standard, price = self.rates(model, terms, 0), self.price(model)
         if standard is None or price is None:
             return None
         if price.long is None or terms.fast:

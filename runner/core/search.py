@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 from typing import Literal
 
 from runner.errors import UsageError
@@ -86,7 +86,6 @@ def _unmarked(text: str) -> str:
 
 
 def _fold_run(error: UnicodeError) -> tuple[bytes, int]:
-    """See https://docs.python.org/3/library/codecs.html#codecs.register_error"""
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(_FOLDS).encode(), error.end
 
@@ -153,18 +152,11 @@ class Parts:
 
 
 def parse(text: str, exact: str | None = None) -> Query:
-    """Parse a search.
+    """Parse a search. ``exact`` must be there letter by letter; with it, ``text`` may be empty.
 
     ``words`` must all be there, in any order. The words of ``"a phrase"`` stand side by side, and so do
     words that are joined by anything but a blank (``parse_call_id``, ``src/main.py``). ``pre*`` finds
     words that start so. ``-word``, ``-"a phrase"`` and ``-pre*`` must not be there.
-
-    Args:
-        text: in this language; may be empty if ``exact`` is given.
-        exact: a text that must be there letter by letter, anywhere.
-
-    Raises:
-        UsageError: the search cannot be looked up; says why and what to do.
     """
     if len(text) > LONGEST_QUERY or len(exact or "") > LONGEST_QUERY:
         raise UsageError(f"a search has at most {LONGEST_QUERY:,} characters: give less of it")
@@ -306,15 +298,10 @@ def excerpt(text: str, query: Query, length: int = EXCERPT_LENGTH) -> Excerpt:
     """Return the part of ``text``, about ``length`` characters, that shows most of the query."""
     spans = _spans(text, query)
     start = max(0, _best_start(spans, length - _BEFORE) - _BEFORE)
-    for _ in range(_LONGEST_EDGE):  # only long words are cut
-        if start == 0 or not text[start - 1].isalnum():
-            break
-        start -= 1
+    edge = text[max(0, start - _LONGEST_EDGE) : start]  # only long words are cut
+    start -= sum(1 for _ in takewhile(str.isalnum, reversed(edge)))
     end = min(len(text), start + length)
-    for _ in range(_LONGEST_EDGE):
-        if end == len(text) or not text[end].isalnum():
-            break
-        end += 1
+    end += sum(1 for _ in takewhile(str.isalnum, text[end : end + _LONGEST_EDGE]))
     return _squeezed(text, start, end, spans)
 
 
@@ -323,7 +310,6 @@ _Span = tuple[int, int, int]
 
 
 def _spans(text: str, query: Query) -> list[_Span]:
-    """Return the matches of a query, in the order of the text."""
     spans: list[_Span] = []
     folded = fold(text)
     sums: Sequence[int] = range(len(text) + 1)  # the length of the fold before each offset
@@ -342,7 +328,6 @@ def _spans(text: str, query: Query) -> list[_Span]:
 
 
 def _pattern(term: Term) -> re.Pattern[str]:
-    """Return what finds a term in a folded text."""
     pattern = r"(?<!\S)"
     for word in term.words[:-1]:
         between = " *" if len(word) == LONGEST_WORD else " +"  # a long run has no blank here
@@ -379,8 +364,8 @@ def _squeezed(text: str, start: int, end: int, spans: Sequence[_Span]) -> Excerp
         marks.append((len(shown), len(shown) + len(marked)))
         shown += marked
         at = min(to, end)
-    shown = _with(shown, text[at:end])
-    return Excerpt(shown.rstrip() + ("…" if end < len(text) else ""), tuple(marks))
+    shown = _with(shown, text[at:end]).rstrip()
+    return Excerpt(shown + ("…" if end < len(text) else ""), tuple(marks))
 
 
 def _with(shown: str, more: str) -> str:

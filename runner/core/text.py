@@ -70,16 +70,11 @@ class KeyTwiceError(ValueError):
 
 
 def read_json(text: str, deepest: int = DEEPEST, *, once: bool = False) -> Any:
-    """The value of a JSON text.
-
-    Args:
-        deepest: how many lists and objects may lie in one another.
-        once: refuse an object that has a key twice, of which the last would count.
+    """The value of a JSON text. With ``once``, an object that has a key twice is a ``KeyTwiceError``.
 
     Raises:
-        KeyTwiceError: ``once``, and a key is there twice.
         ValueError: it is not JSON, or holds NaN, Infinity or a number beyond a float's range.
-        RecursionError: it is nested more deeply than that.
+        RecursionError: more than ``deepest`` lists and objects lie in one another.
     """
     value = json.loads(
         text,
@@ -88,7 +83,16 @@ def read_json(text: str, deepest: int = DEEPEST, *, once: bool = False) -> Any:
         object_pairs_hook=_each_once if once else None,
     )
     if text.count("[") + text.count("{") > deepest:
-        _refuse_deeper(value, deepest)
+        level = [value] if isinstance(value, list | dict) else []
+        for _ in range(deepest):
+            level = [
+                inner
+                for outer in level
+                for inner in (outer.values() if isinstance(outer, dict) else outer)
+                if isinstance(inner, list | dict)
+            ]
+        if level:
+            raise RecursionError(f"it is nested more than {deepest} deep")
     return value
 
 
@@ -99,19 +103,6 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise KeyTwiceError(key)
         found[key] = value
     return found
-
-
-def _refuse_deeper(value: Any, deepest: int) -> None:
-    level = [value] if isinstance(value, list | dict) else []
-    for _ in range(deepest):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, list | dict)
-        ]
-    if level:
-        raise RecursionError(f"it is nested more than {deepest} deep")
 
 
 def _finite(digits: str) -> float:
@@ -209,11 +200,8 @@ def signature(text: str, item_key: str = "") -> str:
 def telling_line(output: str) -> str:
     """The line of a command's output that says best why it failed; empty when it said nothing."""
     lines = [line.strip()[:_LONGEST_READ] for line in output.splitlines() if line.strip()]
-    for pattern in _TELLING:
-        found = next((line for line in lines if pattern.search(line)), None)
-        if found is not None:
-            return found
-    return lines[-1] if lines else ""
+    telling = (line for pattern in _TELLING for line in lines if pattern.search(line))
+    return next(telling, lines[-1] if lines else "")
 
 
 def failure_signature(detail: str, item_key: str, output: str | None) -> str:

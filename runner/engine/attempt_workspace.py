@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from runner.core import entries
 from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
-from runner.core.children import children_work_in, is_busy
+from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
 from runner.core.hook_decisions import kept_as_edited
 from runner.core.hooks import Said, read_answer
@@ -53,7 +53,7 @@ class AttemptWorkspace:
         Returns:
             The entries to store, and the files of the run with what only this attempt knows.
         """
-        last, busy = state.files.tree, is_busy(state)
+        last, busy = state.files.tree, children_work_in(state, now=True)
         unrecorded = self._beside(state, left_by(state, "Bash"), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
         prepared = self.retry(
