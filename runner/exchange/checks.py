@@ -93,10 +93,8 @@ def check_value(value: Any, parse: Callable[[Any], Any], hint: Any, what: str) -
 # --- Ids ---
 
 # The id of a sub-agent ends with its number in each run above it.
-_ID = re.compile(
-    rf"(?:job|apr)_[0-9a-z]{{26}}|run_[0-9a-z]{{26}}(?:\.[1-9][0-9]{{0,3}}){{0,{DEEPEST}}}",
-    re.ASCII,
-)
+_RUN_ID = rf"run_[0-9a-z]{{26}}(?:\.[1-9][0-9]{{0,3}}){{0,{DEEPEST}}}"
+_ID = re.compile(rf"(?:job|apr)_[0-9a-z]{{26}}|{_RUN_ID}", re.ASCII)
 
 
 def check_id(value: str, kind: str) -> None:

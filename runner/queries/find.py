@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from operator import eq
+from itertools import groupby
+from operator import attrgetter, eq
 from typing import Literal, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, FromClause, and_, false, select
@@ -161,15 +162,13 @@ def call_labels(connection: Connection, run_ids: Collection[str]) -> dict[Call, 
     """The labels of the tool calls of these runs: ``3.2`` is the second call of the third sub-agent.
     Calls count from a run's first, including the calls that a fork is a copy of."""
     found: dict[Call, str] = {}
-    run_id, number = "", 0
     for some in in_batches(sorted(set(run_ids))):
         query = (
             select(tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
             .where(tool_calls.c.run_id.in_(some))
             .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
         )
-        for call in connection.execute(query):
-            number = number + 1 if call.run_id == run_id else 1
-            run_id = call.run_id
-            found[run_id, call.turn, call.position] = call_label(run_id, number)
+        for run_id, calls in groupby(connection.execute(query), key=attrgetter("run_id")):
+            for number, call in enumerate(calls, 1):
+                found[run_id, call.turn, call.position] = call_label(run_id, number)
     return found

@@ -205,9 +205,8 @@ def history_of_run(database: Database, run_id: str) -> list[HistoryEvent]:
         start = Position(run.fork_turn or 0, ENDED)
         of_run = _events_of_run(connection, run, without=_TOLD_ELSEWHERE, only_its_own=True)
         found = list(_history(of_run, start))
-        if all(each.place == start for each in found):
-            return _placed_by_time(connection, run_id, found)
-        return found
+        is_unplaced = all(each.place == start for each in found)
+        return _placed_by_time(connection, run_id, found) if is_unplaced else found
 
     return database.read(work)
 
