@@ -65,7 +65,6 @@ def _create(table: str, columns: str, *others: Any, **options: Any) -> None:
 
 
 def _index(*columns: str, where: str) -> sa.Index:
-    """An index of the rows that meet a condition."""
     return sa.Index(None, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
 
 
@@ -291,7 +290,6 @@ class _Views:
         return f"CASE WHEN {condition} THEN 1 ELSE 0 END"
 
     def _plain(self, json: str) -> str:
-        """A JSON column as text."""
         return json if self._sqlite else f"({json})::text"
 
     def _call_id(self, call: str) -> str:

@@ -121,7 +121,6 @@ def waiting_groups(app: App, name: str | None = None) -> list[Group]:
 
 
 def _of(questions: Iterable[Question], thing: Found) -> list[Question]:
-    """The questions of a job, or of a run and its sub-agents."""
     if thing.kind == "job":
         return [each for each in questions if each.job_id == thing.id]
     return [each for each in questions if is_within(each.run_id, thing.id)]

@@ -121,7 +121,6 @@ class RuleCheck:
         }
 
     def _request(self, tool: str, arguments: Mapping[str, Any]) -> Request:
-        """The call as a run would make it."""
         context = locate(paths_of(tool, arguments), self._surroundings, self._places)
         if self._in_copy:  # but for what was named by an absolute path
             found = {

@@ -106,7 +106,6 @@ def retry(
 
 
 def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:
-    """Print an outcome, with more in the JSON of a run."""
     for path in outcome.mended:
         note(f"the workspace {path} had lost its id: it is written again")
     target, changes = outcome.target, outcome.changes

@@ -229,7 +229,6 @@ def _named(workspace: Mapping[str, Any]) -> list[Any]:
 
 
 def _size(workspace: Mapping[str, Any]) -> str:
-    """The size of its files: ``12.3 MB``."""
     if not workspace["here"]:
         return "gone"
     size = float(workspace["bytes"])

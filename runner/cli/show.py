@@ -98,7 +98,6 @@ def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _counts(by_state: Mapping[RunStatus, int]) -> str:
-    """``2 running, 5 queued``."""
     return ", ".join(f"{count} {state}" for state, count in by_state.items())
 
 
@@ -257,7 +256,6 @@ def _used(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _files(before: str | None, after: str | None) -> str | None:
-    """The first and the last snapshot of the workspace."""
     return None if after is None else f"tree {before} became {after}"
 
 

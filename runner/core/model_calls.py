@@ -69,7 +69,6 @@ def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Res
 
 
 def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> Step:
-    """Begin a call, when the job's budget has room for it."""
     budget = state.money.budget
     most = (state.limits.cost_ceiling, budget and budget.most_cost)
     if most != (None, None) and model not in state.money.tariffs:

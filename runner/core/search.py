@@ -257,9 +257,9 @@ class Matcher:
         if len(self._wanted) < 2:
             return 0.0
         places = sorted(
-            (place, number)
+            (place.start(), number)
             for number, needle in enumerate(self._wanted)
-            for place in islice(_places(spaced, needle), self._MOST_PLACES)
+            for place in islice(re.finditer(f"(?={re.escape(needle)})", spaced), self._MOST_PLACES)
         )
         shortest, last = places[-1][0], dict[int, int]()
         for place, number in places:
@@ -272,13 +272,6 @@ class Matcher:
 def _needle(term: Term) -> str:
     """Return what the blank-separated words of a text contain if it has the term."""
     return f" {' '.join(term.words)}{'' if term.is_prefix else ' '}"
-
-
-def _places(spaced: str, needle: str) -> Iterator[int]:
-    place = spaced.find(needle)
-    while place >= 0:
-        yield place
-        place = spaced.find(needle, place + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,6 @@ class _Attempt:
         )
 
     def _count_tokens(self) -> None:
-        """Ask the API how long the next prompt is."""
         state, context = self._state, self._state.context
         request = model_calls.next_request(state)
         tokens = self._ports.models(state.spec).count(request, self._interrupt)

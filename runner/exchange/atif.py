@@ -95,7 +95,6 @@ class _Steps:
         return numbered
 
     def _add_happened(self, turn: float) -> None:
-        """Add what happened before the reply of a turn."""
         self._add_verifications(turn - 1)
         while self._compactions and self._compactions[0]["turn"] <= turn:
             row = self._compactions.pop(0)
@@ -167,7 +166,6 @@ class _Steps:
                 self._first_step.setdefault(message.number, len(self._steps))
 
     def _add_verifications(self, turn: float) -> None:
-        """Add the verifications that followed a turn or one before it."""
         while self._verifications and self._verifications[0]["turn"] <= turn:
             row = self._verifications.pop(0)
             words = f"Verification {row['number']}: {row['outcome'] or 'not ended'}"

@@ -37,7 +37,6 @@ def misfit(value: Any, hint: Any, name: str = "") -> str | None:
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """True if a value without its parts is of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(misfit(value, each) is None for each in arguments)

@@ -53,7 +53,6 @@ def check(data: Mapping[str, Any]) -> Section:
 
 
 def _check_folder(top: Section) -> None:
-    """Note what needs a folder to work in, if the job has none."""
     workspace = top.written.get("workspace")
     is_none = isinstance(workspace, Mapping) and workspace.get("mode") == "none"
     if workspace is not None and not is_none:

@@ -244,7 +244,6 @@ def _receive(
     watch: Watch,
     on_text: Callable[[str], None],
 ) -> None:
-    """Take the events of a call to its end."""
     reply.request_id = events.response.headers.get("request-id")
     watch.progress()
     for event in events:

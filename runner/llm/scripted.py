@@ -20,7 +20,7 @@ _PLAIN_SUMMARY = "What came before went as the script says; the next line follow
 
 
 class ScriptedModel:
-    """The ``Model`` port over a script: item key -> replies. ``runner.jobfile.script`` says what stands
+    """The ``Model`` port over a script: item key -> replies. ``runner.jobfile.load`` says what stands
     in one, and ``check_script`` has found nothing wrong with it."""
 
     def __init__(self, script: Mapping[str, Any]) -> None:

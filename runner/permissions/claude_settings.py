@@ -74,7 +74,6 @@ def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) ->
 
 
 def _reason(effect: Effect, text: str, tools: Sequence[str]) -> str | None:
-    """Return why a rule cannot be taken, None if it can."""
     wrong = problem(text, effect)
     if wrong is None and not any(concerns(text, tool) for tool in tools):
         return f"the rule {text!r} is about {name_of(text)}, which this job does not have"

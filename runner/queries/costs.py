@@ -211,7 +211,6 @@ _Sum = tuple[Row[Any], Spending]  # calls of one key that are priced alike, and 
 
 
 def _sums(connection: Connection, prices: PriceList, calls: Select[Any]) -> dict[str, list[_Sum]]:
-    """What calls used and cost, by their keys."""
     timed = (model_calls.c[name] for name in ("stop_reason", "latency", "started_at"))
     one = calls.add_columns(*timed).subquery().c
     alike = [one[name] for name in _ALIKE]

@@ -231,7 +231,6 @@ def decision_rows(
 
 
 def _groups(connection: Connection, filters: Filters) -> Counter[tuple[Any, ...]]:
-    """The number of calls by ``_GROUP_COLUMNS`` without ``calls``."""
     calls = _decided_calls(filters).where(~_IS_ALLOWED).subquery()
     query = select(*calls.c, func.count().label("calls")).group_by(*calls.c)
     allowed, others = _allowed(connection, filters), connection.execute(query).all()

@@ -109,7 +109,6 @@ _ORDER = ("at", "run_id", "turn", "position", "tool", "action", "known_from", "p
 
 
 def _told(call: Call) -> Iterator[Call]:
-    """What a tool was asked to do."""
     arguments = call["asked"] if call["edited"] is None else call["edited"]
     if not isinstance(arguments, dict):
         return
@@ -160,7 +159,6 @@ def _changing(connection: Connection, filters: Filters, most: int | None) -> lis
 
 
 def _recorded(changing: Sequence[Call], differences: Differences) -> Iterator[Call]:
-    """What became of files between snapshots."""
     names = ("run_id", "tree_before", "tree_after")
     pairs = [SnapshotPair(*(call[name] for name in names)) for call in changing]
     known = differences(list(dict.fromkeys(pairs)))

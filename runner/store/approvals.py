@@ -124,7 +124,6 @@ def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
 
 
 def _given_by_rules(decision: Decision) -> Given:
-    """The answer that a decision is."""
     effect: Literal["approved", "denied"] = "approved" if decision.effect == "allow" else "denied"
     if not decision.matched_rules:
         return Given(effect, "rule", "the job's default", decision.reason)

@@ -298,7 +298,6 @@ class Rows:
         self._note_result()
 
     def _start_hook(self, state: RunState, entry: entries.HookStarted) -> None:
-        """A hook begins, or begins again."""
         begun = {"attempt": self._attempt, "started_at": self._now, "tree_before": state.files.tree}
         if any(run.number == entry.number for run in state.hooks.runs):
             self._change(tables.hook_runs, entry.number, **begun)
@@ -396,7 +395,6 @@ class Rows:
 
 @cache
 def _key_of(table: Table) -> tuple[str, ...]:
-    """The columns that name a row among those of its run."""
     return tuple(column.name for column in table.primary_key if column.name != "run_id")
 
 

@@ -253,7 +253,6 @@ def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str
 
 
 def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
-    """Copy the rows of a conversation up to a turn's end."""
     run_state.copy_rows(connection, run_items, run_id, fork_id)
     run_state.copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
     run_state.copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)

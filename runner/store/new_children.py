@@ -91,7 +91,6 @@ def _start(
     child: NewChild,
     now: float,
 ) -> None:
-    """Store a child with its conversation, queued and due."""
     run_id = child_id(state.run_id, child.number)
     spec, model = _spec_of(jobs_read, state, parent, child)
     # A child that goes on with its parent's conversation in its folder has the instructions that its

@@ -97,7 +97,6 @@ def load_asked(
 def _inputs(
     connection: Connection, replies: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], list[Any]]:
-    """The inputs of the calls of these replies, in order."""
     found: dict[tuple[str, int], list[Any]] = {}
     for lot in in_lots(replies, _INPUTS_AT_ONCE):
         query = (

@@ -55,6 +55,10 @@ def _counts(*names: str, type_: type[Integer] = Integer) -> list[Column[int]]:
     return [Column(name, type_, nullable=False, server_default="0") for name in names]
 
 
+def _columns(names: str, type_: Any, **options: Any) -> list[Column[Any]]:
+    return [Column(name, type_, **options) for name in names.split()]
+
+
 def _where(condition: str) -> dict[str, Any]:
     """The options of an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
@@ -92,8 +96,7 @@ permission_rules = _table(
     "permission_rules",
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
     Column("position", Integer, primary_key=True),
-    Column("effect", Text, nullable=False),
-    Column("rule", Text, nullable=False),
+    *_columns("effect rule", Text, nullable=False),
     Column("why", Text, nullable=False, server_default=""),
     Column("origin", Text, nullable=False, server_default="job"),
     Column("run_id", Text, ForeignKey("runs.id")),  # of a rule that holds for one run only
@@ -124,11 +127,7 @@ prices = _table(
     Column("fast", Integer, primary_key=True),  # 1: of calls in fast mode
     Column("above", BigInteger, primary_key=True),  # of prompts with more tokens than this
     Column("up_to", BigInteger),  # and with at most so many
-    Column("input", Float, nullable=False),
-    Column("cache_write_5m", Float, nullable=False),
-    Column("cache_write_1h", Float, nullable=False),
-    Column("cache_read", Float, nullable=False),
-    Column("output", Float, nullable=False),
+    *_columns("input cache_write_5m cache_write_1h cache_read output", Float, nullable=False),
     Column("us_inference", Float, nullable=False),  # the factor for calls bound to the US
 )
 
@@ -146,9 +145,7 @@ runs = _table(
     Column("reason", Text, nullable=False, server_default=""),
     Column("detail", Text, nullable=False, server_default=""),
     Column("created_at", Float, nullable=False),
-    Column("started_at", Float),
-    Column("ended_at", Float),
-    Column("due_at", Float),
+    *_columns("started_at ended_at due_at", Float),
     Column("rung_at", Float),  # when workers were last notified that the run is due
     Column("attempt", Integer, nullable=False, server_default="0"),  # the fencing token
     Column("worker_id", Text),  # holds the lease
@@ -236,8 +233,7 @@ workers = _table(
     Column("id", Text, primary_key=True),
     Column("host_id", Text, nullable=False),  # identifies the folder of locks that a host shares
     Column("hostname", Text, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("slots", Integer, nullable=False),
+    *_columns("pid slots", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("lease_expires_at", Float, nullable=False),  # of all the leases that the worker holds
     Column("ended_at", Float),
@@ -251,8 +247,7 @@ blocks = _table_of_run(
     "blocks",
     Column("message", Integer, primary_key=True),
     Column("position", Integer, primary_key=True),
-    Column("role", Text, nullable=False),
-    Column("type", Text, nullable=False),
+    *_columns("role type", Text, nullable=False),
     Column("turn", Integer, nullable=False),
     Column("content", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -264,12 +259,10 @@ compactions = _table_of_run(
     "compactions",
     Column("number", Integer, primary_key=True),
     Column("kind", Text, nullable=False),
-    Column("first_message", Integer, nullable=False),
-    Column("last_message", Integer, nullable=False),
+    *_columns("first_message last_message", Integer, nullable=False),
     Column("text", JSON, nullable=False),  # a string; as JSON because a column of text takes no NUL
     Column("clips", JSON, nullable=False),  # the tool results that are sent truncated
-    Column("tokens_before", BigInteger, nullable=False),
-    Column("tokens_after", BigInteger, nullable=False),
+    *_columns("tokens_before tokens_after", BigInteger, nullable=False),
     Column("turn", Integer, nullable=False),  # the next one
     Column("made_by_call", Integer),  # the model call that wrote a summary
     Column("first_sent_in", Integer, nullable=False),  # the first model call that is sent it
@@ -285,14 +278,10 @@ tool_calls = _table_of_run(
     Column("message", Integer, primary_key=True),  # the reply that asks for the call
     Column("position", Integer, primary_key=True),
     Column("turn", Integer, nullable=False),
-    Column("tool_use_id", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("decision", Text),
-    Column("rule", Text),
+    *_columns("tool_use_id name", Text, nullable=False),
+    *_columns("decision rule", Text),
     Column("started_attempt", Integer),
-    Column("started_at", Float),
-    Column("ended_at", Float),
-    Column("duration", Float),
+    *_columns("started_at ended_at duration", Float),
     Column("outcome", Text),
     Column("interrupted", Boolean, nullable=False, server_default="0"),  # by a cancellation
     Column("decision_snapshot", Integer),  # of the rules
@@ -324,20 +313,15 @@ approvals = _table_of_run(
     Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
     Column("id", Text, nullable=False, unique=True),
     Column("turn", Integer, nullable=False),
-    Column("tool", Text, nullable=False),
-    Column("input_digest", Text, nullable=False),
+    *_columns("tool input_digest", Text, nullable=False),
     Column("setting", JSON, nullable=False),  # where the call would run, when it was asked about
     Column("checked_snapshot", Integer, nullable=False),  # the newest rules that were tried on it
-    Column("summary", Text, nullable=False),
-    Column("group_key", Text, nullable=False),
-    Column("suggested_rule", Text, nullable=False),
+    *_columns("summary group_key suggested_rule", Text, nullable=False),
     Column("asked_at", Float, nullable=False),
-    Column("expires_at", Float),
-    Column("notified_at", Float),
+    *_columns("expires_at notified_at", Float),
     Column("answer", Text),
     Column("answered_at", Float),
-    Column("answered_by", Text),
-    Column("answered_via", Text),
+    *_columns("answered_by answered_via", Text),
     Column("reason", Text, nullable=False, server_default=""),
     Column("edited_input", JSON(none_as_null=True)),
     Column("remembered", Integer),  # position of the rule that the answer stored, or that answered
@@ -354,20 +338,14 @@ approvals = _table_of_run(
 model_calls = _table_of_run(
     "model_calls",
     Column("number", Integer, primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("turn", Integer, nullable=False),
+    *_columns("attempt turn", Integer, nullable=False),
     Column("model", Text, nullable=False),
     Column("max_tokens", Integer, nullable=False),
     Column("worst_case", BigInteger, nullable=False),  # the tokens reserved for the call
     Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("latency", Float),
-    Column("request_id", Text),
-    Column("stop_reason", Text),
-    Column("input_tokens", BigInteger),
-    Column("cache_read_tokens", BigInteger),
-    Column("cache_creation_tokens", BigInteger),
-    Column("output_tokens", BigInteger),
+    *_columns("ended_at latency", Float),
+    *_columns("request_id stop_reason", Text),
+    *_columns("input_tokens cache_read_tokens cache_creation_tokens output_tokens", BigInteger),
     Column("charged_tokens", BigInteger),
     Column("error", Text),
     Column("cut", JSON(none_as_null=True)),  # blocks of a reply that stayed out of the conversation
@@ -397,8 +375,7 @@ verifications = _table_of_run(
     Column("tree", Text),  # the snapshot that was verified
     Column("attempt", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("duration", Float),
+    *_columns("ended_at duration", Float),
     Column("outcome", Text),
     Column("command", Text),  # the last one that ran
     Column("content", JSON(none_as_null=True)),  # the output that the model is shown
@@ -417,8 +394,7 @@ hook_runs = _table_of_run(
     Column("position", Integer),
     Column("attempt", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("duration", Float),
+    *_columns("ended_at duration", Float),
     Column("outcome", Text),
     Column("exit_code", Integer),
     Column("decision", Text),

@@ -191,7 +191,6 @@ class _Files:
         return names and f"it holds what is recorded nowhere (a repository of its own): {names}"
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:
-        """Return what a run's worktree is of, None for a copy."""
         asked = run.asked
         if asked is None or asked.mode != "git":
             return None

@@ -212,7 +212,6 @@ class Restorer:
             self.writer.set_executable(each.path, each.executable)
 
     def _held(self, tree: str, paths: Collection[bytes]) -> set[bytes]:
-        """Return the paths that a tree has."""
         if not paths:
             return set()
         arguments = ("ls-tree", "-z", "--name-only", tree, "--")

@@ -271,7 +271,6 @@ def _commit_changes(git: Git, reading: Git, paths: Sequence[bytes], head: str) -
 
 
 def _filters(git: Git, paths: bytes, *options: str) -> dict[bytes, bytes]:
-    """Return the filter that attributes give to each path."""
     told = git.run("check-attr", "-z", "--stdin", *options, "filter", given=paths)
     answers = iter(split(told))
     return {path: value for path, _, value in zip(answers, answers, answers, strict=True)}

@@ -100,7 +100,6 @@ class Expansions(Tree):
                 self.give_up(node)
 
     def _defaulted(self, node: Node, text: str) -> None:
-        """Visit the default in ``${name:-default}``."""
         default = _DEFAULTED.match(text)
         children = self.children(node)
         if (

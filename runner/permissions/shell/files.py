@@ -119,7 +119,6 @@ def _options(
 
 
 def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word]:
-    """Return what a program writes, by its arguments."""
     match program:
         case "tee" | "sponge":
             return [word for word in arguments if word.loose or not word.value.startswith("-")]
@@ -143,7 +142,6 @@ def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word]:
 
 
 def _edited(arguments: Sequence[Word]) -> list[Word]:
-    """Return the files that sed edits in place."""
     if not any(_IN_PLACE.fullmatch(word.value) for word in arguments):
         return []
     found: list[Word] = []

@@ -292,7 +292,6 @@ class Walk(Expansions):
         return targets[1:]
 
     def _open(self, operator: str, word: Word, moment: Moment, pipe: bool) -> None:
-        """Add the file that a redirect opens at that moment."""
         if operator in (">&", "<&") and word.exact and re.fullmatch(r"[0-9]+-?|-", word.value):
             return
         if "&" in operator and not _PLAIN.fullmatch(word.value):

@@ -193,7 +193,6 @@ class Reader:
                 yield document
 
     def _read(self, place: Place, row: Any) -> Document | None:
-        """Return a document of a row, or None if it says nothing."""
         if place.kind == "system":
             spec = json.loads(row.spec)
             text, model = spec.get("system"), spec.get("model")

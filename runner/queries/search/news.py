@@ -65,7 +65,6 @@ ON CONFLICT (number) DO UPDATE SET seen = excluded.seen, message = excluded.mess
 
 
 def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
-    """Select the next rows of a run that meet these conditions."""
     run_id, *key = origin.table.primary_key.columns
     query = origin.query.where(run_id == bindparam("run_id"), *conditions)
     return query.order_by(*key).limit(_ROWS_AT_ONCE)

@@ -317,7 +317,6 @@ def _any_of(group: Sequence[Term]) -> str:
 
 
 def _all_of(term: Term) -> str:
-    """Return the words of a term as a ``tsquery``."""
     words = [f"'{word}'" for word in term.words]
     return f"({' & '.join(words)}{':*' if term.is_prefix else ''})"
 

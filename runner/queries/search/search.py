@@ -222,7 +222,6 @@ def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator
 
 
 def _read(database: Database, matches: Sequence[Match]) -> list[Document]:
-    """Return the documents of matches, in the same order."""
     places = [match.place for match in matches]
     found = database.read(lambda connection: read_documents(connection, places))
     return [found[place] for place in places if place in found]
