@@ -54,6 +54,7 @@ def test_fence_that_is_never_closed_is_code_to_the_end() -> None:
     assert prose("a\n```\n<b>") == '<p>a</p><pre class="code">```\n&lt;b&gt;</pre>'
 
 
+@pytest.mark.slow
 @given(st.text("ab\n<", max_size=3_000), st.integers(1, 40))
 def test_folding_loses_nothing(text: str, times: int) -> None:
     text = text * times

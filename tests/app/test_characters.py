@@ -29,6 +29,7 @@ MARKUP = st.sampled_from(
 TEXTS = st.lists(st.one_of(MARKUP, st.text(st.characters()))).map("".join)
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_any_text_is_text_and_nothing_in_it_steers(text: str) -> None:
     html = shown(text)

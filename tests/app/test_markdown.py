@@ -41,6 +41,7 @@ def table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return str(PARTS.table(list(zip(names, cells, strict=True)), rows)).removesuffix("\n")
 
 
+@pytest.mark.slow
 @given(texts)
 @example(HOSTILE)
 @example("`")

@@ -155,6 +155,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 def test_functions_that_do_more_than_read_are_not_called(record: Database) -> None:
     before = state(record)
     with pytest.raises(UsageError, match=MAY_NOT) as refused:
@@ -203,6 +204,7 @@ _EVIL = (
 )
 
 
+@pytest.mark.slow
 def test_question_is_asked_in_a_transaction_that_is_read_only(record: Database) -> None:
     (row,) = ask(record, "SELECT current_setting('transaction_read_only') AS a", QUICK)
     assert row == {"a": "on"}
@@ -246,6 +248,7 @@ def test_question_without_a_login_of_its_own_has_no_more_rights(without_login: D
     assert state(without_login) == before
 
 
+@pytest.mark.slow
 def test_logins_that_were_left_behind_are_dropped_by_the_next_question(record: Database) -> None:
     url = record.url.render_as_string(hide_password=False)
     execute(url, "CREATE ROLE runner_question_0a LOGIN VALID UNTIL '2001-01-01'")

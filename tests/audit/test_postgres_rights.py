@@ -48,6 +48,7 @@ def record(both: dict[str, Database]) -> Iterator[Database]:
     execute(url, "DROP SCHEMA made CASCADE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["none", "NONE", "None"])
 def test_no_role_is_no_role(record: Database, role: str) -> None:
     with pytest.raises(UsageError, match="gives up no rights"):
@@ -99,6 +100,7 @@ def test_operator_by_another_name_is_what_it_calls(record: Database) -> None:
     assert list(ask(record, "SELECT 1 OPERATOR(made.%%) 2 AS three", QUICK)) == [{"three": 3}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

@@ -179,6 +179,7 @@ def test_rows_beyond_the_limit_are_left_out_and_that_is_said(record: Database) -
     assert ask(record, "SELECT 1 UNION ALL SELECT 2", Bounds(rows=2)).note == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("begun_anew")
 def test_question_may_ask_json_and_dates_and_windows(record: Database) -> None:
     sql = """

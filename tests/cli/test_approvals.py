@@ -82,6 +82,7 @@ def test_inputs_that_differ_within_a_group_are_all_shown(
     assert command("approvals", "--json").json[0]["suggested_rule"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["call", "approval", "run", "job", "group", "group's key"])
 def test_call_is_approved_by_any_name(command: Command, database: Database, name: str) -> None:
     (run_id,) = submit_runs(database, "a")
@@ -316,6 +317,7 @@ def test_name_that_could_be_several_is_refused(command: Command, database: Datab
     assert approval_row(database, asked[0]).answer is None
 
 
+@pytest.mark.slow
 def test_answered_run_that_nobody_works_says_how_to_go_on(
     command: Command, database: Database
 ) -> None:
@@ -347,6 +349,7 @@ def test_what_models_wrote_steers_no_terminal(command: Command, database: Databa
         assert not any(map(steers, result.err.replace("\n", ""))), arguments
 
 
+@pytest.mark.slow
 def test_answer_to_a_run_that_is_told_to_pause_says_so(
     command: Command, database: Database
 ) -> None:
@@ -357,6 +360,7 @@ def test_answer_to_a_run_that_is_told_to_pause_says_so(
     assert (result.code, "approved: the run pauses now" in result.out) == (0, True), result
 
 
+@pytest.mark.slow
 def test_answer_that_changes_some_of_what_was_named_is_one(
     command: Command, database: Database
 ) -> None:

@@ -122,6 +122,7 @@ def test_what_is_no_sum_of_money_is_refused(
     assert len(refused.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_everywhere_it_is_said_how_to_go_on(
     command: Callable[..., Result], database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:

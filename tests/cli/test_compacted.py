@@ -50,6 +50,7 @@ def sent(database: Database) -> tuple[str, list[bytes]]:
     return run_id, sent
 
 
+@pytest.mark.slow
 def test_a_transcript_shows_compactions_where_they_happened_and_the_whole_conversation(
     command: Callable[..., Result], sent: tuple[str, list[bytes]]
 ) -> None:

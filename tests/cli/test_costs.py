@@ -93,6 +93,7 @@ def test_costs_of_a_job_are_told_by_run(
     assert "$0.0460" in command("costs", job_of(database, run_id)).out
 
 
+@pytest.mark.slow
 def test_model_without_a_price_is_said_and_never_free(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -106,6 +107,7 @@ def test_model_without_a_price_is_said_and_never_free(
     assert command("show", run_id, "--json").json["cost_usd"] is None
 
 
+@pytest.mark.slow
 def test_script_costs_nothing_and_says_so(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -149,6 +151,7 @@ def test_jobs_and_runs_are_shown_and_listed_with_their_cost(
         assert "$0.0460; 67% of the input from the cache" in command("show", thing).out
 
 
+@pytest.mark.slow
 def test_before_the_first_call_there_is_no_cost(
     command: Callable[..., Result], database: Database
 ) -> None:

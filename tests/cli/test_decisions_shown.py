@@ -134,6 +134,7 @@ def test_question_of_a_run_that_has_ended_waits_no_more(
     assert "wait" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outcome", "is_denial"), [("denied", True), ("interrupted", False)])
 def test_question_that_expired_is_a_denial_only_where_it_denied(
     command: Command, database: Database, outcome: str, is_denial: bool
@@ -150,6 +151,7 @@ def test_question_that_expired_is_a_denial_only_where_it_denied(
     assert f"[{said}]" in command("transcript", run_id).out
 
 
+@pytest.mark.slow
 def test_edited_input_is_shown_beside_the_model_s(command: Command, database: Database) -> None:
     (run_id,) = submit_runs(database, "a")
     ask(database, run_id)
@@ -160,6 +162,7 @@ def test_edited_input_is_shown_beside_the_model_s(command: Command, database: Da
     assert "[approved by lena, with another input]" in command("transcript", run_id).out
 
 
+@pytest.mark.slow
 def test_summary_counts_denials_by_reason_and_open_questions(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +199,7 @@ def test_summary_as_json_has_denials_and_open_questions(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
 def test_both_databases_tell_what_was_denied_and_asked(empty_url: str) -> None:
     database = Database(empty_url)

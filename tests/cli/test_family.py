@@ -50,6 +50,7 @@ def test_jobs_and_their_runs_are_listed_without_sub_agents(
     assert first not in shown
 
 
+@pytest.mark.slow
 def test_the_tree_of_each_run_is_listed_on_demand(command: Command, database: Database) -> None:
     assert command("list", "--tree").out == command("list").out
     parent_with_two(database)
@@ -65,6 +66,7 @@ def test_the_tree_of_each_run_is_listed_on_demand(command: Command, database: Da
     assert command("list", "--tree").out.splitlines() == lines
 
 
+@pytest.mark.slow
 def test_a_parent_is_shown_with_what_became_of_its_sub_agents(
     command: Command, database: Database
 ) -> None:
@@ -136,6 +138,7 @@ def test_events_of_a_tree_are_told_together(command: Command, database: Database
     assert refused.err.startswith("runner: --tree is of one run")
 
 
+@pytest.mark.slow
 def test_events_are_followed_until_the_whole_tree_has_ended(
     command: Command, database: Database
 ) -> None:
@@ -207,6 +210,7 @@ def test_a_transcript_says_what_became_of_a_sub_agent(command: Command, database
     assert "It is well." not in told
 
 
+@pytest.mark.slow
 def test_a_transcript_of_a_tree_has_the_sub_agents_where_they_were_started(
     command: Command, database: Database
 ) -> None:
@@ -257,6 +261,7 @@ def test_the_request_of_a_sub_agent_is_as_it_was_sent(command: Command, database
     assert sent["messages"][0]["content"][-1]["text"] == "Look at it."
 
 
+@pytest.mark.slow
 def test_a_rule_for_one_run_is_told_as_such_and_in_its_tree_alone(
     command: Command, database: Database
 ) -> None:

@@ -86,6 +86,7 @@ def test_running_run_is_forked_at_a_turn_that_has_ended(
     assert run_row(database, run_id).state == "running"
 
 
+@pytest.mark.slow
 def test_model_without_a_price_is_refused_where_the_cost_is_limited(
     command: Command, database: Database
 ) -> None:

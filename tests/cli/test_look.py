@@ -166,6 +166,7 @@ def test_following_a_run_that_has_ended_shows_it_and_ends(
     assert events == command("events", run_id, "--json").json
 
 
+@pytest.mark.slow
 def test_untrusted_content_steers_no_terminal(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -221,6 +222,7 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
     subprocess.run(arguments, capture_output=True, text=True, cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_help_needs_no_database_library(folder: Path) -> None:
     code = (
         "import sys\n"

@@ -27,6 +27,7 @@ def test_rules_of_a_job_are_listed_in_order(command: Command, database: Database
     assert "It changes the lock file." in shown.out
 
 
+@pytest.mark.slow
 def test_remembered_rule_is_listed_and_revoked(command: Command, database: Database) -> None:
     runs = submit_runs(database, "a", "b")
     job_id = job_of(database, runs[0])

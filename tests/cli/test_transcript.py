@@ -359,6 +359,7 @@ def test_page_is_written_whole_and_no_link_is_followed(
     assert command("transcript", run_id, "--html", "no/run.html").code == 2
 
 
+@pytest.mark.slow
 def test_page_goes_to_stdout_and_has_some_turns_only(
     capsysbinary: pytest.CaptureFixture[bytes], database: Database
 ) -> None:

@@ -222,6 +222,7 @@ def test_worker_ends_with_0_when_told_to(
     assert job["state"] == "queued"
 
 
+@pytest.mark.slow
 def test_submit_prints_the_id_and_needs_no_redis(
     command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

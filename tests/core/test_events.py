@@ -78,6 +78,7 @@ def test_what_steers_a_terminal_is_shown_and_all_else_stays(text, shown):
     assert visible(text) == shown
 
 
+@pytest.mark.slow
 @given(steering_text)
 def test_visible_text_is_one_line_without_any_steering_character(text):
     shown = visible(text)

@@ -51,6 +51,7 @@ def test_opening_counts_everything_that_the_first_call_sends():
     assert progress.context.appended_bytes >= least
 
 
+@pytest.mark.slow
 @given(st.lists(BLOCKS, max_size=5), st.sampled_from(["end_turn", "max_tokens", "pause_turn"]))
 def test_only_what_the_api_takes_back_becomes_a_message(blocks, reason):
     kept = message_blocks(reply(reason, *blocks))
@@ -61,6 +62,7 @@ def test_only_what_the_api_takes_back_becomes_a_message(blocks, reason):
     assert kept.count(novel) == blocks.count(novel)
 
 
+@pytest.mark.slow
 @given(st.lists(BLOCKS, max_size=5))
 def test_nothing_of_a_refusal_becomes_a_message(blocks):
     assert message_blocks(reply("refusal", *blocks)) == ()

@@ -162,6 +162,7 @@ def test_no_usage_costs_more_than_its_bound(usage: Usage, terms: Terms) -> None:
     assert spending(PRICES, calls(usage, terms=terms)).usd <= spending(PRICES, bound).at_most
 
 
+@pytest.mark.slow
 @given(st.lists(USAGES, max_size=5))
 def test_spending_adds_up_in_any_order(usages: list[Usage]) -> None:
     spent = [spending(PRICES, calls(usage)) for usage in usages]

@@ -61,6 +61,7 @@ def test_words_can_be_stored_and_are_no_facets(text: str) -> None:
         assert word.isalnum(), word
 
 
+@pytest.mark.slow
 @given(anything, anything)
 def test_a_text_folds_as_its_parts_do(first: str, second: str) -> None:
     assert fold(first + second) == fold(first) + fold(second)
@@ -165,6 +166,7 @@ def test_an_exact_text_is_looked_up_by_its_words(exact: str, parts: Parts) -> No
     assert parts_of(exact) == parts
 
 
+@pytest.mark.slow
 @given(st.text(max_size=10), st.text(min_size=1, max_size=20), st.text(max_size=10))
 def test_the_parts_of_an_exact_text_are_in_every_text_that_has_it(
     before: str, exact: str, after: str
@@ -271,6 +273,7 @@ def test_what_is_left_out_is_said() -> None:
     assert excerpt("a needle", parse("needle")).text == "a needle"
 
 
+@pytest.mark.slow
 @given(st.text(max_size=400), st.integers(0, 20))
 def test_marks_hold_what_was_looked_for(text: str, number: int) -> None:
     words = words_of(text)

@@ -246,6 +246,7 @@ def test_a_run_that_stopped_unanswered_goes_on_without_the_call_when_it_is_retri
     assert not (desk.folder / "made").exists()
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_while_an_earlier_call_runs_is_seen_by_the_same_attempt(
     desk: Desk,
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_lost_queue_message_is_sent_again(post: Post) -> None:
     assert len(post.notifier.notified) == 2
 
 
+@pytest.mark.slow
 def test_without_the_queue_runs_are_worked_here(post: Post) -> None:
     jobs.submit(post.database, submission(*"abc"), NOW)
     post.notifier.broken = True

@@ -127,6 +127,7 @@ def test_people_are_told_once_and_of_nothing_that_no_longer_waits(post: Post) ->
     assert told(post) == [first]
 
 
+@pytest.mark.slow
 def test_two_workers_tell_of_each_question_once(database: Database, tmp_path: Path) -> None:
     job_id = submit_asking(database, *"abcdefgh", asking=TOLD)
     asked = ask_all(database, job_id, "uv lock")

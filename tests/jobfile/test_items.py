@@ -59,6 +59,7 @@ def test_a_duplicate_key_names_both_items(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_only_the_first_bad_items_are_listed(tmp_path: Path) -> None:
     _, problems = read("list", list(range(1000)), tmp_path)
     assert len(problems) == reading.MOST_REPORTED + 1
@@ -165,6 +166,7 @@ def test_a_command_that_fails_is_a_problem_with_its_last_words(
     assert expected in problems[0]
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -75,6 +75,7 @@ def test_text_is_given_as_it_comes(talk):
     assert heard == ["abc", "def", "gh", "ij"]
 
 
+@pytest.mark.slow
 def test_blank_text_is_dropped_and_an_empty_reply_has_no_blocks(talk):
     assert talk(Reply([text(" \n"), text("x")])).complete().blocks == (text("x"),)
     assert talk(Reply([])).complete().blocks == ()
@@ -242,6 +243,7 @@ def test_key_and_address_come_from_the_environment(talk, monkeypatch):
     assert (caught.value.kind, caught.value.status) == ("authentication_error", 401)
 
 
+@pytest.mark.slow
 def test_calls_of_many_threads_stream_at_once(talk):
     everyone = 100
     gate = threading.Barrier(everyone)

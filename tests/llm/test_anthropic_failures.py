@@ -230,6 +230,7 @@ def test_call_id_used_twice_breaks_the_stream(talk):
     assert failed(talk(Reply([call, call]))).kind == "stream_broken"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stall", "stall_before_headers"])
 @pytest.mark.parametrize("pings", [False, True])
 def test_stall_is_cut_whether_or_not_it_pings(talk, kind, pings):
@@ -239,6 +240,7 @@ def test_stall_is_cut_whether_or_not_it_pings(talk, kind, pings):
     here.server.wait_for(lambda server: server.dropped == 1)
 
 
+@pytest.mark.slow
 def test_call_that_gets_on_for_too_long_meets_its_deadline(talk):
     here = talk(Reply([text("x" * 1000)], chunk=1, pause=0.01), total_timeout=0.3)
     error = failed(here)
@@ -251,6 +253,7 @@ def test_slow_stream_is_no_stall(talk):
     assert here.complete().blocks == (text("x" * 20),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stall", "reset", "close"])
 def test_reply_is_whole_however_the_body_ends_after_message_stop(talk, kind):
     here = talk(Reply([text("x")], broken=Break(kind, after=99)))

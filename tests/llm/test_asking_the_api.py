@@ -71,6 +71,7 @@ def test_question_without_an_answer_is_not_an_error(talk: Start, broken: Break) 
     assert here.complete().blocks == (text("x"),)
 
 
+@pytest.mark.slow
 def test_question_without_a_key_or_a_server_is_not_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,6 +112,7 @@ def test_api_that_lets_questions_wait_is_left_alone_for_a_while(
     assert len(here.server.others) == 2
 
 
+@pytest.mark.slow
 def test_window_is_the_one_of_the_apis_list_and_asked_for_once(talk: Start) -> None:
     here = talk(DONE, server={"window": 123_456})
     assert [here.model.window("claude-sonnet-5") for _ in range(3)] == [123_456] * 3

@@ -99,6 +99,7 @@ def test_forty_turns_keep_the_prefix_byte_for_byte() -> None:
         assert after.startswith(before.removesuffix(b"]}"))
 
 
+@pytest.mark.slow
 def test_forty_turns_break_the_prefix_only_where_it_was_compacted() -> None:
     context = Context(window=24_000, keep_messages=4)
     limits = Limits(max_output_tokens=2_000, max_turns=100)

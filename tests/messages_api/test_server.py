@@ -110,6 +110,7 @@ def test_reply_that_the_window_does_not_hold_is_cut():
     assert message.content[0].text == "x" * 200
 
 
+@pytest.mark.slow
 def test_cached_prefix_is_read_and_nothing_is_when_the_cache_does_not_work():
     long = {"role": "user", "content": "x" * 5_000}
     for caching in (True, False):
@@ -180,6 +181,7 @@ def test_reply_fails_first_and_then_comes():
         assert create(server.url, [HELLO]).content[0].text == "x"
 
 
+@pytest.mark.slow
 def test_server_runs_as_a_process_of_its_own_and_records(tmp_path):
     reply = {"blocks": [text("x")], "fail_first": [{"kind": "status", "status": 503}]}
     script = tmp_path / "script.json"

@@ -77,6 +77,7 @@ parts = st.sampled_from(["srv", "tree", "*", "**", "a", "t*", "A", "*.md", "?"])
 names = st.sampled_from(["a", "A", "b.md", "tree", "srv"])
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["deny", "allow"]),
     st.lists(parts, min_size=1, max_size=5).map("/".join),

@@ -152,6 +152,7 @@ def test_a_persons_approval_never_lifts_a_denial_of_any_layer(base, layers, call
         assert authorization.check_again(request).effect == "deny"
 
 
+@pytest.mark.slow
 @given(POLICIES, TEXTS, CALLS)
 def test_a_type_without_rules_changes_nothing(base, text, call):
     assert base.restricted("reviewer", ()) is base

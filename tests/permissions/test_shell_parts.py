@@ -110,6 +110,7 @@ a/b .. / {a,b} '-o x' -w -E -P 2>f >f 0 %1 a@b @ a@ HEAD
 """
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(PROGRAMS.split()), min_size=1, max_size=2),
     st.lists(st.sampled_from(ARGUMENTS.split()), max_size=6),

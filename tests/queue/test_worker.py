@@ -57,6 +57,7 @@ def test_nothing_is_popped_without_a_free_slot(
     assert sorted(handler.ended) == sorted(handler.begun)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_redis_of_a_queue_message_that_ended(
     connection: redis.Redis, notifier: RqNotifier
 ) -> None:
@@ -67,6 +68,7 @@ def test_nothing_is_left_in_redis_of_a_queue_message_that_ended(
     assert set(connection.keys()) <= {b"rq:queues", b"rq:worker:tested"}
 
 
+@pytest.mark.slow
 def test_a_queue_message_taken_by_an_offer_in_between_goes_back_to_the_queue(
     connection: redis.Redis, notifier: RqNotifier
 ) -> None:
@@ -99,6 +101,7 @@ def test_an_offer_needs_no_redis(server: Server, connection: redis.Redis) -> Non
         assert worker.free_slots == 0
 
 
+@pytest.mark.slow
 def test_the_listener_hears_of_a_slot_when_it_is_free(
     connection: redis.Redis, notifier: RqNotifier
 ) -> None:
@@ -114,6 +117,7 @@ def test_the_listener_hears_of_a_slot_when_it_is_free(
     assert seen == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
 def test_a_handler_that_fails_costs_neither_the_worker_nor_a_slot(
     connection: redis.Redis,
@@ -138,6 +142,7 @@ def test_a_handler_that_fails_costs_neither_the_worker_nor_a_slot(
     assert set(connection.keys()) <= {b"rq:queues", b"rq:worker:tested"}
 
 
+@pytest.mark.slow
 def test_stop_ends_a_worker_that_waits_in_the_queue(connection: redis.Redis) -> None:
     with working(connection, Handler()):
         until(lambda: blocked_clients(connection) == 1)
@@ -190,6 +195,7 @@ def test_stop_may_be_called_by_a_signal_handler_of_the_thread_that_runs(
     assert worker_names(connection) == []
 
 
+@pytest.mark.slow
 def test_dead_workers_and_their_executions_are_forgotten_and_not_rerun(
     connection: redis.Redis,
 ) -> None:
@@ -376,6 +382,7 @@ def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
     assert caplog.text.count("dropped RQ job") == 14
 
 
+@pytest.mark.slow
 def test_what_a_queue_message_names_is_never_called(
     connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -386,6 +393,7 @@ def test_what_a_queue_message_names_is_never_called(
         until(lambda: handler.ended == [RUN_IDS[0]])
 
 
+@pytest.mark.slow
 def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
     connection: redis.Redis, notifier: RqNotifier, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -102,6 +102,7 @@ def test_days_begin_at_midnight_in_utc(database: Database) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_only_the_job_or_the_run_that_is_asked_for_is_counted(database: Database) -> None:
     mine, (first, second) = submit(database, "a", "b")
     other, (third,) = submit(database, "c")

@@ -30,6 +30,7 @@ def histories(**counts: int) -> list[tuple[str, int]]:
 
 
 # Each seed is another history: the databases need not have the same ones.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("empty_url", "seed"), histories(sqlite=8, postgresql=4), indirect=["empty_url"]
 )

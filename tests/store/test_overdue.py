@@ -61,6 +61,7 @@ def test_only_runs_that_still_wait_for_it_are_woken(database: Database, act: obj
     assert run_row(database, run_id) == before
 
 
+@pytest.mark.slow
 def test_jobs_are_looked_at_each_with_its_own_deadline(database: Database) -> None:
     _, later = waiting_run(database, 2 * DEADLINE)
     _, sooner = waiting_run(database)

@@ -71,6 +71,7 @@ def test_a_run_s_trees_are_found_with_where_they_are(work: AtWork, repository: P
         snapshots_around_turn(work.database, work.id, 2)
 
 
+@pytest.mark.slow
 def test_the_commit_is_known_once_the_run_has_ended_so(work: AtWork, repository: Path) -> None:
     submit_result(work, {"title": "Good"}).verify().deliver()
     commit = git(repository, "rev-parse", work.branch)

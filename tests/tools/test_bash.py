@@ -79,6 +79,7 @@ def test_command_inherits_no_descriptor(bench: Workbench, tmp_path: Path) -> Non
     assert result.content.split() == ["0", "1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_timeout_argument_is_milliseconds(bench: Workbench) -> None:
     result = bench.run("Bash", command="echo begun; sleep 1000", timeout=300)
     assert result.outcome == "timed_out"

@@ -130,6 +130,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTools]:
     tools.close()
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.characters(exclude_categories=())) | st.text("./~\0a"), max_size=5))
 def test_whatever_the_path_is_locating_goes_well(tools: LocalTools, paths: list[str]) -> None:
     tool_context = tools.locate(paths, Surroundings(Path("/tmp"), Path("/tmp/outputs")))

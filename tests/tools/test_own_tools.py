@@ -96,6 +96,7 @@ def own(folder: Path, function: str) -> Tool:
     return tool
 
 
+@pytest.mark.slow
 def test_tools_come_in_the_order_of_their_names(folder: Path) -> None:
     tools, problems = resolve_tools(["Grep", "pkg.mine:plain", "Bash"], folder)
     assert problems == ()
@@ -148,6 +149,7 @@ def test_name_that_cannot_be_used_is_explained_in_a_line(
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_all_problems_are_listed_at_once(folder: Path) -> None:
     _, problems = resolve_tools(["Nope", "Read", "Read", "pkg.mine:nothing"], folder)
     assert [name for name, _ in problems] == ["Nope", "Read", "pkg.mine:nothing"]
@@ -184,6 +186,7 @@ def test_function_that_cannot_be_a_hook_is_explained_in_a_line(
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_function_is_called_with_the_input_and_its_result_is_text(
     bench: Workbench, folder: Path
 ) -> None:
@@ -191,6 +194,7 @@ def test_function_is_called_with_the_input_and_its_result_is_text(
     assert (result.outcome, result.content) == ("succeeded", '["hä", "hä"]')
 
 
+@pytest.mark.slow
 def test_function_runs_in_the_workspace_with_converted_arguments(
     bench: Workbench, folder: Path
 ) -> None:
@@ -203,6 +207,7 @@ def test_coroutine_is_awaited(bench: Workbench, folder: Path) -> None:
     assert bench.run(own(folder, "later")).content == '{"a": 1}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "outcome", "content"),
     [

@@ -102,6 +102,7 @@ class TestShown:
         both = tree.under("allow Read([cl]*/**)")
         assert both.run(tool, **given, path="link").content == "closed/b.py\nclosed/deep/c.py"
 
+    @pytest.mark.slow
     def test_folder_that_became_a_symlink_after_the_decision_shows_nothing_denied(
         self, tree: Workbench, tool: str, given: dict[str, Any]
     ) -> None:

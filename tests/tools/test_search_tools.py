@@ -126,12 +126,14 @@ class TestGlob:
     def test_pattern_names_files(self, tree: Workbench, pattern: str, found: str) -> None:
         assert tree.run("Glob", pattern=pattern).content == found
 
+    @pytest.mark.slow
     def test_path_is_where_the_pattern_begins(self, tree: Workbench) -> None:
         assert (
             tree.run("Glob", pattern="*", path="src/deep").content
             == "src/deep/c.ts\nsrc/deep/d.txt"
         )
 
+    @pytest.mark.slow
     def test_absolute_pattern_in_the_workspace_is_understood(self, tree: Workbench) -> None:
         assert tree.run("Glob", pattern=f"{tree.workspace}/src/*.py").content == "src/b.py"
         assert tree.run("Glob", pattern="/etc/*").outcome == "failed"

@@ -128,6 +128,7 @@ def test_a_copy_of_a_worktree_cannot_change_the_original(repository: Path, tmp_p
     assert not (tmp_path / "copy/.git").exists()
 
 
+@pytest.mark.slow
 def test_a_submodule_is_copied_with_its_repository(repository: Path, tmp_path: Path) -> None:
     inner = ["-c", "protocol.file.allow=always", "submodule", "add", "-q", str(repository), "inner"]
     outer = tmp_path / "outer"

@@ -225,6 +225,7 @@ def test_nothing_is_written_over_or_where_no_folder_is(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_of_ids_that_are_written_back_at_once_one_stays(tmp_path: Path) -> None:
     barrier = Barrier(8)
     known = [f"ws_{letter * 26}" for letter in "abcdefgh"]

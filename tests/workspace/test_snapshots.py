@@ -18,6 +18,7 @@ from runner.workspace.snapshots import Snapshots
 from .places import FILES, Place, contents, git, make_place, write
 
 
+@pytest.mark.slow
 def test_an_untouched_worktree_has_the_tree_of_its_commit(place: Place) -> None:
     assert place.snapshots().take() == git(place.source, "rev-parse", "HEAD^{tree}")
 
@@ -171,6 +172,7 @@ def test_a_later_attempt_sees_a_change_of_the_same_second(place: Place) -> None:
     assert place.snapshots(attempt + 1).take() != tree
 
 
+@pytest.mark.slow
 def test_pipes_and_sockets_are_not_recorded_and_do_no_harm(
     snapshots: Snapshots, work: Path
 ) -> None:
@@ -271,6 +273,7 @@ def test_an_unknown_tree_is_refused(snapshots: Snapshots) -> None:
         snapshots.restore("0" * 40)
 
 
+@pytest.mark.slow
 def test_a_workspace_that_is_gone_is_said_to_be(snapshots: Snapshots, place: Place) -> None:
     tree = snapshots.take()
     git(place.source, "worktree", "remove", "--force", str(place.work))

@@ -90,6 +90,7 @@ def test_what_hid_behind_new_rules_is_removed_with_them(snapshots: Snapshots, wo
     assert contents(work) == before
 
 
+@pytest.mark.slow
 def test_the_sources_own_ignore_list_counts(place: Place) -> None:
     (place.source / ".git/info").mkdir(exist_ok=True)
     (place.source / ".git/info/exclude").write_text("private/\n")
@@ -177,6 +178,7 @@ def test_names_that_git_refuses_are_only_named(snapshots: Snapshots, place: Plac
     assert contents(place.work) == before
 
 
+@pytest.mark.slow
 def test_a_file_named_like_a_manifest_is_none(tmp_path: Path) -> None:
     place = make_place(tmp_path, {**FILES, ".runner-snapshot": "mine"})
     snapshots = place.snapshots()

@@ -50,6 +50,7 @@ def test_a_snapshot_that_is_cut_off_anywhere_is_taken_by_the_next_attempt(place:
     assert_sound(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_nothing_counts_as_recorded_that_git_failed_to_write(
     place: Place, tmp_path: Path, step: str
@@ -84,6 +85,7 @@ def test_whatever_a_snapshot_writes_is_flushed_to_the_disk(place: Place, tmp_pat
     assert list(flushes.values()) == ["1"] * len(STEPS)
 
 
+@pytest.mark.slow
 def test_snapshots_are_sound_to_git(snapshots: Snapshots, place: Place) -> None:
     for number in range(3):
         write(place.work, {"a.py": f"{number}\n", f"folder{number}/x": "x"})

@@ -82,6 +82,7 @@ def test_a_source_that_is_no_repository_is_told(tmp_path: Path) -> None:
         make_store(tmp_path, str(tmp_path), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
 def test_an_ignore_list_that_is_no_file_is_left_alone(place: Place, what: str) -> None:
     listing = place.source / ".git/info/exclude"
@@ -97,6 +98,7 @@ def test_an_ignore_list_that_is_no_file_is_left_alone(place: Place, what: str) -
     assert "b" in place.listed(place.snapshots().take())
 
 
+@pytest.mark.slow
 def test_a_diff_is_a_patch_that_git_applies(place: Place) -> None:
     snapshots = place.snapshots()
     before = snapshots.take()
@@ -139,6 +141,7 @@ def test_a_diff_with_a_missing_tree_is_an_error(place: Place) -> None:
         place.diff(place.base, "1" * 40)
 
 
+@pytest.mark.slow
 def test_what_changed_is_counted(place: Place) -> None:
     snapshots = place.snapshots()
     before = snapshots.take()

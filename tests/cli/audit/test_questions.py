@@ -68,6 +68,7 @@ def test_every_question_answers_in_every_format(command: Command, job: Job) -> N
         assert len(command("audit", name).out.splitlines()) == 1 + len(rows)
 
 
+@pytest.mark.slow
 def test_timeline_tells_of_a_run(command: Command, job: Job) -> None:
     run_id = job.runs[0]
     rows = command("audit", "timeline", run_id[-8:], "--json").json

@@ -42,6 +42,7 @@ def test_nothing_found_is_said_and_no_failure(command: Command, told: str) -> No
     assert (result.code, result.out, result.err) == (0, "", "no match\n")
 
 
+@pytest.mark.slow
 def test_options_narrow_it(command: Command, told: str) -> None:
     def texts(*options: str) -> list[str]:
         return [hit["excerpt"] for hit in command("search", *options, "--json").json]
@@ -96,6 +97,7 @@ def test_a_bad_search_is_refused_in_one_line(
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_nothing_that_is_printed_steers_a_terminal(command: Command, database: Database) -> None:
     hostile = "walnut \x1b]0;title\x07\x1b[2J\u202e\r\u2028 after"
     record(database, "it\x1b[1mem").call("Ba\x1bsh", {"x": hostile}, hostile).store()
@@ -107,6 +109,7 @@ def test_nothing_that_is_printed_steers_a_terminal(command: Command, database: D
     assert "␛]0;title" in command("search", "walnut").out
 
 
+@pytest.mark.slow
 def test_the_index_can_be_made_anew(command: Command, told: str, home: Path) -> None:
     assert command("search", "walnut").code == 0
     result = command("db", "reindex")
@@ -134,6 +137,7 @@ def test_without_a_database_there_is_nothing_to_search(command: Command) -> None
     assert "no jobs yet" in result.err
 
 
+@pytest.mark.slow
 def test_a_text_that_cannot_be_read_is_said_in_one_line(
     command: Command, told: str, database: Database
 ) -> None:

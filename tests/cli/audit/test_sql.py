@@ -32,6 +32,7 @@ def test_question_is_answered_as_a_table(said: Database, command: Command) -> No
     assert result.out.splitlines()[1].split() == ["succeeded", "1", "0.0s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["table", "json", "jsonl", "csv"])
 def test_nothing_in_an_answer_steers_a_terminal(
     said: Database, command: Command, format: str
@@ -46,12 +47,14 @@ def test_nothing_in_an_answer_steers_a_terminal(
     assert ("'=1+1" in result.out) == (format == "csv")
 
 
+@pytest.mark.slow
 def test_answer_is_exact_as_json(said: Database, command: Command) -> None:
     sql = "SELECT content FROM v_messages WHERE role = 'assistant'"
     (row,) = command("audit", "sql", sql, "--json").json
     assert json.loads(row["content"]) == text(HOSTILE)
 
 
+@pytest.mark.slow
 def test_question_may_come_from_a_file(
     said: Database, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +78,7 @@ def test_rows_beyond_the_limit_are_left_out_and_that_is_said(
     assert whole.err == ""
 
 
+@pytest.mark.slow
 def test_question_that_changes_something_is_refused(said: Database, command: Command) -> None:
     result = command("audit", "sql", "DELETE FROM runs")
     assert (result.code, result.out) == (exit_codes.USAGE, "")

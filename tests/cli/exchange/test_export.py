@@ -46,6 +46,7 @@ def test_a_run_is_written_to_stdout(command: Command, database: Database) -> Non
     assert "secrets among it" in written.err
 
 
+@pytest.mark.slow
 def test_a_file_is_for_its_owner_alone_and_is_no_link_to_another(
     command: Command, database: Database, folder: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_session_is_named_as_claude_code_looks_for_it(
     assert file.name == f"{lines[0]['sessionId']}.jsonl"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["messages", "atif", "claude-code"])
 def test_a_job_has_a_file_for_each_run(
     command: Command, database: Database, folder: Path, shape: str

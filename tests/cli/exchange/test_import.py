@@ -56,11 +56,13 @@ def test_a_run_is_brought_into_a_database_that_is_made_for_it(
     assert command("export", exported, *ELSEWHERE).out == command("export", exported).out
 
 
+@pytest.mark.slow
 def test_what_is_there_is_said_to_be_there(command: Command, exported: str) -> None:
     said = command("import", "run.jsonl")
     assert (said.code, " there " in said.out) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_run_that_had_not_ended_does_not_run(command: Command, database: Database) -> None:
     run_id = submit_one(database)
     claim(database, run_id)
@@ -85,6 +87,7 @@ def test_an_export_is_read_from_a_pipe(
     assert (cut.code, "stdin, line" in cut.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_an_export_is_read_from_a_file_that_can_be_read_once(
     command: Command, exported: str, folder: Path
 ) -> None:
@@ -134,6 +137,7 @@ def test_one_bad_file_is_refused_and_the_others_are_brought_in(
     assert len(found.err.splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_the_format_can_be_said(command: Command, session: Path) -> None:
     said = command("import", str(session), "--format", "jsonl")
     assert (said.code, "line 1: it is not the first line of an export" in said.err) == (2, True)

@@ -140,6 +140,7 @@ def test_a_csv_has_a_column_for_each_property(
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "＝1")
 
 
+@pytest.mark.slow
 def test_no_cell_of_a_csv_is_a_formula(command: Callable[..., Result], database: Database) -> None:
     job_id, found = submit(database, *FORMULAS)
     for run_id, formula in zip(found, FORMULAS, strict=True):
@@ -148,6 +149,7 @@ def test_no_cell_of_a_csv_is_a_formula(command: Callable[..., Result], database:
         assert not any(cell.lstrip(" ").startswith(tuple("=+-@\t\r＝")) for cell in row), row
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_a_defused_cell_is_the_text_behind_one_quote(text: str) -> None:
     assert _cell(text).replace("'", "") == text.replace("'", "")
@@ -183,6 +185,7 @@ def test_a_file_that_cannot_be_written_is_told(
     assert "nowhere/out.csv cannot be written: No such file or directory" in told.err
 
 
+@pytest.mark.slow
 def test_show_and_list_tell_of_it(command: Callable[..., Result], database: Database) -> None:
     run_id = submit_one(database, spec=ASKS)
     give(database, run_id, {"title": HOSTILE})

@@ -85,6 +85,7 @@ def test_another_job_s_are_left_alone(
     assert len(command("workspace", "list", "--job", own, "--json").json) == 3
 
 
+@pytest.mark.slow
 def test_hostile_names_steer_no_terminal(
     command: Callable[..., Result], database: Database, home: Path, repository: Path
 ) -> None:

@@ -25,6 +25,7 @@ def context(event: str, text: str) -> dict[str, object]:
     return {"hookSpecificOutput": {"hookEventName": event, "additionalContext": text}}
 
 
+@pytest.mark.slow
 def test_hooks_after_a_call_run_in_reverse_and_are_told_of_its_result(bench: Bench) -> None:
     hooks = [Hook("PostToolUse", command=f"echo {name} >> order.txt") for name in "abc"]
     lease = bench.run_with([*hooks, telling("PostToolUse")], bash("echo hi; exit 3"))
@@ -37,6 +38,7 @@ def test_hooks_after_a_call_run_in_reverse_and_are_told_of_its_result(bench: Ben
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_hooks_after_a_call_run_before_the_next_one_starts(bench: Bench) -> None:
     hook = Hook("PostToolUse", command="echo hook >> order.txt")
     calls = reply(*(bash(f"echo {n} >> order.txt")["tools"][0] for n in (1, 2)))
@@ -70,6 +72,7 @@ def test_what_hooks_say_after_a_call_goes_to_the_model(bench: Bench) -> None:
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_there_are_no_hooks_after_calls_that_never_ran(bench: Bench) -> None:
     rules = [Rule("allow", "Bash(echo *)")]
     calls = reply(
@@ -225,6 +228,7 @@ def test_all_five_events_of_a_run_are_recorded_in_order(bench: Bench, tmp_path: 
     assert [event["hook"] for event in finished] == [f"hooks_{n}:hook" for n in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", ["PostToolUse", "TurnEnd"])
 def test_a_run_that_waited_with_such_hooks_goes_on(bench: Bench, event: str) -> None:
     """The calls are read back while some have results and others wait."""

@@ -22,6 +22,7 @@ from tests.store.asked import add_rules
 SUCCEEDED = Ended("succeeded", "end_turn")
 
 
+@pytest.mark.slow
 def test_a_hook_is_told_of_the_call_as_claude_code_tells_it(bench: Bench) -> None:
     lease = bench.run_with([telling("PreToolUse")], bash("echo hi"))
     assert bench.work(lease) == SUCCEEDED
@@ -158,6 +159,7 @@ def test_no_rule_answers_what_a_hook_asks(bench: Bench) -> None:
     assert bench.model.results == ["Permission denied by the person who was asked: not now."]
 
 
+@pytest.mark.slow
 def test_an_updated_input_is_what_runs_and_the_model_is_told(bench: Bench) -> None:
     change = decides("allow", updatedInput={"command": "echo changed"})
     later = telling("PreToolUse")
@@ -170,6 +172,7 @@ def test_an_updated_input_is_what_runs_and_the_model_is_told(bench: Bench) -> No
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_an_updated_input_is_decided_on_by_the_rules_again(bench: Bench) -> None:
     change = {"hookSpecificOutput": {"updatedInput": {"command": "rm -r x"}}}
     rules = [Rule("allow", "Bash(echo *)"), Rule("deny", "Bash(rm *)")]
@@ -179,6 +182,7 @@ def test_an_updated_input_is_decided_on_by_the_rules_again(bench: Bench) -> None
     assert "denied by the rule deny 'Bash(rm *)'" in result
 
 
+@pytest.mark.slow
 def test_an_updated_input_that_fits_no_schema_does_not_run(bench: Bench) -> None:
     change = {"hookSpecificOutput": {"updatedInput": {"command": 7}}}
     lease = bench.run_with([says("PreToolUse", change)], bash("echo hi"))
@@ -188,6 +192,7 @@ def test_an_updated_input_that_fits_no_schema_does_not_run(bench: Bench) -> None
     assert bench.happened("tool_done")[0]["outcome"] == "invalid_input"
 
 
+@pytest.mark.slow
 def test_where_an_updated_path_leads_is_looked_up_before_it_is_decided(bench: Bench) -> None:
     (bench.folder / "secret").mkdir()
     (bench.folder / "link").symlink_to("secret")
@@ -216,6 +221,7 @@ def test_an_approval_is_bound_to_the_input_that_runs(bench: Bench) -> None:
     assert not (bench.folder / "made").exists()
 
 
+@pytest.mark.slow
 def test_a_hook_that_an_updated_input_is_about_sees_it_wherever_it_stands(bench: Bench) -> None:
     guard = telling("PreToolUse", "echo never >&2; exit 2", matcher=("Bash(touch *)",))
     change = {"hookSpecificOutput": {"updatedInput": {"command": "touch made"}}}
@@ -225,6 +231,7 @@ def test_a_hook_that_an_updated_input_is_about_sees_it_wherever_it_stands(bench:
     assert len(bench.told) == 2
 
 
+@pytest.mark.slow
 def test_a_matcher_says_which_calls_a_hook_is_about(bench: Bench) -> None:
     hooks = [telling("PreToolUse", "exit 2", matcher=("Edit(docs/**)", "Bash(git *)"))]
     calls = reply(
@@ -362,6 +369,7 @@ def test_an_answer_that_was_cut_is_none(bench: Bench) -> None:
     assert "more than the 1,000,000 bytes" in ran.reason
 
 
+@pytest.mark.slow
 def test_what_a_hook_prints_cannot_steer_a_terminal(bench: Bench) -> None:
     hook = Hook("PreToolUse", command="printf 'a\\033[31m\\0\\nb' >&2; exit 2")
     lease = bench.run_with([hook], bash("touch made"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import select
 
 from runner.core.commands import Reply
@@ -15,6 +16,7 @@ from tests.engine.hooks.bench import Bench, bash
 SUCCEEDED = Ended("succeeded", "end_turn")
 
 
+@pytest.mark.slow
 def test_instructions_are_read_once_and_join_every_prompt(bench: Bench) -> None:
     (bench.folder / "AGENTS.md").write_text("Be kind.\n")
     lease = bench.run_with(

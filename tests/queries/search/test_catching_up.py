@@ -62,6 +62,7 @@ def _add_result(database: Database, run_id: str, message: int, position: int, co
     database.write(work)
 
 
+@pytest.mark.slow
 def test_what_an_attempt_appends_is_found(database: Database) -> None:
     attempt = claim(database, submit_one(database))
     attempt.reply(text("I look."), tool_use(1, path="walnut.py"), stop="tool_use")
@@ -126,6 +127,7 @@ def test_a_verification_is_found_when_it_has_ended(database: Database) -> None:
     assert (hit.place.kind, hit.source, hit.at) == ("verification", "output", NOW + 5)
 
 
+@pytest.mark.slow
 def test_many_rows_are_indexed_batch_by_batch(database: Database) -> None:
     first, second = record(database), record(database, "two")
     for number in range(10):
@@ -162,6 +164,7 @@ def test_more_jobs_and_runs_than_come_together_are_all_found(
     assert find(database, "walnut").total == 15
 
 
+@pytest.mark.slow
 def test_a_batch_that_fails_leaves_nothing_and_keeps_those_before(database: Database) -> None:
     """Some rows of it were given to the index already."""
     run = record(database)

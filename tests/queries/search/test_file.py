@@ -44,6 +44,7 @@ def test_it_lies_beside_its_database_and_only_its_user_reads_it(database: Databa
     assert path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_one_that_is_removed_is_made_anew(database: Database) -> None:
     record(database).say("walnut").store()
     assert _find_again(database) == []
@@ -107,6 +108,7 @@ def test_one_of_another_database_is_made_anew_and_that_is_said(
     other.close()
 
 
+@pytest.mark.slow
 def test_one_that_is_ahead_of_a_database_that_was_put_back_is_made_anew(
     database: Database, tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def test_searching_what_is_indexed_waits_for_nobody_who_indexes(database: Databa
     other.close()
 
 
+@pytest.mark.slow
 def test_whoever_only_follows_leaves_it_to_others_who_index(database: Database) -> None:
     record(database).say("walnut").store()
     _find_again(database)

@@ -34,6 +34,7 @@ def _nobody(_line: str) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_what_was_caught_up_with_is_looked_into(database: Database) -> None:
     record(database).say("walnut").store()
     with open_index(database).up_to_date(nothing) as index:
@@ -93,6 +94,7 @@ def open_beside(database: Database) -> Iterator[Callable[[], Database]]:
         each.close()
 
 
+@pytest.mark.slow
 def test_what_another_has_made_anew_already_stays(database: Database) -> None:
     record(database).say("walnut").store()
     find(database, "walnut")
@@ -116,6 +118,7 @@ def test_an_index_comes_to_its_place_whole_and_leaves_nothing_beside(database: D
     assert sorted(each.name for each in path.parent.glob("*.new*")) == []
 
 
+@pytest.mark.slow
 def test_lengths_that_are_damaged_are_damage(database: Database) -> None:
     """SQLite takes them for a lack of memory."""
     record(database).say("walnut").store()

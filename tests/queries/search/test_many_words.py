@@ -32,6 +32,7 @@ def indexed(request: pytest.FixtureRequest, database: Database) -> Database:
     return database
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "found"),
     [
@@ -50,6 +51,7 @@ def test_a_prefix_finds_the_same_however_many_words_begin_so(
     assert _numbers(indexed, query) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exact", "found"),
     [

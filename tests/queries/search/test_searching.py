@@ -39,12 +39,14 @@ def test_everything_that_a_run_says_is_found(database: Database) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_system_prompt_is_found_once(database: Database) -> None:
     record(database)
     (hit,) = find(database, '"be brief"').hits
     assert (hit.source, hit.place.run_id, hit.turn) == ("system", "", None)
 
 
+@pytest.mark.slow
 def test_the_whole_output_is_found_and_not_only_what_the_model_was_shown(
     database: Database,
 ) -> None:
@@ -54,6 +56,7 @@ def test_the_whole_output_is_found_and_not_only_what_the_model_was_shown(
     assert "hidden acorn" in hit.excerpt.text
 
 
+@pytest.mark.slow
 def test_values_of_an_input_are_found_and_not_its_names(database: Database) -> None:
     given = {"file_path": "src/a.py", "edits": [{"old": "walnut", "count": 417, "all": True}]}
     record(database).call("Edit", given, "done").store()
@@ -61,6 +64,7 @@ def test_values_of_an_input_are_found_and_not_its_names(database: Database) -> N
     assert find(database, "edits").total == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "texts"),
     [
@@ -110,6 +114,7 @@ def test_an_exact_text_is_found_in_words_and_across_them(
     assert set(excerpts(find(database, exact=exact))) == texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 1, 62, 63, 64, 65, 100, 190])
 def test_an_exact_text_is_found_in_a_long_run_wherever_that_is_cut(
     database: Database, start: int
@@ -152,6 +157,7 @@ def test_times_to_come_are_found_by_them(database: Database) -> None:
     assert find(database, "walnut", since=NOW, until=NOW + 10).total == 0
 
 
+@pytest.mark.slow
 def test_the_best_come_first(database: Database) -> None:
     run = record(database)
     run.say("nothing but walnut here and there, " + "and other words " * 200)
@@ -198,6 +204,7 @@ def test_of_too_many_matches_the_newest_are_ranked(
     assert find(database, "walnut", limit=None).count == "9"
 
 
+@pytest.mark.slow
 def test_an_exact_text_that_is_in_too_many_words_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_the_text_of_a_document_in_a_result_is_found_and_data_is_not(database: D
     assert find(database, "hazelnut").total == 0
 
 
+@pytest.mark.slow
 def test_runs_of_an_item_are_found_by_it_and_no_others(database: Database) -> None:
     first = record(database).say("walnut").store()
     record(database, "two").say("walnut").store()

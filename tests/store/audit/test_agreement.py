@@ -138,6 +138,7 @@ def test_limits_are_the_runs_that_are_stopped(database: Database) -> None:
     assert {row["state"] for row in found} == {"stopped"}
 
 
+@pytest.mark.slow
 def test_timeline_has_every_event_of_a_run_in_the_order_of_the_record(database: Database) -> None:
     job = play(database)
     for run_id in job.runs:
@@ -151,6 +152,7 @@ def test_timeline_has_every_event_of_a_run_in_the_order_of_the_record(database: 
         assert sum(known) == pytest.approx(float(sum(each.spending.usd for each in spent)))
 
 
+@pytest.mark.slow
 def test_copies_of_calls_that_a_fork_began_with_are_nobodys(database: Database) -> None:
     job = play(database)
     questions: dict[str, Any] = {
@@ -166,6 +168,7 @@ def test_copies_of_calls_that_a_fork_began_with_are_nobodys(database: Database) 
     assert [(row["tool"], row["calls"]) for row in own] == [("Bash", 1)]
 
 
+@pytest.mark.slow
 def test_each_decision_is_counted_once(database: Database) -> None:
     play(database)
     names = ("verdict", "decision", "tool", "answer", "answered_by", "rule", "rule_by", "why")

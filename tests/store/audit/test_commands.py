@@ -28,6 +28,7 @@ def found(database: Database, pattern: str | None = None, **options: Any) -> lis
     return [row["command"] for row in command_rows(database, ALL, pattern, **options)]
 
 
+@pytest.mark.slow
 def test_newest_commands_come_first(database: Database) -> None:
     play(database)
     assert found(database) == [
@@ -112,6 +113,7 @@ def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(calls, "MOST_CANDIDATES", -1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_all_calls_are_searched_however_old(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +175,7 @@ def test_no_call_is_left_out_where_the_database_knows_how_many_rows_it_has(
     assert len(found(database, "ls", limit=80)) == 80
 
 
+@pytest.mark.slow
 def test_more_than_the_limit_is_told(database: Database) -> None:
     play(database)
     rows = command_rows(database, ALL, limit=2)
@@ -191,6 +194,7 @@ def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) 
     assert found(database, "unsafe") == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_what_it_ran_instead_is_found_however_old(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +263,7 @@ PIECES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(COMMANDS, COMMANDS | PIECES.map("".join))
 def test_index_knows_every_command_that_is_found(command: str, text: str) -> None:
     try:
@@ -270,6 +275,7 @@ def test_index_knows_every_command_that_is_found(command: str, text: str) -> Non
         assert all(needle.lower() in command.lower() for needle in pattern.needles)
 
 
+@pytest.mark.slow
 @given(
     st.text("abc1é/*._", min_size=1).filter(lambda text: text.strip("*/ ")),
     st.text("abc1é/._", min_size=1),
@@ -314,6 +320,7 @@ def test_calls_are_looked_at_where_the_index_cannot_tell(
     assert found(database, "push") == ["git push", "cd app && git push origin"]
 
 
+@pytest.mark.slow
 def test_index_is_asked_about_the_job_and_the_run_of_the_filters(database: Database) -> None:
     job = play(database)
     other = submit(database, "c")

@@ -237,6 +237,7 @@ def test_filters_hold_for_what_hooks_did(database: Database, filters: Filters, c
     assert len(list(rows)) == count
 
 
+@pytest.mark.slow
 def test_pattern_says_how_many_trees_were_compared(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

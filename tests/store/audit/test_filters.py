@@ -144,6 +144,7 @@ def test_filter_that_nothing_meets_leaves_nothing(database: Database) -> None:
             assert list(ask(database, Filters(**nothing))) == [], (name, nothing)
 
 
+@pytest.mark.slow
 def test_costs_with_a_tool_are_those_of_the_turns_that_called_it(database: Database) -> None:
     job = play(database)
     by_run = {
@@ -158,6 +159,7 @@ def test_costs_with_a_tool_are_those_of_the_turns_that_called_it(database: Datab
     assert by_run == dict.fromkeys(job.runs, 1)
 
 
+@pytest.mark.slow
 def test_timeline_takes_the_filters_too(database: Database) -> None:
     job = play(database)
     run_id = job.runs[0]

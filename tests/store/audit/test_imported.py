@@ -32,6 +32,7 @@ def change(database: Database, table: Any, **values: Any) -> None:
     database.write(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", range(len(ODD)))
 def test_events_may_hold_anything(database: Database, data: int) -> None:
     job = play(database)
@@ -50,6 +51,7 @@ def test_limits_may_be_told_in_any_way(database: Database) -> None:
         assert list(limit_rows(database, ALL)) == []
 
 
+@pytest.mark.slow
 def test_rule_that_no_job_has_decided_all_the_same(database: Database) -> None:
     play(database)
     change(database, tool_calls, rule_position=99)

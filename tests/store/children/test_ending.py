@@ -59,6 +59,7 @@ def states(database: Database, run_id: str) -> dict[str, str]:
     return {each.partition(".")[2]: row.state for each, row in found.items()}
 
 
+@pytest.mark.slow
 def test_all_below_a_run_that_is_to_end_is_cancelled_and_it_is_taken_up_again(
     database: Database,
 ) -> None:
@@ -85,6 +86,7 @@ def test_all_below_a_run_that_is_to_end_is_cancelled_and_it_is_taken_up_again(
     assert attend(database, LATER) == []
 
 
+@pytest.mark.slow
 def test_a_call_in_hand_of_a_sub_agent_that_is_ended_is_charged(database: Database) -> None:
     attempt = about_to_end(database)
     before = run_row(database, f"{attempt.lease.run_id}.1")
@@ -118,6 +120,7 @@ def test_who_dies_as_it_ends_its_sub_agents_ends_with_their_results_all_the_same
     assert [call.result is None for call in lost.state.calls] == [False, False, False, True]
 
 
+@pytest.mark.slow
 def test_a_pause_holds_as_sub_agents_are_ended(database: Database) -> None:
     attempt = about_to_end(database)
     end_children(attempt)

@@ -52,6 +52,7 @@ def test_a_snapshot_is_told_where_the_outputs_are_that_only_a_compaction_names(
     assert told(database, f"{run_id}.2") == []
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_conversation_that_names_no_outputs_is_told_of_none(
     database: Database,
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_snapshot_of_a_conversation_that_names_no_outputs_is_told_of_none(
     assert told(database, f"{run_id}.1") == []
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_snapshot_is_told_where_its_own_are(database: Database) -> None:
     run_id = submit_parent(database)
     named = f"all of it is in /home/outputs/{run_id}/toolu_1.txt"

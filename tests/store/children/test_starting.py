@@ -129,6 +129,7 @@ def test_a_stale_attempt_starts_nobody(database: Database) -> None:
     assert not tree_of(database, run_id)
 
 
+@pytest.mark.slow
 def test_the_limits_of_a_job_hold_at_every_depth_and_for_forks_and_after_a_retry(
     database: Database,
 ) -> None:
@@ -270,6 +271,7 @@ def places(database: Database, run_id: str) -> tuple[str | None, str | None]:
     return row.workspace_path, row.workspace_id
 
 
+@pytest.mark.slow
 def test_what_children_may_use_is_held_from_their_parent_until_they_have_ended(
     database: Database,
 ) -> None:

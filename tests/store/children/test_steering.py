@@ -108,6 +108,7 @@ def test_a_child_that_is_born_while_its_tree_is_cancelled_is_cancelled_too(
     assert f"{run_id}.1.1" in tree_of(database, run_id)
 
 
+@pytest.mark.slow
 def test_a_paused_tree_goes_on_where_it_was(database: Database) -> None:
     run_id = start(database, asks(1), asks(2)).state.run_id
     running = claim(database, f"{run_id}.1")
@@ -127,6 +128,7 @@ def test_a_paused_tree_goes_on_where_it_was(database: Database) -> None:
     assert [block["content"] for block in again.state.messages[-1].blocks] == ["One.", "Two."]
 
 
+@pytest.mark.slow
 def test_pausing_a_tree_stops_a_child_at_its_next_step(database: Database) -> None:
     run_id = start(database).state.run_id
     running = claim(database, f"{run_id}.1")
@@ -137,6 +139,7 @@ def test_pausing_a_tree_stops_a_child_at_its_next_step(database: Database) -> No
     assert run_row(database, f"{run_id}.1").state == "queued"
 
 
+@pytest.mark.slow
 def test_cancelling_a_job_cancels_its_sub_agents(database: Database) -> None:
     run_id = grown(database)
     job_id = run_row(database, run_id).job_id
@@ -145,6 +148,7 @@ def test_cancelling_a_job_cancels_its_sub_agents(database: Database) -> None:
     assert set(states(database, run_id).values()) == {"cancelled", "succeeded"}
 
 
+@pytest.mark.slow
 def test_what_only_the_run_of_an_item_can_be_is_refused_of_a_child(database: Database) -> None:
     run_id = start(database).state.run_id
     child = f"{run_id}.1"
@@ -160,6 +164,7 @@ def test_what_only_the_run_of_an_item_can_be_is_refused_of_a_child(database: Dat
     assert event_types(database, child)[-1] == "done"
 
 
+@pytest.mark.slow
 def test_a_job_that_is_retried_takes_up_the_runs_of_its_items_alone(database: Database) -> None:
     run_id = grown(database)
     job_id = run_row(database, run_id).job_id
@@ -168,6 +173,7 @@ def test_a_job_that_is_retried_takes_up_the_runs_of_its_items_alone(database: Da
     assert states(database, run_id)["1"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_retried_parent_is_told_that_its_children_were_cancelled(database: Database) -> None:
     run_id = grown(database)
     cancel(database, Target("run", run_id), NOW)

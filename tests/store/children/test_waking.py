@@ -74,6 +74,7 @@ def load(database: Database, run_id: str) -> tuple[Lease, RunState]:
     return lease, StoredJournal(database, lambda: NOW, free).load(lease)
 
 
+@pytest.mark.slow
 def test_a_parent_is_woken_by_the_last_of_its_children(database: Database) -> None:
     run_id = start(database, asks(1), asks(2)).state.run_id
     end(database, f"{run_id}.2", "Two.")
@@ -87,6 +88,7 @@ def test_a_parent_is_woken_by_the_last_of_its_children(database: Database) -> No
     assert results(again) == [("One.", False), ("Two.", False)]
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_after_its_parent_was_loaded_wakes_it(database: Database) -> None:
     run_id = start(database).state.run_id
     lease, state = load(database, run_id)
@@ -99,6 +101,7 @@ def test_a_child_that_ends_after_its_parent_was_loaded_wakes_it(database: Databa
     assert results(claim(database, run_id)) == [("One.", False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 def test_a_child_that_ends_while_its_parent_begins_to_wait_wakes_it(
     database: Database, open_database: Callable[[], Database]
@@ -240,6 +243,7 @@ def test_a_child_that_comes_to_no_good_end_is_an_error_for_its_parent(
     assert "\n" not in why
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_cut_reaches_the_parent_from_its_beginning(database: Database) -> None:
     """However often; but not what was said before it called something, or was asked again."""
     run_id = start(database, asks(1), asks(2)).state.run_id
@@ -356,6 +360,7 @@ def below_a_failed_child(database: Database, *more: Block) -> tuple[str, Attempt
     return run_id, below
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting_for_its_place", [False, True])
 def test_a_run_goes_on_when_nothing_at_all_is_under_way_below_it(
     database: Database, waiting_for_its_place: bool

@@ -64,6 +64,7 @@ def test_an_ended_run_is_the_same_in_another_database(
     assert brought(second, content) == [("there", "succeeded")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("item", [3.0, 0.0, 0.5, -7, 1e300])
 def test_an_item_that_is_a_number_is_exported_the_same_after_an_import(
     make_database: MakeDatabase, item: float

@@ -70,6 +70,7 @@ def test_a_tree_is_the_same_in_another_database(
         look_everywhere(second, run_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_and_what_they_changed_come_along(make_database: MakeDatabase, kind: str) -> None:
     first, second = make_database("sqlite"), make_database(kind)
@@ -83,6 +84,7 @@ def test_hooks_and_what_they_changed_come_along(make_database: MakeDatabase, kin
     assert hooks == [line for line in again.splitlines() if b'"table":"hook_runs"' in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_that_ended_by_a_signal_comes_along(make_database: MakeDatabase, kind: str) -> None:
     first, second = make_database(kind), make_database("sqlite")

@@ -126,6 +126,7 @@ def test_a_base_without_changes_is_head(look: Look, repository: Made) -> None:
     assert (found.commit, found.notes) == (repository.git("rev-parse", "HEAD"), ())
 
 
+@pytest.mark.slow
 def test_what_is_looked_at_is_what_runs_begin_at(look: Look, repository: Made) -> None:
     (repository.path / "out").symlink_to("/etc/passwd")
     assert look().problems == ()
@@ -133,6 +134,7 @@ def test_what_is_looked_at_is_what_runs_begin_at(look: Look, repository: Made) -
     assert (key, "lead out of it ('out' to '/etc/passwd')" in message) == ("repo", True)
 
 
+@pytest.mark.slow
 def test_an_unfinished_merge_is_no_base(look: Look, repository: Made) -> None:
     repository.git("checkout", "-q", "-b", "other")
     repository.commit(a__py="theirs\n")
@@ -146,6 +148,7 @@ def test_an_unfinished_merge_is_no_base(look: Look, repository: Made) -> None:
     assert len(look().notes) == 1
 
 
+@pytest.mark.slow
 def test_changes_that_pass_through_a_filter_are_no_base(look: Look, repository: Made) -> None:
     repository.commit(__gitattributes="*.bin filter=lfs\n", x__bin="1")
     repository.write("x.bin", "2")

@@ -47,6 +47,7 @@ def test_a_base_may_be_a_branch_a_tag_or_a_commit(look: Look, repository: Made) 
     assert "new" not in look(base="old").files
 
 
+@pytest.mark.slow
 def test_a_look_changes_nothing(look: Look, repository: Made) -> None:
     repository.write("a.py", "changed\n")
     repository.write("new.py")
@@ -113,6 +114,7 @@ def test_without_git_nothing_can_be_done(
     )
 
 
+@pytest.mark.slow
 def test_a_repository_without_a_commit_is_refused(
     look: Look, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_repository_without_a_commit_is_refused(
     assert (key, message.endswith("branches and tags are: none at all")) == ("base", True)
 
 
+@pytest.mark.slow
 def test_a_detached_head_has_to_be_asked_for(look: Look, repository: Made) -> None:
     commit = repository.git("rev-parse", "HEAD")
     repository.git("checkout", "-q", "--detach")
@@ -141,6 +144,7 @@ def test_a_detached_head_has_to_be_asked_for(look: Look, repository: Made) -> No
     assert look(uncommitted=True).commit == commit
 
 
+@pytest.mark.slow
 def test_a_base_that_is_not_there_is_refused_with_one_that_is_near(
     look: Look, repository: Made, tmp_path: Path
 ) -> None:
@@ -226,6 +230,7 @@ def test_submodules_are_a_problem_unless_accepted(
     assert message.startswith("has submodules ('lib/other'), which runs see empty: set setup = ")
 
 
+@pytest.mark.slow
 def test_links_out_of_the_repository_are_a_problem_unless_accepted(
     look: Look, repository: Made
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_remote_of_a_url_has_to_take_what_is_pushed_too(
     assert key == "remote"
 
 
+@pytest.mark.slow
 def test_what_has_no_whole_history_cannot_be_pushed(
     look: Look, repository: Made, bare: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_what_has_no_whole_history_cannot_be_pushed(
     assert message.endswith("cannot be pushed: run `git fetch --unshallow`")
 
 
+@pytest.mark.slow
 def test_a_base_that_no_branch_holds_is_kept_by_a_ref(
     look: Look, repository: Made, environment: dict[str, str]
 ) -> None:

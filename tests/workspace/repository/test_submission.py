@@ -68,6 +68,7 @@ def git(repo: object, more: str = "") -> str:
     return f'mode = "git"\nrepo = "{repo}"\n{more}'
 
 
+@pytest.mark.slow
 def test_runs_of_a_repository_need_a_host_that_has_its_commit(
     submit: Submit, repository: Made
 ) -> None:
@@ -94,6 +95,7 @@ def test_runs_with_a_remote_need_no_folder(
     assert listed == f"{commit}\trefs/runner/bases/{commit}"
 
 
+@pytest.mark.slow
 def test_runs_of_a_url_or_of_nothing_need_no_folder(submit: Submit, repository: Made) -> None:
     stored = submit(git(f"file://{repository.path}"))
     assert (stored["workspace_path"], stored["workspace_id"], stored["source_id"]) == (None,) * 3
@@ -133,6 +135,7 @@ def test_nothing_is_stored_when_the_base_cannot_be_kept(
     assert database.read(lambda connection: connection.execute(count).scalar_one()) == 0
 
 
+@pytest.mark.slow
 def test_everything_wrong_with_a_repository_is_a_problem_with_its_line(
     settings: Settings, repository: Made, tmp_path: Path
 ) -> None:

@@ -349,6 +349,7 @@ def test_a_verification_that_was_killed_from_outside_is_run_again_once(
     assert [data["outcome"] for data in bench.events("verified")] == ["succeeded"]
 
 
+@pytest.mark.slow
 def test_a_workspace_that_is_of_no_use_any_more_fails_the_run(
     begin_bench: Begin, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_copy_of_a_repository_leaves_the_repository_alone(
     }
 
 
+@pytest.mark.slow
 def test_a_source_that_is_gone_is_told(host: Host, copied: Claim, source: Path) -> None:
     shutil.rmtree(source)
     with pytest.raises(WorkspaceError, match="source"):

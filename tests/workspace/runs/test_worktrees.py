@@ -202,6 +202,7 @@ def test_a_run_without_room_for_its_files_fails_alone(
     host.prepare(small)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_whatever_git_says(host: Host, begin: Claim) -> None:
     workspaces = host.open(little_room=sys.maxsize)
     host.home.mkdir(parents=True)
