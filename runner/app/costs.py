@@ -1,4 +1,4 @@
-"""What model calls used and cost, and the budgets of jobs."""
+"""Usage and cost of model calls, and the budgets of jobs."""
 
 from __future__ import annotations
 

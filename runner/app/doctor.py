@@ -58,7 +58,7 @@ class Check:
 
 
 class _AmissError(RunnerError):
-    """What a check found, and what to do about it."""
+    """A failed check: its detail, and how to mend it."""
 
     def __init__(self, detail: str, mend: str) -> None:
         super().__init__(detail)

@@ -326,7 +326,7 @@ def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note
 
 
 def _note_on_commands(type_: str, data: Mapping[str, Any]) -> Note | None:
-    """What people, rules and instructions change; and events of no kind that is known here."""
+    """Describe a change by a person, a rule or instructions, or an event of an unknown type."""
     match type_:
         case "message_queued":
             return Note(f"message queued{_who(data)}: {_get(data, 'text')}")
@@ -368,7 +368,7 @@ def _hook_note(data: Mapping[str, Any]) -> Note:
 
 
 def _get(data: Mapping[str, Any], name: str, before: str = "") -> str:
-    """What an event tells, behind some words; nothing if it does not tell it."""
+    """Return one value of an event after a prefix, or "" if the event does not have it."""
     return f"{before}{data[name]}" if data.get(name) else ""
 
 

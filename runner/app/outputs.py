@@ -50,7 +50,7 @@ class Diff:
 
 def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False) -> Diff:
     """Return what a run changed, or what it changed in a turn, as it is recorded now; with ``stat``
-    only how many lines of which files. Raises ``UsageError`` if nothing is recorded of the run."""
+    only the number of lines per file. Raises ``UsageError`` if the run has no recorded files."""
     found = stored.snapshots_of_run(app.database, app.find(name, "run").id)
     workspaces.refuse_unrecorded(found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
@@ -182,7 +182,7 @@ _SPECIALS = re.compile(r'[()<>\[\]:;@\\,."]')
 
 
 def as_mail(text: CommitText, patch: bytes) -> bytes:
-    """Return a patch as a mail, of which ``git am`` makes a commit with this author, time and message.
+    """Return a patch as a mail; ``git am`` turns it into a commit with this author, time and message.
 
     Lines of the message that git would read as the beginning of a patch or of another mail are
     indented by a space. Where lines of the patch end in a carriage return, which git would take

@@ -62,7 +62,7 @@ def wait_for_end(worker: Worker) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is."""
+    """The progress of a job."""
 
     runs: Sequence[RunSummary]  # all runs, those of sub-agents included
 

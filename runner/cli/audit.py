@@ -358,7 +358,7 @@ def costs() -> None:
     """Say what model calls cost.
 
     The dearest first, with the same sums as in `runner costs`. Costs are list prices times tokens,
-    in USD. Calls of which nobody knows what they used are apart, with what they can have cost at
+    in USD. Calls whose usage is unknown are apart, with what they can have cost at
     most. With --tool it is the turns that called it.
 
     \b

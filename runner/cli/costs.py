@@ -34,8 +34,8 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
     """Say what model calls have used and cost, of all jobs or of one.
 
     Costs are list prices times tokens, not an invoice. Calls under way are not in them, nor are
-    calls of which nobody knows what they used: these are shown apart, as what they can have cost
-    at most. A model without a price is named; RUNNER_PRICES can name a file that has one.
+    calls whose usage is unknown: these are shown apart, with the most that they can have
+    cost. A model without a price is named; RUNNER_PRICES can name a file that has one.
 
     \b
     Example:
@@ -84,7 +84,7 @@ def budget(
     """Show what a job may use, has used and has reserved, or raise it.
 
     Runs that wait for it go on when it is raised. What is reserved is the most that the calls in
-    hand can use. A call of which nobody knows what it used counts with its reserve.
+    hand can use. A call whose usage is unknown counts with its reserve.
 
     \b
     Example:

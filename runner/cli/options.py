@@ -1,4 +1,4 @@
-"""What the commands share: global options, opening the app, who changes something, and the log."""
+"""Shared by all commands: global options, opening the app, the author of a change, and the log."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
 @click.option(
     "--turn", type=click.IntRange(1), metavar="N", help="Only what was changed in that turn."
 )
-@click.option("--stat", is_flag=True, help="Only how many lines of which files.")
+@click.option("--stat", is_flag=True, help="Only the number of lines per file.")
 @with_app
 def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
     """Show what a run has changed in its workspace since its first turn, as it is recorded now.
@@ -48,7 +48,7 @@ def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
     for path in found.too_large:
         note(f"not shown: {path}, which is too large to be recorded whole")
     for path in found.unrecorded:
-        note(f"not shown: what is in {path}, of which nothing is recorded")
+        note(f"not shown: the content of {path}, which is not recorded")
     if not found.content and not found.too_large:
         note("nothing was changed" + (f" in turn {turn}" if turn else ""))
     say_bytes(found.content)

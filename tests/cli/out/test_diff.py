@@ -200,7 +200,7 @@ def test_what_is_recorded_nowhere_is_named(command: Callable[..., Result], run: 
     for options in ((), ("--stat",)):
         told = command("diff", run.id, *options)
         assert told.code == 0
-        assert told.err == "not shown: what is in vendor\\x1b, of which nothing is recorded\n"
+        assert told.err == "not shown: the content of vendor\\x1b, which is not recorded\n"
 
 
 @pytest.mark.parametrize(
