@@ -108,6 +108,10 @@ class AttemptWorkspace:
         results are returned, with the snapshot after them. Otherwise each is appended as it comes, save
         the last, which is returned so that it is stored with what follows."""
         as_one = changes_files(state, calls)
+        if len(calls) == 1:  # to start a thread would cost a crowd of runs more than the call
+            return self._recorded(
+                as_one, self._ended(state, calls, [self._run_tool(state, *calls)])
+            )
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             try:
                 running = [pool.submit(self._run_tool, state, call) for call in calls]
@@ -123,6 +127,11 @@ class AttemptWorkspace:
             except BaseException:
                 self.interrupt.set("dropped")
                 raise
+        return self._recorded(as_one, finished)
+
+    def _recorded(
+        self, as_one: bool, finished: Sequence[entries.ToolFinished]
+    ) -> list[entries.Entry]:
         if not as_one:
             return [*finished]
         snapshot = self._record()

@@ -90,9 +90,9 @@ class Database:
             self._commits = _SharedCommits(self.writer)
         else:
             self._single = _postgres_engine(self.url)  # the three engines share its pool
-            self.writer = _begin_with("BEGIN", self._single.execution_options())
-            begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-            self.reader = _begin_with(begin, self._single.execution_options())
+            self.writer = _postgres_begin_with(b"BEGIN", self._single.execution_options())
+            begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+            self.reader = _postgres_begin_with(begin, self._single.execution_options())
 
     @property
     def where(self) -> str:
@@ -266,6 +266,27 @@ def _begin_with(command: str, engine: Engine) -> Engine:
         with driver_errors(connection):
             connection.info["cursor"].execute(command)
 
+    return engine
+
+
+def _postgres_begin_with(command: bytes, engine: Engine) -> Engine:
+    """As ``_begin_with``, without psycopg's cursor: it gives the interpreter's lock up several times
+    for a command, and a crowd of runs waits for that lock each time (docs/decisions/0007)."""
+
+    from psycopg import OperationalError, errors, pq
+
+    def run(connection: Connection, command: bytes = command) -> None:
+        pgconn: Any = connection.connection.driver_connection.pgconn  # type: ignore[union-attr]
+        with driver_errors(connection):
+            result = pgconn.exec_(command)
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise OperationalError(pgconn.error_message.decode("utf-8", "replace").strip())
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                raise errors.error_from_result(result)
+
+    event.listen(engine, "begin", run)
+    # SQLAlchemy then asks psycopg to commit, which finds no transaction.
+    event.listen(engine, "commit", lambda connection: run(connection, b"COMMIT"))
     return engine
 
 

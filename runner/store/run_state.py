@@ -148,6 +148,8 @@ def progress_from_row(row: Any) -> Progress:
 
 
 def _to_json(value: Any) -> Any:
+    if isinstance(value, (str, int)):  # most are, and this runs at every step
+        return value
     if is_dataclass(value):
         return {name: _to_json(getattr(value, name)) for name in _stored_fields(value.__class__)}
     return list(value) if isinstance(value, tuple) else value
