@@ -237,6 +237,10 @@ workers = _table(
     Column("started_at", Float, nullable=False),
     Column("lease_expires_at", Float, nullable=False),  # of all the leases that the worker holds
     Column("ended_at", Float),
+    Column("version", Text),  # of Runner
+    Column("draining_at", Float),  # since when it takes nothing new because it was told to end
+    Column("fault", Text),  # what is wrong with its host, so that it takes nothing new; else NULL
+    Column("fault_at", Float),  # since when
     Index(None, "ended_at"),
 )
 

@@ -1,0 +1,20 @@
+"""What a fleet of workers needs: the state of each worker, the order of work, and times to work in."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "r02"
+down_revision = "r01"
+
+
+def upgrade() -> None:
+    _add_state_of_workers()
+
+
+def _add_state_of_workers() -> None:
+    op.add_column("workers", sa.Column("version", sa.Text))
+    for name in ("draining_at", "fault_at"):
+        op.add_column("workers", sa.Column(name, sa.Float))
+    op.add_column("workers", sa.Column("fault", sa.Text))
