@@ -1,4 +1,4 @@
-"""What Runner raises on purpose. Errors of tools are not here: they are results for the model
+"""The exceptions that Runner raises. Tool errors are not here: they are results for the model
 (``runner.core.conversation``)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NotFoundError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a job file: where (``limits.max_turns``, line) and what was meant."""
+    """One problem in a job file: its place (``limits.max_turns``, line) and a suggestion."""
 
     place: str
     message: str
@@ -33,7 +33,7 @@ class Problem:
 
 
 class SpecError(UsageError):
-    """A job file cannot be used. ``problems`` lists everything that is wrong in it, in order."""
+    """A job file cannot be used. ``problems`` lists every problem in it, in order."""
 
     def __init__(self, source: str, problems: tuple[Problem, ...]) -> None:
         self.source = source
@@ -46,7 +46,7 @@ class WorkspaceError(RunnerError):
 
 
 class WorkspaceElsewhere(RunnerError):  # noqa: N818 - not wrong, only not here
-    """What was recorded of a run's workspace is on another host: the run waits for that one."""
+    """The snapshots of a run's workspace are on another host: the run waits for that host."""
 
 
 class UnreachableError(RunnerError):
@@ -66,7 +66,7 @@ InterruptReason = Literal["dropped", "shutdown"]
 
 
 class Interrupted(RunnerError):  # noqa: N818 - the design's word for it
-    """An effect was cut on purpose: the run is no longer this attempt's."""
+    """An effect was cut because this attempt no longer has the run."""
 
     reason: InterruptReason = "dropped"
 
@@ -75,14 +75,14 @@ class Interrupted(RunnerError):  # noqa: N818 - the design's word for it
 
 
 class ShutDown(Interrupted):
-    """An effect was cut because the worker shuts down: what happened may still be stored."""
+    """An effect was cut because the worker shuts down: its result may still be stored."""
 
     reason = "shutdown"
 
 
 @dataclass(eq=False)
 class ModelCallError(RunnerError):
-    """A model call that gave no whole reply."""
+    """A model call returned no complete reply."""
 
     # The API's error type where it gave one (``rate_limit_error``, ``overloaded_error`` …), else
     # ``connection``, ``stream_cut``, ``stream_stalled``, ``stream_broken`` or ``call_deadline``; and

@@ -104,8 +104,8 @@ class Clock(Protocol):
         """Seconds for durations, counting the time that the machine sleeps."""
 
 
-# Given the run as it stands and the time in seconds since the epoch: the entries that follow, each with
-# the run before and after it, and what comes next.
+# Takes the run state and the time in seconds since the epoch. Returns the entries that follow, each
+# with the run before and after it, and what comes next.
 Decide = Callable[[RunState, float], tuple[Sequence[Applied], T]]
 
 
@@ -114,19 +114,19 @@ class Journal(Protocol):
     longer holds the run; nothing is stored then."""
 
     def load(self, lease: Lease) -> RunState:
-        """The run as its rows tell it."""
+        """Load the run state."""
 
     def commit(
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
     ) -> tuple[RunState, T]:
         """Store, in one transaction, what happened and what ``decide`` decides from there, given
         the queued messages, rules, pause flag and job's budget as they stand in that transaction.
-        Return the run as it is stored, and what comes next: its intent is stored, so it may begin.
-        Raises ``StaleState`` if an earlier commit is stored that ``state`` does not know of; nothing
-        is stored."""
+        Return the stored run state and the next step: its intent is committed, so it may begin.
+        Raises ``StaleState`` if an earlier commit is stored that ``state`` does not know of;
+        nothing is stored."""
 
     def end_children(self, lease: Lease) -> None:
-        """Cancel all below the run that has not ended."""
+        """Cancel the run's sub-agents that have not ended."""
 
 
 class Model(Protocol):
@@ -135,19 +135,19 @@ class Model(Protocol):
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
-        """One model call, streamed; ``on_text`` gets text as it comes. Raises ``ModelCallError`` when no
-        whole reply came."""
+        """Make one model call, streamed; ``on_text`` gets text as it comes. Raises
+        ``ModelCallError`` without a complete reply."""
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
-        """The tokens of a request's prompt, None when that cannot be learnt soon."""
+        """Return the tokens of a request's prompt, None if the API does not tell soon."""
 
     def window(self, model: str) -> int | None:
-        """The most tokens that a prompt to a model can have, None when that cannot be learnt soon."""
+        """Return the size of a model's context window, None if the API does not tell soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a run's tools work."""
+    """The folders that a run's tools work in."""
 
     workspace: Path | None  # None for a job without one
     outputs: Path  # the run's own folder for long outputs, which file tools may read and not write
@@ -193,11 +193,11 @@ class Tools(Protocol):
     call, command or hook are gone then."""
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with the input of a call, for the model; None when it fits the tool."""
+        """Return the problem with a call's input, for the model; None if it fits the tool."""
 
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
-        """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
-        that leads nowhere is left out."""
+        """Return a run's folders and where ``paths`` lead from there. Never raises: a path that
+        leads nowhere is left out."""
 
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
         """Run one call to its end; whatever goes wrong with the tool is in the result."""
@@ -209,8 +209,8 @@ class Tools(Protocol):
         """Run a hook of the job to its end, whatever that is."""
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
-        """What the workspace says to agents, as far as the run's rules let it be read; nothing where
-        there is none. Never raises."""
+        """Read the workspace's instructions for agents, where the run's rules allow it; else empty.
+        Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Prepared:
     """A workspace that is ready."""
 
     surroundings: Surroundings
-    snapshot: str | None = None  # of it as it is now; None: none is recorded
+    snapshot: str | None = None  # of its files now; None: not recorded
     # Why that is not the last snapshot. None: it is, or was restored with nothing put aside.
     cause: SnapshotCause | None = None
     found: str | None = None  # a snapshot that was put aside
@@ -237,39 +237,39 @@ class Workspaces(Protocol):
         undo: bool,
         busy: bool = False,
     ) -> Prepared:
-        """Have the run's workspace here: made at the first attempt, and made again where it is gone.
+        """Make the run's workspace here, at the first attempt or again if it is missing.
 
         Args:
-            snapshot: what was recorded of it last; None before its first attempt.
+            snapshot: the last one recorded; None before the first attempt.
             undo: a call was cut off in the middle: put the workspace back to ``snapshot``, whatever is
                 found. Otherwise what a person changed stays, and what an attempt on another host
                 left behind is brought up to ``snapshot``.
-            busy: sub-agents are changing its files: it is left as it is and not recorded.
+            busy: sub-agents are changing its files: it is left alone and not recorded.
 
         Raises:
             WorkspaceElsewhere: ``snapshot`` cannot be had on this host.
         """
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """Record the workspace as it is, and push the snapshot where the job has a remote; None when
-        none is recorded of it."""
+        """Record the workspace, and push the snapshot if the job has a remote; None if it is not
+        recorded."""
 
     def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """Record the folder of the run above that this one works in, as it is; None when none is recorded
-        of it, or the run has a folder of its own."""
+        """Record the parent's folder that this run works in; None if it is not recorded or the run
+        has its own folder."""
 
     def holds(self, lease: Lease, path: str) -> bool:
         """True if snapshots hold a file of the workspace: not if git ignores it."""
 
     def unrecorded(self, lease: Lease, snapshot: str, interrupt: Interrupt) -> Sequence[str]:
-        """What was in the workspace when a snapshot was recorded and is not in it, ignored files
-        aside: repositories of their own, submodules, what cannot be read. Safe to print."""
+        """Return workspace paths that a snapshot did not record, ignored files aside: nested
+        repositories, submodules, unreadable files. Safe to print."""
 
     def restore(self, lease: Lease, snapshot: str, interrupt: Interrupt) -> None:
         """Put the workspace back to a snapshot."""
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
-        """Commit what the run leaves on its branch, once for each end; the commit's id. Only for
+        """Commit the run's files to its branch, once for each end; return the commit's id. Only for
         ``mode = "git"``."""
 
 
@@ -280,8 +280,8 @@ class Live(Protocol):
 
 class Index(Protocol):
     def follow(self) -> int:
-        """Add to the index of texts a little of what it lacks; how many texts that were. Raises
-        ``UnreachableError`` when the database or the index does not answer."""
+        """Add a few missing texts to the search index; return how many. Raises ``UnreachableError``
+        when the database or the index does not answer."""
 
 
 class Notifier(Protocol):
@@ -292,7 +292,7 @@ class Notifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What an attempt has stored in one transaction."""
+    """One transaction of an attempt."""
 
     lease: Lease
     job_id: str
@@ -302,7 +302,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run has ended."""
+    """The end of a run."""
 
     run_id: str
     worker_id: str | None  # had it last
@@ -313,5 +313,5 @@ class Ending:
 
 class Observer(Protocol):
     def stored(self, stored: Stored) -> None:
-        """Told of what attempts do, once it is committed; now and then not, when the answer to a
-        commit is lost. Never waits, never raises."""
+        """Receive what an attempt committed (not if the answer to the commit is lost). Never waits,
+        never raises."""

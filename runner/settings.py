@@ -1,4 +1,4 @@
-"""Where Runner keeps its state and finds its parts, from options and the environment."""
+"""The settings of a process, from options and the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULT_HOME = ".runner"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every part is built from."""
+    """The settings."""
 
     home: Path  # an absolute folder for the database, copies of workspaces and long outputs
     database_url: str = field(repr=False)  # a SQLAlchemy URL
@@ -38,7 +38,7 @@ class Settings:
         database_url: str | None = None,
         redis_url: str | None = None,
     ) -> Settings:
-        """The settings: what an option says, else the environment, else the default."""
+        """Load the settings: an option, else the environment, else the default."""
         folder = Path(home or environment.get(HOME) or _DEFAULT_HOME).expanduser().absolute()
         prices = environment.get(PRICES)
         default_url = "sqlite:///" + quote(str(folder / "runner.db"))
@@ -57,8 +57,8 @@ class Settings:
         return names | ({PRICES: str(self.prices)} if self.prices else {})
 
     def secrets(self) -> tuple[str, ...]:
-        """What must not reach a tool, the store or a terminal: keys, URLs that hold a password, and
-        the passwords themselves; the longest first, so that hiding one hides all of it."""
+        """Secrets to hide from tools, the store and terminals: keys, passwords and URLs with
+        passwords; the longest first, so that all of one is hidden."""
         found = set(self.keys)
         for url in (self.database_url, self.redis_url or ""):
             with suppress(ValueError):  # not a URL: opening it says so

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
-    """The database, which must be up to date, or is brought so. Raises ``UsageError`` if it is not
-    there or not up to date, ``UnreachableError`` if it does not answer."""
+    """Open the database, upgraded with ``upgrade``. Raises ``UsageError`` if its schema is not
+    current, ``UnreachableError`` if it does not answer."""
     database = Database(settings.database_url)
     if upgrade:
         migrate.upgrade(database)
@@ -51,14 +51,14 @@ def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
 
 
 def load_prices(settings: Settings) -> PriceList:
-    """What models cost, by the user's own list if there is one. Raises ``UsageError`` if it is none."""
+    """Load the user's price list, else the built-in one. Raises ``UsageError`` if it is invalid."""
     from runner.llm.prices import load_prices
 
     return load_prices(settings.prices)
 
 
 def load_submission(path: Path, settings: Settings) -> Submission:
-    """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
+    """Read and check a job file. Raises ``SpecError`` with every problem."""
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks, resolve_tools
@@ -98,9 +98,8 @@ def submit(
 
 
 def mend_workspaces(database: Database, of: str) -> list[str]:
-    """Give the workspaces that a job's or a run's runs wait for their ids back, where the folder is
-    there and something (``git clean``, say) removed the id's file, and return their paths. The user
-    says that the folders are the right ones."""
+    """Restore missing id files (removed by ``git clean``, say) in the workspaces that runs of a job
+    wait for, and return their paths. The user vouches for the folders."""
     from runner.store.runs import missing_workspaces
     from runner.workspace.folders import MARKED, restore_id
 
@@ -119,9 +118,8 @@ def start_worker(
     burst: bool = False,
     only: str | None = None,
 ) -> Worker:
-    """A worker that has begun to work, in threads of this process, with so many runs at once.
-    ``burst``: it ends when nothing is due. ``only``: it works this run and ends. Raises
-    ``UnreachableError``."""
+    """Start a worker in threads of this process, with ``slots`` runs at once. ``burst``: it ends
+    when nothing is due. ``only``: it works this run and ends. Raises ``UnreachableError``."""
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import check_queue, connect
@@ -235,7 +233,7 @@ def _ports(
 
 @contextmanager
 def follow_text(settings: Settings, run_id: str) -> Iterator[Iterator[str | None]]:
-    """The live text of a run as it is streamed; None each time that there is nothing new."""
+    """Yield the live text of a run; None each time that there is nothing new."""
     from runner.queue.live import follow
 
     with ExitStack() as opened:

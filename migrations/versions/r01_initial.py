@@ -457,7 +457,7 @@ class _Views:
             AND c.position = h.position"""
 
     def costs(self) -> str:
-        """What each call cost, by the same rules as the price list in ``runner.core``."""
+        """Return the view of each call's cost, by the rules of ``runner.core.prices``."""
         tokens = ", ".join(f"c.{name}" for name in _TOKENS)
         used = {name: f"coalesce(k.{name}, 0)" for name in _TOKENS}
         write = "CASE WHEN k.hour_cache = 1 THEN p.cache_write_1h ELSE p.cache_write_5m END"
@@ -504,8 +504,8 @@ class _Views:
             ELSE {model} END"""
 
     def _terms(self) -> str:
-        """How the calls of each job are billed. A model option in ``extra_body`` replaces the option of
-        the same name beside it."""
+        """Return the billing options of each job. An option in ``extra_body`` replaces the model
+        option of the same name."""
 
         def option(name: str, *inside: str) -> str:
             extra = self._json("o.options", "extra_body", name)

@@ -1,4 +1,4 @@
-"""Getting jobs worked: checking and submitting a job file, a worker, and the progress of a job."""
+"""Check and submit a job file, start a worker, and follow the progress of a job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.5
 
 
 def load_job(settings: Settings, path: Path) -> Submission:
-    """Return a job file as it would be submitted. Raises ``SpecError`` with all that is wrong."""
+    """Load a job file for submission. Raises ``SpecError`` with every problem."""
     return wiring.load_submission(path, settings)
 
 
@@ -64,7 +64,7 @@ def wait_for_end(worker: Worker) -> None:
 class Progress:
     """The progress of a job."""
 
-    runs: Sequence[RunSummary]  # all runs, those of sub-agents included
+    runs: Sequence[RunSummary]  # all runs, sub-agents included
 
     @property
     def items(self) -> list[RunSummary]:

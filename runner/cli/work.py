@@ -174,7 +174,7 @@ class Interruption:
 
     @property
     def cut_short(self) -> bool:
-        """It happened before the job had come to rest."""
+        """True if the interruption came before the job's end."""
         return self.happened and not self.came_too_late
 
     def watch(self, worker: Worker) -> None:

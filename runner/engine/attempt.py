@@ -88,11 +88,11 @@ class _Attempt:
             happened = self._or_failure(partial(self._do, step))
 
     def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], steps.Action]:
-        """What follows from a run's state. The commit calls this inside its transaction."""
+        """Decide the next step from the run state. The commit calls this inside its transaction."""
         return advance(state, now, draining=self._ports.stopping.is_set())
 
     def _commit(self, entries: Sequence[Entry], decide: Decide[T]) -> T:
-        """Store entries and what is decided from there; a reply that was paid for outlives an outage."""
+        """Commit entries and the next decision; retry, so that a paid reply outlives an outage."""
         while True:
             commit = partial(self._ports.journal.commit, self._lease, self._state, entries, decide)
             try:
@@ -104,7 +104,7 @@ class _Attempt:
                 entries = ()
 
     def _do(self, step: steps.Effect) -> list[Entry]:
-        """Carry out one effect. What only this attempt needs to know joins its state at once."""
+        """Carry out one effect. What only this attempt knows goes into its state at once."""
         state, workspace = self._state, self._workspace
         match step:
             case steps.CallModel(call):
@@ -161,7 +161,7 @@ class _Attempt:
         self._commit([entry], lambda state, now: ((), None))
 
     def _reload(self) -> None:
-        """Load the state as it is stored, and keep what only this attempt knows."""
+        """Load the stored state, and keep its transient fields."""
         context, files = self._state.context, self._state.files
         state = self._retry(lambda: self._ports.journal.load(self._lease))
         self._state = replace(

@@ -1,5 +1,5 @@
-"""What an attempt does in its run's workspace: prepare it, run tools and hooks in it, record, verify and
-commit what they leave."""
+"""An attempt's work in its run's workspace: prepare it, run tools and hooks, record, verify,
+deliver."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Retry(Protocol):
 
 @dataclass(slots=True)
 class AttemptWorkspace:
-    """The workspace of an attempt's run, and the tools in it. Every method but those that look up
-    places raises ``WorkspaceError`` when the run cannot go on in its workspace, and ``Interrupted``."""
+    """The workspace of an attempt's run, and the tools in it. Methods that use the workspace raise
+    ``WorkspaceError`` if the run cannot continue in its workspace, and ``Interrupted``."""
 
     lease: Lease
     tools: Tools
@@ -48,7 +48,7 @@ class AttemptWorkspace:
     surroundings: Surroundings = field(init=False)
 
     def prepare(self, state: RunState) -> tuple[list[entries.Entry], Files]:
-        """Prepare the workspace: as it was before what an earlier attempt left half done.
+        """Prepare the workspace, and undo what an earlier attempt left half done.
 
         Returns:
             The entries to store, and the files of the run with what only this attempt knows.
@@ -77,7 +77,7 @@ class AttemptWorkspace:
     def _beside(
         self, state: RunState, commands: Sequence[Call], interrupt: Interrupt
     ) -> dict[int, str]:
-        """What commands may have changed that is in no snapshot, by the index of their call."""
+        """Return unrecorded paths that commands may have changed, by call index."""
         last = state.files.tree
         if not commands or last is None:
             return {}
@@ -86,7 +86,7 @@ class AttemptWorkspace:
         return {call.index: names for call in commands} if found else {}
 
     def tool_context(self, state: RunState, name: str, arguments: Any) -> ToolContext:
-        """Where a call would run, and what is wrong with its input."""
+        """Return the folders that a call would run in, and the problem with its input."""
         tool = state.spec.tool(name)
         if tool is None or not isinstance(arguments, dict):
             return ToolContext()
@@ -199,12 +199,12 @@ class AttemptWorkspace:
         return [entries.Verified(number, text, result)]
 
     def record_shared(self) -> str:
-        """Record the folder that the run shares with one above it; empty when none is recorded of it."""
+        """Record the folder that the run shares with a parent; empty if it is not recorded."""
         record = self.workspaces.record_shared
         return self.retry(lambda: record(self.lease, self.interrupt)) or ""
 
     def deliver(self, outcome: Ended) -> list[entries.Entry]:
-        """Commit what the run leaves."""
+        """Commit the run's files to its branch."""
         commit = self.retry(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
         return [entries.Delivered(commit)]
 

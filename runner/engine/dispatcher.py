@@ -1,4 +1,4 @@
-"""The threads of every worker beside those that work runs.
+"""A worker's background threads: the dispatcher and the indexer.
 
 In each pass the dispatcher takes over the runs of dead workers, continues runs whose wait is over,
 expires, answers and announces questions, and notifies workers of due runs. The indexer adds what
@@ -44,7 +44,7 @@ class QueueSide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker uses of its surroundings, beside the ports of its attempts."""
+    """The services of a worker's host, beside the ports of its attempts."""
 
     database: Database
     locks: HostLocks
@@ -57,14 +57,14 @@ class Machine:
     run_apart: Callable[[str, threading.Event], None]
     hide: Callable[[str], str]  # takes what must not be stored out of a text
     tell: Callable[[Notice], None]  # runs a job's notification command
-    index: Index  # of texts, which is to follow what runs say
+    index: Index  # the search index, kept up to date
     close: Callable[[], None]  # ends all tool processes
 
 
 @dataclass(eq=False)
 class Questions:
-    """Attends to all jobs' questions, beside the other workers' dispatchers. The methods raise
-    ``UnreachableError`` when the database does not answer."""
+    """Handles the open questions of all jobs, as every worker's dispatcher does. Methods raise
+    ``UnreachableError`` if the database does not answer."""
 
     database: Database
     clock: Clock
@@ -76,15 +76,15 @@ class Questions:
     _untold: deque[Notice] = field(default_factory=deque, init=False)
 
     def attend(self) -> None:
-        """Let late questions expire, and runs go on that new rules answered; tell of new questions."""
+        """Expire late questions, answer those that new rules decide, and announce new ones."""
         now = self.clock.now()
         expire(self.database, now)
         apply_new_rules(self.database, now)
         self._tell_of_new()
 
     def leave(self) -> None:
-        """Tell of what was asked since the last pass, before the worker ends: maybe it was all that there
-        was to do, and the next worker comes when somebody has answered."""
+        """Announce questions asked since the last pass, before the worker ends: the next worker may
+        start only after an answer."""
         self._wait()
         self._tell_of_new()
         self._wait()
@@ -132,11 +132,11 @@ class Dispatcher:
         self._reaps_expired_from = self.clock.monotonic() + OUTAGE_SECONDS
 
     def poke(self) -> None:
-        """A slot is free: notify at once."""
+        """Notify at once, because a slot is free."""
         self._poked.set()
 
     def run(self, stopping: threading.Event) -> None:
-        """Pass until ``stopping`` is set; an outage is waited out."""
+        """Run passes until ``stopping`` is set; wait during an outage."""
         while not stopping.is_set():
             self._poked.clear()
             try:
@@ -165,7 +165,7 @@ class Dispatcher:
         self._last_good = self.clock.monotonic()
 
     def _reap(self) -> None:
-        """Take over the runs of workers that are dead, or do not renew their leases."""
+        """Take over the runs of dead workers and of workers that do not renew their leases."""
         now = self.clock.now()
         others = leases.others(self.database, self.worker_id)
         dead_here = [
@@ -183,8 +183,8 @@ class Dispatcher:
             leases.take_from(self.database, expired, now, leases=alive)
 
     def _unrenewed(self, expiries: Mapping[str, float]) -> list[str]:
-        """The workers whose leases have not moved for as long as a lease lasts, or had run out when
-        they were first seen. Counted here, because clocks can be set."""
+        """Return workers whose leases were not renewed for a lease's length, or had expired when
+        first seen. Measured here, because clocks can be set."""
         seen, now = self.clock.monotonic(), self.clock.now()
         before, self._leases = self._leases, {}
         for worker_id, expires_at in expiries.items():
@@ -227,20 +227,20 @@ class Dispatcher:
 PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 60.0
 
-# While there is more to do it pauses for so many times as long as it computed.
+# While there is more to do, a pause lasts this many times the work before it.
 _PAUSES_PER_WORK = 20
 
 
 def follow_index(index: Index, stopping: threading.Event, *, pause: float = PAUSE_SECONDS) -> None:
-    """Add what is stored to the index until ``stopping`` is set, looking again after ``pause`` seconds.
-    What goes wrong is logged, once: a search needs the index, and says so too. No worker ends for it."""
+    """Add what is stored to the index until ``stopping`` is set, looking again after ``pause``
+    seconds. Errors are logged once and end no worker: a search reports them too."""
     logged, wait = "", pause
     while not stopping.wait(wait):
         began, least = time.thread_time(), pause
         try:
             least = 0.0 if index.follow() else pause
             logged = ""
-        except Exception as error:  # whatever it is: what runs do goes on without an index
+        except Exception as error:  # any error: runs continue without an index
             if stopping.is_set():
                 return  # it is not waited for: its database may be closed already
             known = isinstance(error, RunnerError)

@@ -74,7 +74,7 @@ class HostLocks:
         self._held: list[int] = []
 
     def hold(self, worker_id: str) -> None:
-        """Show that this process, as that worker, is alive, for as long as it is."""
+        """Hold the worker's lock file until ``release`` or the end of this process."""
         folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         # Cleaners of temporary folders pass over one that is locked (tmpfiles.d(5)).
         fcntl.flock(folder, fcntl.LOCK_SH)
@@ -83,7 +83,7 @@ class HostLocks:
         self._held += [folder, descriptor]
 
     def release(self, worker_id: str) -> None:
-        """End what ``hold`` began."""
+        """Release the lock of ``hold``."""
         self._path(worker_id).unlink(missing_ok=True)
         for descriptor in self._held:
             os.close(descriptor)
@@ -105,7 +105,7 @@ class HostLocks:
         return True
 
     def forget(self, worker_id: str) -> None:
-        """Remove what a dead worker left."""
+        """Remove a dead worker's lock file."""
         self._path(worker_id).unlink(missing_ok=True)
 
     def _path(self, worker_id: str) -> Path:

@@ -92,7 +92,7 @@ class Worker:
 
     def drain(self) -> None:
         """Take nothing new and end the steps in hand; what still runs after ten seconds is left to
-        resume. May be called from a signal handler."""
+        resume. Safe in a signal handler."""
         self._ports.stopping.set()
 
     def kill(self) -> None:
@@ -221,14 +221,14 @@ class Worker:
         self._orphaned = orphaned
 
     def _give_back(self, orphaned: set[Lease]) -> None:
-        """Give back leases that are stored as this worker's and that none of its threads holds."""
+        """Give back this worker's stored leases that none of its threads holds."""
         for lease in orphaned:
             leases.give_back(self._machine.database, lease, self._machine.clock.now())
 
     # --- one queue message ------------------------------------------------------------------------
 
     def _handle(self, run_id: str) -> None:
-        """What a queue message asks for: nothing, when the run is not due or someone has it."""
+        """Work the run of a queue message, unless it is not due or another worker has it."""
         machine = self._machine
         try:
             run = runs.look_at(machine.database, run_id, machine.clock.now())
@@ -247,8 +247,8 @@ class Worker:
             logger.warning("%s is left to be taken up again: %s", run_id, error)
 
     def _is_quiet(self, run: runs.DueRun) -> bool:
-        """True if no process is left here of the run's last attempt, nor of sub-agents of it that have
-        ended: one that was cancelled a moment ago may still write in the run's folder."""
+        """True if no process of the run's last attempt or of its ended sub-agents is left here: a
+        sub-agent cancelled just now may still write in the run's folder."""
         machine = self._machine
         ids = [run.id] if run.last_host_id == machine.locks.host_id else []
         if run.of_family:
@@ -271,14 +271,14 @@ class Worker:
             del self._held[run.id]
 
     def _attempt(self, lease: Lease, interrupt: Interrupt) -> None:
-        """Runs that end here without an outcome leave an orphaned lease, which the watch gives back."""
+        """Run an attempt. Without an outcome its lease is orphaned: the watch gives it back."""
         try:
             run_attempt(lease, self._ports, interrupt)
         except (LeaseLost, Interrupted) as error:
             logger.info("%s dropped: %s", lease.run_id, error)
         except UnreachableError:
             raise
-        except Exception:  # a bug, whatever it is: one run pays for it, not the worker
+        except Exception:  # any bug: it fails one run, not the worker
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
             logger.error("a bug ended an attempt at %s:\n%s", lease.run_id, error_text)
             now = self._machine.clock.now()

@@ -1,5 +1,4 @@
-"""A job file's values, checked as far as the file and the price list can tell: no clock, no disk, no
-network."""
+"""Checks of a job file's values that need only the file and the price list, no disk or network."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ _WIDE_BUDGET_BETA = "interleaved-thinking"
 
 
 def check(data: Mapping[str, Any]) -> Section:
-    """Read a job file's values, as ``tomllib`` has them, and note everything that is wrong with
-    them, without lines. With problems, the values are good only for finding more of them."""
+    """Read a job file's values, as ``tomllib`` has them, and note every problem, without lines.
+    Values with problems serve only to find further problems."""
     at_the_top = "at the top of the file, above the first [section]"
     top_keys = [key.name for key in TOP.keys if key.type.table is None]
     top = Section(TOP, data, Node((), [], dict.fromkeys(top_keys, at_the_top)))
@@ -89,7 +88,7 @@ def _check_workspace(section: Section) -> None:
 
 
 def _check_agents(top: Section) -> None:
-    """Check the types of sub-agents, and drop those whose names are none."""
+    """Check the types of sub-agents, and drop types with invalid names."""
     agents: dict[str, Section] = top["agents"]
     workspace = top["workspace"]
     own_folder = workspace is not None and workspace.written.get("mode") in ("git", "copy")
@@ -149,7 +148,7 @@ def _check_options(options: Section, most_output: int) -> None:
 
 
 def note_misfits(top: Section, agents: Iterable[AgentType], prices: PriceList) -> None:
-    """Note what does not fit the job's models, save where it depends on keys with problems."""
+    """Note keys that do not fit the job's models, unless they depend on keys with problems."""
     wrong = {problem.place for problem in top.problems}
 
     def is_sound(*places: str) -> bool:

@@ -1,4 +1,4 @@
-"""A job's items: where they come from, the key of each, and the texts that templates make of them.
+"""A job's items: their sources and keys, and the texts that templates make of them.
 
 Templates are Jinja2's, sandboxed and strict about undefined names. Items are data: their content is put
 into a text and never read as a template.
@@ -40,9 +40,9 @@ _CHILD_KEY = re.compile(r"(.+)\+[0-9]+", re.DOTALL)
 def read_items(
     items: Section, folder: Path, root: Path | Sequence[str], seconds: float = COMMAND_SECONDS
 ) -> list[Keyed]:
-    """Return the items, each with the key that names its run, after noting what is wrong with them.
-    ``jsonl`` is relative to the job file's folder, where ``command`` runs for so many seconds at
-    most; ``glob`` searches ``root``, a folder or paths of files."""
+    """Return the items, each with the key that names its run, and note problems. ``jsonl`` is
+    relative to the job file's folder, where ``command`` runs with a time limit; ``glob`` searches
+    ``root``, a folder or paths of files."""
     (source,) = items.written
     at, value = items.at(source), items[source]
     found: Iterable[_Found] = ()
@@ -142,7 +142,7 @@ def _files_matching(pattern: str, root: Path | Sequence[str], at: Node) -> Itera
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """True if a file's path, in parts, matches a pattern, as ``Path.glob`` would have it."""
+    """True if a file's path, in parts, matches a pattern by the rules of ``Path.glob``."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":

@@ -1,7 +1,7 @@
 """Every key of a job file: its type and bounds, its default, and one line that says what it does.
 
-The checks, the tables of docs/job-file.md and the JSON Schema all follow from here. Defaults are written
-as in TOML and are those of the core's value objects: a test compares the two.
+The checks, the tables of docs/job-file.md and the JSON Schema all follow from here. Defaults are
+written as in TOML and equal the defaults of the core's value objects (a test compares them).
 """
 
 from __future__ import annotations

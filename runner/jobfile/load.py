@@ -1,4 +1,4 @@
-"""Loading a job file: it is checked whole, all that it names is looked up, and nothing is created."""
+"""Load a job file: check all of it and look up everything that it names; create nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 # each as the job stores it, and (name, what is wrong with it) for each other name.
 ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
-# Deny is stored and listed first, as it is looked at first.
+# Deny rules are stored and listed first, because they are checked first.
 EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _IS_RESULT_TOOL = f"{RESULT_TOOL} is how results of output_schema are submitted: rename {{}} tool"
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
@@ -109,7 +109,7 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _with_lines(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
-    """Return the problems with their lines, in the order of the file; those of missing keys first."""
+    """Return the problems with their lines, in file order; problems of missing keys first."""
     lines = locate(text)
 
     def line(place: str) -> int | None:
@@ -135,7 +135,7 @@ def _existing_folder(path: Path) -> Path:
 
 
 class _Job:
-    """Looks up what a checked job file names, and notes in it what is wrong."""
+    """Looks up everything that a checked job file names, and notes problems."""
 
     def __init__(self, top: Section, name: str, folder: Path, resolve_tools: ResolveTools) -> None:
         self.top = top
@@ -348,7 +348,7 @@ class _Job:
                 node.note(said("type of sub-agent", agent.agent_type, self.types))
 
     def _in_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """Return the rules, with what those about the workspace's folder mean in a run's copy of it."""
+        """Return the rules, with rules about the workspace's folder rewritten for a run's copy."""
         workspace, section = self.workspace, self.top["workspace"]
         if workspace is None or not workspace.is_recorded or workspace.path is None:
             return tuple(rules)
@@ -389,7 +389,7 @@ class _Job:
         )
 
     def _tools_of(self, section: Section) -> tuple[str, ...] | None:
-        """Return the names of an agent's tools, after noting those that the job lacks."""
+        """Return the names of an agent's tools, and note the names that the job lacks."""
         if section["tools"] is None:
             return None
         names: dict[str, None] = {}
@@ -430,7 +430,7 @@ def _has_schema(section: Section) -> bool:
 
 
 def _own_name(written: str) -> str:
-    """Return the name of a tool that is written as ``package.module:function``, or as it is."""
+    """Return the name of a tool; of ``package.module:function`` the function's."""
     return written.rpartition(":")[2]
 
 
@@ -488,7 +488,7 @@ def _read_script(
 
 
 def check_script(script: Mapping[str, Any]) -> list[Problem]:
-    """Return everything that is wrong with a script, each with its place in it."""
+    """Return every problem of a script with its place."""
     root = Node((), [], {})
     if not script:
         root.note(f'is empty; give at least the replies for "{specs.ANY_ITEM}"')

@@ -1,4 +1,4 @@
-"""How keys are declared, and how a table of a job file is read as declared.
+"""Declarations of job-file keys, and the reader of a table that follows them.
 
 A ``Table`` declares keys, each with its ``Type``; a ``Section`` is a table of a job file, read. Problems
 are noted with their places, not raised, so that all of them are found.
@@ -67,7 +67,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """What a key can hold."""
+    """The type of a key's value."""
 
     words: str  # in docs/job-file.md
     schema: Mapping[str, Any]  # JSON Schema, draft 4
@@ -77,7 +77,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as it is declared."""
+    """The declaration of a key."""
 
     name: str
     type: Type
@@ -96,7 +96,7 @@ class Table:
 
     name: str  # in docs/job-file.md
     keys: tuple[Key, ...]
-    # Keys of which at most one can be given; exactly one with a text, which says what they are.
+    # Groups of keys that exclude each other; with a text (their name) one of them is required.
     groups: tuple[tuple[tuple[str, ...], str], ...] = ()
     is_open: bool = False  # takes other keys too
     noun: str = "key"  # what messages call the names
@@ -178,7 +178,7 @@ class Section(Node):
 
 
 def checked(words: str, schema: Mapping[str, Any], check: Check) -> Type:
-    """Any value, read as it is, with which nothing is wrong."""
+    """Any value that has no problem, unchanged."""
 
     def read(value: Any, node: Node) -> Any:
         if wrong := check(value):
@@ -189,7 +189,7 @@ def checked(words: str, schema: Mapping[str, Any], check: Check) -> Type:
 
 
 def text(most: int = 0, words: str = "string", check: Check | None = None) -> Type:
-    """A string that is not blank; with ``most`` one line of at most so many characters."""
+    """A string that is not blank; with ``most``, one line of at most ``most`` characters."""
 
     def wrong(value: Any) -> str | None:
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Values of a job file: how messages quote them, and what makes one unusable."""
+"""Checks of a job file's values, and how messages quote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Runner talks to Redis: short patience here, endless patience in the loops that need it."""
+"""Redis connections: short timeouts here; loops that must go on retry by themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis
     """Return a client of its own for the server of ``connection``, for loops that must stay stoppable.
 
     It gives each command one try of ``answer_seconds`` and answers in bytes: the loop around it
-    goes on trying, and looks in between whether it shall end.
+    retries, and checks in between if it should end.
     """
     pool = connection.connection_pool
     own = {

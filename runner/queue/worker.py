@@ -120,8 +120,8 @@ class Presence:
                 self._reached = True
 
     def _collect(self, seconds: float) -> tuple[list[_Note], bool]:
-        """Wait up to ``seconds`` for a note and then a moment for those that follow it. Return them, and
-        True if it is time to sign off."""
+        """Wait up to ``seconds`` for a note, then briefly for more. Return them, and True if it is
+        time to sign off."""
         notes: list[_Note] = []
         until = time.monotonic() + seconds
         try:
@@ -175,10 +175,10 @@ class Presence:
         return job
 
     def _renew(self, state: WorkerStatus, pipeline: Pipeline) -> None:
-        """Write the whole registration, so that an emptied Redis is filled again, and extend what there
-        is of the living executions. Of these nothing is made here: half a hash (RQ's
-        ``Execution.heartbeat`` after a FLUSHALL) is worse than none to those who read it. Now and then
-        forget dead workers and what they had in hand: their runs come back by their leases."""
+        """Write the whole registration, so that an emptied Redis is filled again, and extend
+        existing executions. None is created here: half a hash (RQ's ``Execution.heartbeat`` after a
+        FLUSHALL) is worse for readers than none. Now and then remove dead workers and their
+        executions: the reaper takes over their runs."""
         worker = self._worker
         worker.last_heartbeat = now()
         pipeline.hset(worker.key, mapping={**worker.serialize(), "state": state})

@@ -66,8 +66,8 @@ class Applied(NamedTuple):
 def apply_new_rules(
     database: Database, now: float, most: int = BATCH, job_id: str | None = None
 ) -> Applied:
-    """Look once more at questions that were asked before their job's rules changed, at most so many, of
-    one job or of all, and answer those on which the rules decide now."""
+    """Answer questions that a job's changed rules now decide, at most ``most``, of one job or of
+    all jobs."""
 
     def look(connection: Connection) -> dict[str, tuple[Question, Decision]]:
         changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]
@@ -148,8 +148,8 @@ def expire(
     again.
 
     Args:
-        most: how many questions at most, and with them all that are late of the same runs.
-        of: only questions that meet this condition, and those of the same runs.
+        most: how many questions at most, and all late questions of the same runs.
+        of: only questions that meet this condition, and other questions of their runs.
     """
     late = (
         select(approvals.c.run_id)
@@ -184,8 +184,7 @@ def answer(
     """Answer questions, and the other questions that a remembered rule answers.
 
     Args:
-        approval_ids: of the questions; one that is answered already, or too late, or whose run has
-            ended, stays as it is.
+        approval_ids: questions already answered, expired or of ended runs do not change.
 
     Returns:
         First these questions, by run; then the questions that a remembered rule answered.
@@ -232,7 +231,7 @@ def _result(
 def _load(
     connection: Connection, approval_ids: Sequence[str]
 ) -> tuple[list[Question], list[Question]]:
-    """The questions of these ids by run, and those of them that can be answered."""
+    """Return the questions with these ids by run, and the ones that can be answered."""
     found: list[Question] = []
     still_open: list[Question] = []
     for some in in_lots(approval_ids, BATCH):
@@ -398,7 +397,7 @@ class _Answering:
     def _detail(self, asked: Question, locked: Sequence[LockedRun], queued: Sequence[str]) -> str:
         run = next(run.row for run in locked if run.row.id == asked.run_id)
         if asked.run_id in queued:
-            then = "pauses now, as it was told to" if run.pause_requested else "goes on"
+            then = "pauses now, as requested" if run.pause_requested else "goes on"
         elif run.state == "waiting" and run.reason == "approval":
             then = "waits for another answer"
         else:

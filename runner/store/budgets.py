@@ -44,7 +44,7 @@ _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
 
 
 def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> JobBudget | None:
-    """A job's budget as it stands, None without one; ``lock`` it until the transaction ends."""
+    """Return a job's budget or None; with ``lock``, lock it until the transaction ends."""
     for row in execute(connection, _LOCKED_BUDGET if lock else _BUDGET, {"job": job_id}):
         most_cost = None if row.budget_usd is None else billionths(row.budget_usd)
         return JobBudget(row.budget_tokens, most_cost, *(getattr(row, name) for name in _SUMS))
@@ -52,7 +52,7 @@ def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> Job
 
 
 def budget_of(database: Database, job_id: str) -> JobBudget | None:
-    """A job's budget as it stands; None without one."""
+    """Return a job's budget, or None."""
     return database.read(lambda connection: look_into(connection, job_id))
 
 
@@ -64,13 +64,13 @@ def sums(job_budget: JobBudget) -> dict[str, int]:
 def charge_open_call(
     connection: Connection, run: Row[Any], kind: str, why: str, now: float
 ) -> tuple[dict[str, Any], list[Event]]:
-    """End the model call of a run whose usage nobody will know: it is charged what it had reserved.
+    """End a model call whose usage is unknown: charge its reservation.
 
     Args:
         run: its row, locked. kind: a word for what ended the call. why: the same in a sentence.
 
     Returns:
-        What changes in the run's row, and the event; nothing when it has no call in hand.
+        The changed columns of the run, and the event; nothing without an open call.
     """
     progress = progress_from_row(run)
     call = progress.model.open_call
@@ -106,14 +106,14 @@ def set_budget(
     usd: float | None = None,
     tokens: int | None = None,
 ) -> list[Change]:
-    """Change what the runs of a job may use together, and queue the runs that wait for it.
+    """Change a job's budget, and queue the runs that wait for it.
 
     A budget may be less than what is spent and reserved, down to what is spent: calls that have begun
     keep what they reserved, and no other begins until there is room again. Setting a budget to what
     it is wakes the runs that wait, too.
 
     Args:
-        usd, tokens: the new caps; None leaves one as it is.
+        usd, tokens: the new caps; None keeps a cap.
 
     Returns:
         The runs that are queued again. They wait once more if the budget still does not cover their
@@ -185,7 +185,7 @@ def _wake(
     old: Mapping[str, Any],
     new: Mapping[str, Any],
 ) -> list[Change]:
-    """Queue those of the runs again that wait for their budget; ``old`` and ``new`` are its caps."""
+    """Queue the runs that wait for their budget; ``old`` and ``new`` are its caps."""
     old = {"state": "waiting", "reason": "budget", **old}
     new = {"state": "queued", "reason": "", **new}
     event = signed_event("resumed", author, {"reason": why}, old=old, new=new)
@@ -209,13 +209,13 @@ class BudgetWaits:
         self._deadlines: dict[str, float | None] = {}
 
     def wake_overdue(self, now: float) -> list[str]:
-        """Queue the runs again whose deadline has passed: all that is left for them is to end, which
-        costs nothing. A sub-agent has a deadline of its own. Returns their ids."""
+        """Queue runs whose deadline has passed, so that they end, which costs nothing. A sub-agent
+        has its own deadline. Returns their ids."""
         late = self._database.read(lambda connection: self._overdue(connection, now))
         return [run.id for run in _wake(self._database, late, "deadline", RUNNER, now, {}, {})]
 
     def _overdue(self, connection: Connection, now: float) -> Sequence[str]:
-        """The ids of waiting runs that are past their deadline, in order."""
+        """Return the ids of waiting runs past their deadline, in order."""
         waiting = select(runs.c.job_id).where(_WAITS).distinct()
         job_ids = connection.execute(waiting).scalars().all()
         known = self._deadlines
@@ -253,7 +253,7 @@ def is_worth_it(submission: Submission) -> bool:
 
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:
-    """Make the runs due that wait for the first run's reply.
+    """Make the runs that wait for the first run's reply due.
 
     The first run's row is held, so their rows are locked out of the order of ids: rows that someone
     else holds are left out, and are due soon anyway.

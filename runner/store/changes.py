@@ -48,7 +48,7 @@ def in_lots(items: Sequence[T], size: int = MOST_AT_ONCE) -> Iterator[Sequence[T
 def locked_runs(
     connection: Connection, run_ids: Sequence[str], *conditions: ColumnElement[bool]
 ) -> Sequence[Row[Any]]:
-    """Lock those of the runs that meet the conditions. Returns their rows by id."""
+    """Lock the runs that meet the conditions. Returns their rows by id."""
     query = select(runs).where(runs.c.id.in_(run_ids), *conditions).order_by(runs.c.id)
     return connection.execute(query.with_for_update()).all()
 
@@ -135,7 +135,7 @@ def unchanged(run: Row[Any], detail: str) -> Change:
 
 
 def refuse_child(run_id: str, what: str) -> None:
-    """Refuse what only the run of an item can be: its sub-agents go on and end with it.
+    """Refuse a sub-agent: it continues and ends with the run of its item.
 
     Raises:
         UsageError: the run is a sub-agent; which one to take instead.

@@ -1,4 +1,4 @@
-"""What a parent sees of its sub-agents (their reservations and results), and queueing it again.
+"""A parent's view of its sub-agents (reservations and results), and queueing the parent again.
 
 A child never touches its parent's row while it holds its own, because runs are locked in the order
 of their ids. So the parent is queued in a transaction after the child's end. If that is lost, a
@@ -58,7 +58,7 @@ _made_calls = sa.exists().where(
 
 
 def _literals(words: Sequence[str]) -> list[ColumnElement[str]]:
-    """As literals: statements that are run on the driver itself take no lists."""
+    """Return literals: statements run on the driver's cursor take no lists."""
     return [sa.literal_column(f"'{word}'") for word in words]
 
 
@@ -108,12 +108,12 @@ class Family:
 
     @property
     def reserved(self) -> Charged:
-        """What the children were charged, or may still use."""
+        """Return the charges and reservations of the children."""
         return sum((child.reserved for child in self.children), Charged(0))
 
 
 def family_of(connection: Connection, run_id: str) -> Family:
-    """The children that a run has by now."""
+    """Return the children of a run."""
     tree = execute(connection, _TREE, {"root": lineage(run_id)[0]})
     by_parent: dict[str, list[Any]] = {}
     for row in tree:
@@ -266,7 +266,7 @@ _READY = select(runs.c.id).where(IS_READY).order_by(runs.c.id).limit(MOST_AT_ONC
 
 
 def wake(database: Database, run_id: str, now: float) -> bool:
-    """Queue a run that waits for its sub-agents, if it has something to do by now. True if queued."""
+    """Queue a run that waits for its sub-agents, if it can continue now. True if queued."""
 
     def work(connection: Connection) -> bool:
         # What is looked at has to be newer than the lock: the run may have begun to wait before it.
@@ -286,8 +286,8 @@ def attend(database: Database, now: float) -> list[str]:
     ids of the runs that are queued again."""
 
     def cancel(connection: Connection) -> None:
-        """Cancel those whose parent has still ended: it may have been taken up again since they were
-        found, and is locked with them so that it is not now."""
+        """Cancel sub-agents whose parent is still ended. The parent is locked too, because it may
+        be resumed at the same time."""
         family = {id_ for row in orphans for id_ in (row.id, row.parent_run)}
         locked = {run.id: run for run in locked_runs(connection, sorted(family))}
         for row in orphans:
@@ -302,7 +302,7 @@ def attend(database: Database, now: float) -> list[str]:
 
 
 def end_children(database: Database, lease: Lease, now: float) -> None:
-    """Cancel all below a run that has not ended: the run is about to end itself.
+    """Cancel the sub-agents of a run that is about to end.
 
     Raises:
         LeaseLost: its attempt no longer holds the run; nothing is cancelled.

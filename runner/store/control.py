@@ -110,8 +110,8 @@ def _resume(connection: Connection, run: Row[Any], now: float, author: Author) -
 def _each(
     act: _Act, database: Database, target: Target, now: float, *, author: Author = UNKNOWN
 ) -> list[Change]:
-    """Act on the target's runs and on all below them, until no more are found: one that was not acted on
-    yet may have started another. Returns the changes, of those below only where something changed."""
+    """Act on the target's runs and their sub-agents until no more are found, as runs may start
+    others meanwhile. Returns the changes; of sub-agents only if something changed."""
 
     def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:
         return [act(connection, run, now, author) for run in locked_runs(connection, run_ids)]

@@ -192,8 +192,7 @@ class Rows:
             self._insert(tables.tool_calls, message, position, turn=turn, **named)
 
     def _add_summary(self, state: RunState, entry: entries.SummaryReplied) -> None:
-        """The compaction has the text; a reply that was of no use stays with the call, with the
-        reason."""
+        """The compaction has the text; a useless reply stays with the call, with the reason."""
         call, compaction = state.model.open_call, entry.compaction
         assert call is not None
         kept = [block for block in entry.reply.blocks if compaction and block["type"] == "text"]

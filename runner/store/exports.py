@@ -1,5 +1,5 @@
-"""Reads what is exported, each time in one view of the data: jobs and runs row by row, for Runner's own
-format, and a run as one value, for all other formats."""
+"""Read jobs and runs for export in one transaction: row by row for Runner's own format, and a run
+as one value for other formats."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.tables import job_events, jobs, metadata, permission_rules, runs
 
-# The tables of a job as a whole, in the order of a file; of the rules those that hold for all runs.
+# The tables of a job as a whole, in file order; only rules that hold for all runs.
 JOB_TABLES = (jobs, metadata.tables["purses"], permission_rules, job_events)
-# The tables of a run; of the rules those that hold for it alone. Tool calls follow the blocks that ask
-# for them and precede what belongs to them.
+# The tables of a run; only rules that hold for it alone. Tool calls follow the blocks that ask for
+# them and precede what belongs to them.
 _OF_RUN = (
     *("runs", "run_items", "permission_rules", "run_workspaces", "blocks", "tool_calls"),
     *("tool_outputs", "approvals", "model_calls", "compactions", "verifications", "hook_runs"),
@@ -95,8 +95,8 @@ def _lines(
 def _selected(
     connection: Connection, job_id: str | None, run_id: str | None
 ) -> tuple[str, list[str]]:
-    """Return the job, and the runs in the order of their ids: a run follows those that it came from,
-    and a sub-agent those above it."""
+    """Return the job, and the runs in order of their ids: a run follows its sources, and a
+    sub-agent its parents."""
     if run_id is None:
         query = select(runs.c.id).where(runs.c.job_id == job_id)
         return str(job_id), sorted(connection.execute(query).scalars(), key=tree_order)
@@ -117,8 +117,8 @@ def _selected(
 
 
 def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorded:
-    """Return a run as it is recorded, with the prices of its model calls. Raises ``NotFoundError``
-    and ``UnreachableError``."""
+    """Return a run as one value, with the prices of its model calls. Raises ``NotFoundError`` and
+    ``UnreachableError``."""
 
     def work(connection: Connection) -> Recorded:
         found = _rows(connection, runs, runs.c.id == run_id)

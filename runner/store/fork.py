@@ -75,9 +75,9 @@ def fork(
     model: str | None = None,
     author: Author = UNKNOWN,
 ) -> Change:
-    """Begin a run of the same job as a copy of another, as that was when a turn had ended: after the
-    reply and the results of its tools, before anybody said more. The other run stays as it is, and
-    may be in any state.
+    """Begin a run of the same job as a copy of another run at the end of a turn: after the reply
+    and its tool results, before later messages. The other run may be in any state and does not
+    change.
 
     Args:
         turn: 0 is before the first.

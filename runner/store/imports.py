@@ -1,8 +1,8 @@
 """Imports exports of Runner's own, and sessions of Claude Code.
 
-An export is read twice: first every line is checked, and what the database has of it, before anything
-is written; then it is stored run by run, each in one transaction. An import that was cut off is done
-again: what is stored already is left as it is.
+An export is read twice: first every line is checked, and what the database has of it, before
+anything is written; then it is stored run by run, each in one transaction. An import that was cut
+off is done again: stored rows do not change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ImportOutcome = Literal["imported", "there", "continued"]
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """What an import did with a run of a file."""
+    """The result of importing a run."""
 
     run_id: str
     job_id: str
@@ -72,8 +72,8 @@ class Section:
 
 
 def _check_file(file: IO[bytes], source: str) -> list[Section]:
-    """Check every line of a file, and return its job and then its runs. Raises ``UsageError``: what is
-    wrong, and in which line."""
+    """Check every line of a file, and return its job and then its runs. Raises ``UsageError`` with
+    the problem and its line."""
     file.seek(0)
     reader: Reader | None = None
     try:
@@ -310,7 +310,7 @@ def _rows_of(
 
 
 def _cancel(connection: Connection, section: Section, author: Author, now: float) -> None:
-    """Cancel a run that had not ended, and the questions that nobody is to be asked here."""
+    """Cancel a run that had not ended, and its open questions."""
     query = select(runs).where(runs.c.id == section.id).with_for_update()
     run = connection.execute(query).one()
     data = {"state": run.state, "reason": run.reason, "sha256": section.digest}
@@ -326,14 +326,14 @@ def _cancel(connection: Connection, section: Section, author: Author, now: float
 
 # --- Storing sessions of Claude Code ---
 
-# The tables of which a session that has gone on may change rows. To the others it only adds.
+# The tables whose rows may change when a session continues; to the others it only adds.
 _CHANGING = ("tool_calls", "model_calls", "compactions")
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedSession(ImportedRun):
-    """What an import did with a session, or with an agent's part of one."""
+    """The result of importing a session, or an agent's part of one."""
 
     project: str
 

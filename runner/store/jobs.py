@@ -207,14 +207,14 @@ def _insert_job(
 
 
 def refuse_unstorable(what: str, text: str) -> None:
-    """Raise ``UsageError`` unless both databases can hold a text as it is. Postgres holds no NUL, and no
-    database holds half a surrogate pair."""
+    """Raise ``UsageError`` unless both databases can store a text unchanged: without NUL and lone
+    surrogates."""
     if not is_storable(text):
         raise UsageError(f"{what} has a character that cannot be stored: leave it out")
 
 
 def is_storable(text: str) -> bool:
-    """True if both databases can hold a text as it is."""
+    """True if both databases can store a text unchanged."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -225,7 +225,7 @@ _MOST_KEPT = 512
 
 
 class JobCache:
-    """Keeps what was read, once it is known to be stored."""
+    """Caches specs and rules that are known to be committed."""
 
     def __init__(self) -> None:
         self._kept: dict[_Key, Any] = {}
@@ -236,9 +236,9 @@ class JobCache:
 
 
 class JobReader:
-    """Reads each thing once, on the connection of whoever asks first: a second connection, asked for
-    while all others wait for theirs, might never come. A transaction that writes may see what is
-    rolled back with it, so what it read is kept only when ``keep`` is called after its end."""
+    """Reads each value once, on the first caller's connection: waiting for a second connection
+    could deadlock. A writing transaction may read values that are rolled back, so they are cached
+    only when ``keep`` is called after its end."""
 
     def __init__(self, kept: dict[_Key, Any], connection: Connection) -> None:
         self._kept = kept
@@ -273,7 +273,7 @@ class JobReader:
         )
 
     def rules_in(self, job_id: str, run_id: str, snapshot: int) -> tuple[Rule, ...]:
-        """The rules that a decision of a snapshot may rest on: the job's, and those of the run's types."""
+        """Return a snapshot's rules for a run: the job's and the rules of the run's types."""
         policy = self.policy(job_id, run_id, snapshot)
         of_types = (rule for each in policy.restrictions for rule in each.rules)
         return (*self.rules(job_id, snapshot), *of_types)

@@ -67,7 +67,7 @@ class StoredJournal:
         database: where the runs are.
         now: the time in seconds since the epoch, by the database's clock.
         tariffs: the prices of a job's models, by model.
-        observer: is told what was stored.
+        observer: receives what was stored.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class StoredJournal:
         self._jobs = JobCache()
 
     def load(self, lease: Lease) -> RunState:
-        """The run as its rows tell it. Raises ``LeaseLost``."""
+        """Load the run state. Raises ``LeaseLost``."""
 
         def work(connection: Connection) -> tuple[RunState, JobReader]:
             jobs_read = self._jobs.on(connection)
@@ -97,7 +97,7 @@ class StoredJournal:
     def commit(
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
     ) -> tuple[RunState, T]:
-        """Store ``entries`` and what ``decide`` decides from there; see the port."""
+        """Store ``entries`` and the decision that follows; see the port."""
         stored: Stored | None = None
 
         def work(connection: Connection) -> tuple[RunState, T, JobReader]:
@@ -144,12 +144,12 @@ class StoredJournal:
         return after, step
 
     def end_children(self, lease: Lease) -> None:
-        """Cancel all below the run that has not ended. Raises ``LeaseLost``."""
+        """Cancel the run's sub-agents. Raises ``LeaseLost``."""
         end_children(self._database, lease, self._now())
 
     def _wake(self, state: RunState) -> None:
-        """Have a parent see that the run has ended, or the run itself that those it waits for have since
-        it was loaded. Should this fail, a dispatcher finds it."""
+        """Queue the parent of an ended run, or the run itself if its sub-agents ended since it was
+        loaded. If this fails, a dispatcher does it."""
         woken = None
         match state.outcome:
             case Ended() if state.depth:
@@ -215,9 +215,9 @@ def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
 
 
 def _with_children(connection: Connection, state: RunState) -> RunState:
-    """The state with its children as they stand. What they give is looked at here alone: the workspace
-    is recorded once a run is loaded, and what they changed in it since would be taken for the next
-    call's doing."""
+    """Return the state with its children and their results. Results are read only here: the
+    workspace is recorded after a run is loaded, and later changes would count as the next
+    call's."""
     if not (state.depth or state.children.started):
         return state
     family = family_of(connection, state.run_id)
@@ -228,7 +228,7 @@ def _with_children(connection: Connection, state: RunState) -> RunState:
 
 
 def _with_family(state: RunState, family: Family) -> RunState:
-    """The state with what its children use by now, and how many runs its tree has."""
+    """Return the state with the usage of its children and the number of runs in its tree."""
     children = replace(state.children, reserved=family.reserved, tree_size=family.tree_size)
     return replace(state, children=children)
 
@@ -236,11 +236,11 @@ def _with_family(state: RunState, family: Family) -> RunState:
 def _as_it_stands(
     connection: Connection, jobs_read: JobReader, row: Any, state: RunState
 ) -> RunState:
-    """The state with what others than its attempt have added to the run."""
+    """Return the state with changes from outside the attempt: messages, rules, pause."""
     run_id, calls, policy = state.run_id, state.calls, state.policy
     if row.answer_count != state.inbox.answer_count:
         answers = run_state.answers_to(connection, run_id, len(state.messages) - 1)
-        # Where an answered call leads by now is to be looked at before it runs.
+        # Paths of an answered call are resolved again before it runs.
         calls = tuple(
             replace(call, answer=answer, tool_context=None)
             if (answer := answers.get(call.index)) not in (None, call.answer)

@@ -174,7 +174,7 @@ def renew(database: Database, worker_id: str, now: float) -> None:
 
 
 def end(database: Database, worker_id: str, now: float) -> None:
-    """A worker that holds nothing any more."""
+    """Mark a worker that holds no runs as ended."""
     database.execute(update(workers).where(workers.c.id == worker_id).values(ended_at=now))
 
 
@@ -188,6 +188,6 @@ def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
 
 
 def live(database: Database, now: float) -> int:
-    """How many workers hold valid leases."""
+    """Return the number of workers with valid leases."""
     is_live = workers.c.ended_at.is_(None) & (workers.c.lease_expires_at > now)
     return int(database.rows(select(func.count()).where(is_live))[0][0])

@@ -46,7 +46,7 @@ class Status:
 
     @property
     def advice(self) -> str:
-        """What to do about a database that is not current."""
+        """Return what to do if the schema is not current."""
         return {
             "newer": "install the version that upgraded it",
             "unsupported": "keep it for the version that wrote it, and use a new database",

@@ -93,8 +93,8 @@ def _start(
 ) -> None:
     run_id = child_id(state.run_id, child.number)
     spec, model = _spec_of(jobs_read, state, parent, child)
-    # A child that goes on with its parent's conversation in its folder has the instructions that its
-    # parent has read, so that all of the prompt is as it was and stays cached.
+    # A child that goes on with its parent's conversation in its folder has the instructions that
+    # its parent has read, so that the prompt is the same and stays cached.
     is_there = state.files.instructed and not spec.is_recorded
     goes_on = child.snapshot and spec.instructions and is_there
     sees = spec

@@ -36,7 +36,7 @@ def insert_rules(
     now: float,
     snapshot: int = 1,
 ) -> list[int]:
-    """Store rules behind those that the job has, and return their positions.
+    """Store rules after the job's existing rules, and return their positions.
 
     Args:
         snapshot: the first in which they hold.
@@ -65,7 +65,7 @@ def insert_rules(
 
 
 def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, ...]:
-    """The rules of a snapshot, in order: those of the job and those of each of its runs."""
+    """Return the rules of a snapshot in order: the job's and each run's."""
     table = permission_rules.c
     query = (
         select(table.effect, table.rule, table.why, table.origin, table.run_id, table.position)
@@ -82,8 +82,8 @@ def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, 
 def policy_for(
     rules: Sequence[Rule], run_id: str, spec: JobSpec, snapshot: int, types: Sequence[str] = ()
 ) -> Policy:
-    """The policy of one run: the rules of its job, its own and those of the runs above it, and the job's
-    default; for a sub-agent, no more than its types allow.
+    """Return the policy of a run: the rules of its job, its own, its parents', and the job's
+    default; a sub-agent's types restrict it.
 
     Args:
         rules: of the job's snapshot, as ``rules_at`` gives them.
@@ -155,7 +155,7 @@ def revoke(
     *,
     force: bool = False,
 ) -> Row[Any]:
-    """Let a rule hold no longer, and return its row as ``list_rules`` does. What it decided stands.
+    """Revoke a rule, and return its row as ``list_rules`` does. Earlier decisions stand.
 
     Args:
         force: also a rule that the job was submitted with.

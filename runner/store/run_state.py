@@ -69,7 +69,7 @@ RulesOf = Callable[[int], tuple[Rule, ...]]
 def load_conversation(
     connection: Connection, run_id: str, rules_of: RulesOf, closed: int | None = None
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
-    """The whole messages of a run, and the last reply's calls while any of them has no result.
+    """Return a run's complete messages, and the last reply's calls if one has no result yet.
 
     Args:
         rules_of: finds the rules that calls were decided on by.
@@ -110,8 +110,8 @@ def load_conversation(
 
 
 def _decision(row: Any, rules_of: RulesOf) -> Decision:
-    """The decision that a row of ``tool_calls`` tells of. The job's rules are known by their position,
-    those of a type of sub-agent, which have none, by what they say."""
+    """Return the decision in a row of ``tool_calls``. A job's rule is found by its position, a rule
+    of a sub-agent's type by its text."""
     snapshot, reason = row.decision_snapshot or 1, row.decision_reason or ""
     for rule in rules_of(snapshot):
         is_same = (rule.text, rule.effect) == (row.rule, row.decision)

@@ -1,4 +1,4 @@
-"""Claim runs and find those that are due."""
+"""Find due runs and claim them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST_LEASES_BEFORE_ALONE = 3
 
 @dataclass(frozen=True, slots=True)
 class DueRun:
-    """A queued run as a worker sees it before it claims it."""
+    """A queued run before a worker claims it."""
 
     id: str
     attempt: int
@@ -36,7 +36,7 @@ class DueRun:
 
     @property
     def must_be_alone(self) -> bool:
-        """Its workers died on it: the next one has nothing else to lose."""
+        """True if workers died on it: the next one works nothing else."""
         return self.lost_leases >= LOST_LEASES_BEFORE_ALONE
 
 
@@ -243,7 +243,7 @@ def held_by(database: Database, worker_id: str) -> dict[str, int]:
 
 
 def endings(database: Database, run_ids: Sequence[str]) -> list[Ending]:
-    """Return how those of the runs that have ended did. Raises ``UnreachableError``."""
+    """Return the ends of the runs that have ended. Raises ``UnreachableError``."""
     names = ("id", "last_worker_id", "state", "reason", "detail", "ended_at", *Usage.__slots__)
     query = select(*(runs.c[name] for name in names))
     query = query.where(runs.c.id.in_(run_ids), runs.c.state.in_(sorted(ENDED)))

@@ -1,9 +1,9 @@
 """The statements of every turn, compiled once and run on the driver's own cursor.
 
-SQLAlchemy's work around one execution takes several times as long as the driver and the database do
-(docs/decisions/0007). Here SQLAlchemy compiles the SQL, converts the values and classifies the errors.
-Each connection keeps one cursor for them (``Connection.info["cursor"]``): to make one costs as much as to
-use it.
+SQLAlchemy's own execution takes several times as long as the driver and the database
+(docs/decisions/0007). Here SQLAlchemy compiles the SQL, converts the values and classifies the
+errors. Each connection keeps one cursor for them (``Connection.info["cursor"]``): to make one costs
+as much as to use it.
 """
 
 from __future__ import annotations

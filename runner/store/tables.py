@@ -72,7 +72,7 @@ jobs = _table(
     Column("key", Text, unique=True),  # given by the user, so that a job is submitted only once
     Column("name", Text, nullable=False),
     Column("source", Text, nullable=False),  # the path of the job file
-    Column("spec_text", Text, nullable=False),  # the job file as it was read
+    Column("spec_text", Text, nullable=False),  # the job file's text
     Column("spec_digest", Text, nullable=False),
     Column("spec", JSON, nullable=False),  # the job file as parsed and completed
     Column("workspace_id", Text),  # identifies the folder of the workspace on a host
@@ -126,7 +126,7 @@ prices = _table(
     Column("model", Text, primary_key=True),
     Column("fast", Integer, primary_key=True),  # 1: of calls in fast mode
     Column("above", BigInteger, primary_key=True),  # of prompts with more tokens than this
-    Column("up_to", BigInteger),  # and with at most so many
+    Column("up_to", BigInteger),  # and prompts of at most this many tokens
     *_columns("input cache_write_5m cache_write_1h cache_read output", Float, nullable=False),
     Column("us_inference", Float, nullable=False),  # the factor for calls bound to the US
 )

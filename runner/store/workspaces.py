@@ -37,7 +37,7 @@ class WorkspaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkspace:
-    """What is stored of a run's workspace."""
+    """The stored columns of a run's workspace."""
 
     run_id: str
     job_id: str
@@ -45,7 +45,7 @@ class StoredWorkspace:
     item_key: str
     state: str
     attempt: int
-    path: str | None  # where the run works, as far as that is known
+    path: str | None  # where the run works, if known
     commit_message: str | None
     model: str
     asked: Workspace | None  # [workspace] of the job file
@@ -82,7 +82,7 @@ _ORIGIN = select(runs.c.fork_of, runs.c.parent_run).where(runs.c.id == bindparam
 
 
 def workspace_of(database: Database, run_id: str, cache: JobCache | None = None) -> StoredWorkspace:
-    """Return what is stored of a run's workspace. ``cache`` holds what the runs of a job share."""
+    """Return the stored workspace of a run. ``cache`` holds values that the runs of a job share."""
 
     def work(connection: Connection) -> tuple[StoredWorkspace, JobReader]:
         (row,) = execute(connection, _OF_RUN, {"run": run_id})
@@ -194,8 +194,8 @@ def origins(database: Database, run_id: str) -> list[str]:
 def list_of_host(
     database: Database, store_id: str, run_ids: Sequence[str], job_id: str | None = None
 ) -> list[StoredWorkspace]:
-    """Return the workspaces that the host with this ``store_id`` prepared last, and those of ``run_ids``
-    (texts that may be ids of runs), by run id.
+    """Return the workspaces that the host with this ``store_id`` prepared last, and the workspaces
+    of ``run_ids`` (possibly no ids), by run id.
 
     Args:
         job_id: only this job's runs.

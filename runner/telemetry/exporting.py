@@ -1,4 +1,4 @@
-"""Where spans and metrics go: over OTLP/HTTP to the collector that the environment names."""
+"""Exports spans and metrics over OTLP/HTTP to the collector that the environment names."""
 
 from __future__ import annotations
 

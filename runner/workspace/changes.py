@@ -1,4 +1,4 @@
-"""What runs have changed, between snapshots and commits that are here or fetched from a remote."""
+"""Diffs of runs, between snapshots and commits that are here or fetched from a remote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WITHOUT_MANIFEST = ("--", b":(exclude,top,literal)" + MANIFEST)
 
 @dataclass(frozen=True, slots=True)
 class DiffStat:
-    """How much lies between two snapshots."""
+    """The size of the difference between two snapshots."""
 
     files: int = 0
     added: int = 0  # lines; of binary files none
@@ -45,9 +45,9 @@ class DiffStat:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a run's snapshots lie."""
+    """The location of a run's snapshots."""
 
-    run_ids: tuple[str, ...]  # the run, and those that it was forked from
+    run_ids: tuple[str, ...]  # the run, and the runs that it was forked from
     source: str  # the repository or folder that its workspace was made from
     store_id: str | None  # of the host that has its snapshots
     hostname: str | None  # of the host that worked on it last
@@ -66,7 +66,7 @@ class CommitText:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChanges:
-    """What runs have changed, by the snapshots of a home."""
+    """The changes of runs, from the snapshots in RUNNER_HOME."""
 
     home: Path  # RUNNER_HOME
     environment: Mapping[str, str]  # of git
@@ -74,7 +74,7 @@ class RecordedChanges:
     _failures: dict[str, RunnerError] = field(default_factory=dict, init=False)
 
     def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
-        """Return what was changed, as ``git apply`` takes it.
+        """Return the changes as a patch for ``git apply``.
 
         Args:
             changes: the first whose snapshots can all be had is taken.
@@ -87,7 +87,7 @@ class RecordedChanges:
         return self._compare(where, changes, *form)
 
     def stat(self, where: Whereabouts, changes: Sequence[Change]) -> DiffStat:
-        """Return how much was changed; see ``diff``."""
+        """Return the size of the changes; see ``diff``."""
         lines = split(self._compare(where, changes, "--numstat", "-z"))
         counts = [
             [int(count) for count in line.split(b"\t")[:2] if count != b"-"] for line in lines
@@ -98,8 +98,8 @@ class RecordedChanges:
     def touched(
         self, where: Whereabouts, changes: Sequence[Change]
     ) -> dict[Change, list[tuple[Touch, str]]]:
-        """Return which files each change touched, of those whose snapshots are here. Nothing is
-        fetched for it."""
+        """Return the files that each change touched, where its snapshots are here. Nothing is
+        fetched."""
         store = store_of(self.home, where.source)
         if not store.is_dir():
             return {}
@@ -125,7 +125,7 @@ class RecordedChanges:
         return tuple(shown(path) for path in sorted({large.path for large in before ^ after}))
 
     def unrecorded(self, where: Whereabouts, snapshot: str) -> tuple[str, ...]:
-        """Return what is in no diff, ignored files aside; safe to print.
+        """Return paths that no diff shows, ignored files aside; safe to print.
 
         These are repositories of their own and what could not be read when the snapshot was taken,
         and submodules.
@@ -135,7 +135,7 @@ class RecordedChanges:
         return tuple(shown(path) for path in sorted(found))
 
     def commit(self, where: Whereabouts, commit: str) -> CommitText | None:
-        """Return what a commit says beside its changes, or None if it is not here."""
+        """Return a commit's author and message, or None if it is not here."""
         store = store_of(self.home, where.source)
         if not self._has(store, [commit]):
             return None

@@ -75,8 +75,7 @@ class OwnFolder:
         return begin and self.begin(**begin)
 
     def begin(self, branches: list[str], message: str | None) -> dict[str, str]:
-        """Begin the run's branch, at a commit of what setup left if ``message`` says that there was
-        any."""
+        """Begin the run's branch, at a commit of setup's changes if there is a ``message``."""
         worktree = self.worktree
         start = worktree.head() if message is None else worktree.commit_all(message)
         assert start is not None, "it was made of a commit"
@@ -98,7 +97,7 @@ class OwnFolder:
     def restore(
         self, snapshots: dict[str, Any], snapshot: str, branch: str, note: str, leave_out: bool
     ) -> dict[str, str]:
-        """Put files back, and then a worktree's git state, as far as its commits can be had."""
+        """Restore files, and then a worktree's git state where its commits are available."""
         worktree = self.worktree
         if self.repository:
             worktree.unlock()
@@ -113,8 +112,8 @@ class OwnFolder:
         return {"snapshot": reached}
 
     def deliver(self, branch: str, start_commit: str, message: str) -> dict[str, str]:
-        """Commit what is in the worktree on the run's branch, on top of the agent's own commits there,
-        and move the branch in the repository to it.
+        """Commit the worktree on the run's branch, on top of the agent's commits, and move the
+        branch in the repository to it.
 
         Done again after it was cut off, it finds its commit.
 
@@ -122,8 +121,8 @@ class OwnFolder:
             start_commit: where the branch began, should it be gone.
 
         Raises:
-            GitError, OSError: it cannot be committed, and the branch is as it was; or someone else has
-                moved the branch, or has it checked out.
+            GitError, OSError: it cannot be committed (the branch did not move), or someone else has
+                moved the branch or has it checked out.
         """
         worktree, own, source = self.worktree, self.worktree.own, self.worktree.repository
         worktree.unlock()

@@ -1,4 +1,4 @@
-"""Runs' own workspaces that are still on this host: lists them, and removes those done with."""
+"""List runs' own workspaces on this host, and prune workspaces of ended runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What became of a leftover."""
+    """The result of pruning a leftover."""
 
     leftover: Leftover
     removed: bool
@@ -63,7 +63,7 @@ class Pruned:
 def list_workspaces(
     database: Database, home: Path, environment: Mapping[str, str], *, job_id: str | None = None
 ) -> list[Leftover]:
-    """Return the workspaces on this host by run id, and those that are missing their folders.
+    """Return the workspaces on this host by run id, and the ones whose folders are missing.
 
     Each is compared with the last snapshot of it.
 
@@ -171,7 +171,7 @@ class _Files:
     def _unrecorded(
         self, run: StoredWorkspace, asked: Workspace, record: WorkspaceRecord, path: Path
     ) -> str:
-        """Return what of the workspace no snapshot of it holds, or ""."""
+        """Return the paths that no snapshot of the workspace holds, or ""."""
         repository = self._repository(run)
         common = repository.common_folder() if repository else None
         store = make_store(self.home, asked.source, common, environment=self.environment)

@@ -1,4 +1,4 @@
-"""What this host notes of the workspaces that it has made, beside their folders."""
+"""Notes that this host keeps beside the workspaces that it made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.workspace.worktree import NO_CHANGES, GitState
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What this host notes of a workspace that it has made whole, setup and all."""
+    """The note about a workspace that was made completely, setup included."""
 
     branch: str = ""  # this and the next two: of a worktree only
     start_commit: str = ""
@@ -23,7 +23,7 @@ class Made:
     put_back: bool = True  # False while its files are put back
 
     def state(self, note: str) -> GitState:
-        """Return the git state that a snapshot's note tells."""
+        """Return the git state in a snapshot's note."""
         if note:
             return GitState.from_note(note, self.branch)
         return GitState(self.start_commit, self.branch)

@@ -43,7 +43,7 @@ _LAST_ATTEMPT = 1 << 62  # reads the notes of every attempt
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What workspaces on this host are made with."""
+    """The settings and services that workspaces on this host need."""
 
     database: Database
     home: Path  # RUNNER_HOME
@@ -96,7 +96,7 @@ class OwnWorkspace:
     ) -> None:
         """
         Args:
-            stored: what is stored of the workspace; ``asked`` is of that.
+            stored: the stored workspace; ``asked`` is part of it.
             source: what the worktree is of; None for a copy.
         """
         self._site = site
@@ -152,7 +152,7 @@ class OwnWorkspace:
 
     def record_for(self, lease: Lease, record: WorkspaceRecord, interrupt: Interrupt) -> str:
         """Take a snapshot for a sub-agent that works in this folder and is about to start one in a
-        folder of its own, which begins with what is there now.
+        folder of its own, which begins with the files here.
 
         It is a snapshot of the sub-agent's attempt: another attempt may be taking one of the owner's.
 
@@ -265,7 +265,7 @@ class OwnWorkspace:
     def _prepare_found(
         self, made: Made, snapshot: str, interrupt: Interrupt, *, undo: bool
     ) -> Prepared:
-        """Compare a whole workspace with the last snapshot, and put it back or take it as it is."""
+        """Compare a complete workspace with the last snapshot, and restore or keep it."""
         snapshots, record = self.snapshots, self._stored.record
         elsewhere = record is not None and record.store_id != self._store_id
         last = snapshots.last()
@@ -333,7 +333,7 @@ class OwnWorkspace:
     # --- the git state of a worktree --------------------------------------------------------------
 
     def _note(self, made: Made) -> tuple[str, tuple[str, ...]]:
-        """Return what a snapshot says of the git state, and the commits that it keeps."""
+        """Return a snapshot's note of the git state, and the commits that it keeps."""
         reader = self._state_reader
         return ("", ()) if reader is None else made.note(reader.read())
 
@@ -347,7 +347,7 @@ class OwnWorkspace:
     # --- making -----------------------------------------------------------------------------------
 
     def _make(self, interrupt: Interrupt) -> Made:
-        """Make the workspace from scratch, as it was before the run's first turn.
+        """Make the workspace from scratch, for the run's first turn.
 
         Whatever is in its place is removed. The branch that the run had goes on where it is. Raises
         ``WorkspaceError`` if it cannot be made, or the job's setup fails.

@@ -71,8 +71,8 @@ class Repository:
     def new_branch(self, names: Sequence[str], commit: str, run_id: str) -> str:
         """Make a run's branch, with the first of ``names`` that is free, and return its name.
 
-        A branch that an earlier attempt at the same run made is taken over as it is. Raises
-        ``GitError`` if none is free.
+        A branch that an earlier attempt at the run made is used unchanged. Raises ``GitError`` if
+        none is free.
         """
         note = f"runner: {run_id} begins"
         failure: GitError | None = None
@@ -170,7 +170,7 @@ def commit_message(
 
 
 def setup_message(job_name: str) -> str:
-    """Return the message of the commit of what setup left, which is not the agent's work."""
+    """Return the message of the commit of setup's changes, which are not the agent's work."""
     return f"Set up by job {_line(job_name)}\n"
 
 

@@ -99,7 +99,7 @@ def _grant_owner(descriptor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a path differs between the snapshot that was found and the one that is wanted."""
+    """The difference of a path between the snapshot found and the one wanted."""
 
     path: bytes
     mode_found: bytes
@@ -107,7 +107,7 @@ class Difference:
 
 
 def differences(reader: Git, found: str, wanted: str, check: Check) -> list[Difference]:
-    """Return what differs between two snapshots, their manifests aside."""
+    """Return the differences between two snapshots, except their manifests."""
     listed = reader.records(
         "diff-tree", "-r", "-z", "--raw", "--no-renames", found, wanted, check=check
     )

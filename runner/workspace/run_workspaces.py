@@ -1,4 +1,4 @@
-"""Where a run works: nowhere, in the job's folder, or in a workspace of its own."""
+"""The workspaces of runs: none, the job's folder, or a workspace of the run's own."""
 
 from __future__ import annotations
 

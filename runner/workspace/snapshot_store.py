@@ -1,4 +1,4 @@
-"""Where snapshots are kept: a bare repository of Runner's own for each source of workspaces.
+"""The snapshot stores: a bare repository of Runner's own for each source of workspaces.
 
 A snapshot is a git tree. What it needs beyond the source's own history is in the store, so that
 nothing that happens to the source later (``git gc``, a removed branch) takes a recorded file away;
@@ -46,7 +46,7 @@ _SETTINGS = (
     "core.protectHFS=false",
     "core.protectNTFS=false",
     "core.quotePath=false",
-    # Of 10,000 entries only those that changed are written anew, beside one file with the first ones.
+    # Of 10,000 entries only changed ones are written again, beside one file with the first ones.
     "core.splitIndex=true",
     "splitIndex.maxPercentChange=100",
     "splitIndex.sharedIndexExpire=2.weeks.ago",
@@ -78,7 +78,7 @@ class Large:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a snapshot says of what a git tree cannot hold. Paths are relative to the workspace."""
+    """The parts of a snapshot that a git tree cannot hold. Paths are relative to the workspace."""
 
     directories: frozenset[bytes] = frozenset()  # without a recorded file in or below them
     large: frozenset[Large] = frozenset()  # files over the limit
@@ -325,7 +325,7 @@ def _source_of(store: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A snapshot as it was recorded: a commit of the store, and its tree."""
+    """A recorded snapshot: a commit of the store, and its tree."""
 
     commit: str
     tree: str
@@ -333,12 +333,12 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was recorded of a run on this host."""
+    """The snapshots of a run on this host."""
 
     own: Recorded | None  # by this attempt, last
     last: Recorded | None  # by the newest attempt, last
     start: Recorded | None  # what the workspace began as
-    trees: Set[str]  # all of these, and those of earlier attempts
+    trees: Set[str]  # the trees of all attempts
 
 
 class StoredSnapshots:
@@ -365,7 +365,7 @@ class StoredSnapshots:
         return None if last is None else last.tree
 
     def history(self) -> History:
-        """Return what was recorded of the run on this host."""
+        """Return the run's snapshots on this host."""
         form = "--format=%(refname) %(objectname) %(tree)"
         listed = self._store_git.text("for-each-ref", form, self._refs).splitlines()
         refs = (line.split(" ") for line in listed)

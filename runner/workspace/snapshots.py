@@ -59,7 +59,7 @@ _OUR_OWN = f"\n/{EXCLUDED}\n/{MANIFEST.decode()}\n".encode()
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the index was left with."""
+    """What the index holds."""
 
     stamp: tuple[int, int, int] | None  # changes when the index does
     manifest: bytes
@@ -72,9 +72,9 @@ class Snapshots(StoredSnapshots):
     One method at a time may be called; ``take``, ``restore`` and ``holds`` need the work tree.
 
     The attempt has an index: what git knows of the work tree since the last snapshot. Beside it lie
-    those of the run's other attempts, and the run's ignore list: that of the source's repository as it
-    was at the run's first snapshot, so that what is ignored changes only with files that are recorded
-    themselves.
+    the indexes of the run's other attempts, and the run's ignore list: a copy of the source
+    repository's, made at the run's first snapshot, so that only recorded files change what is
+    ignored.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Snapshots(StoredSnapshots):
             ignored: patterns of ignored files that are recorded all the same (``pathspec``).
             largest_file: the most bytes of a file that is recorded whole; of larger ones the digest
                 is.
-            aside: a folder for the index and new objects, so that the store stays as it is.
+            aside: a folder for the index and new objects, so that the store does not change.
         """
         super().__init__(git_dir, environment, run_id, attempt)
         self._root = os.fsencode(work_tree)
@@ -123,7 +123,7 @@ class Snapshots(StoredSnapshots):
         self._known: _Known | None = None
 
     def take(self, check: Check = no_check, *, note: str = "", keep: Sequence[str] = ()) -> str:
-        """Record the workspace as it is and return the snapshot's id.
+        """Record the workspace and return the snapshot's id.
 
         Args:
             check: called several times a second.
@@ -275,8 +275,8 @@ class Snapshots(StoredSnapshots):
         return known.recorded, manifest, is_same
 
     def _begin(self, check: Check) -> _Known:
-        """Make the index unless it is there, remove what a killed git left of its work on it, and
-        return what it was left with.
+        """Make the index unless it is there, remove leftovers of a killed git, and return what it
+        holds.
 
         It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
         so that only what changed since is read.
@@ -325,7 +325,7 @@ class Snapshots(StoredSnapshots):
         return True
 
     def _read_last(self, draft: Path, check: Check) -> bool:
-        """Make an index of what was recorded last; return False if nothing was."""
+        """Make an index from the last snapshot; return False if there is none."""
         history = self.history()
         begun = history.last or history.start
         if begun is None:

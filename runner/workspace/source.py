@@ -14,7 +14,7 @@ from runner.errors import RunnerError
 from runner.workspace.git import Git, GitError, one_line, split
 from runner.workspace.repository import BASES
 
-# Of the user's settings, those that say how their files are to be read; none names a program.
+# User settings that say how files are read; none names a program.
 _READING_SETTINGS = (
     r"^core\.(autocrlf|checkstat|eol|excludesfile|filemode|ignorecase|precomposeunicode|symlinks"
     r"|trustctime)$"

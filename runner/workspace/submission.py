@@ -182,8 +182,7 @@ class _Inspection:
         return tuple(file.path for file in files)
 
     def _with_changes(self, checkout: source.Checkout, git: Git, head: str) -> str:
-        """Return the commit that runs begin at: HEAD, with what is not committed where that was asked
-        for.
+        """Return the commit that runs begin at: HEAD, with uncommitted changes if requested.
 
         Args:
             git: with the repository's own settings.
@@ -288,7 +287,7 @@ class _File:
 def _unseen(
     git: Git, commit: str, files: Sequence[_File], ignores_case: bool, has_lfs: Callable[[], bool]
 ) -> Iterator[tuple[Accepted, str]]:
-    """Yield what runs would not see as it is, and what to do about it.
+    """Yield files that runs would see differently, with advice.
 
     Args:
         ignores_case: where runs' files lie, ``README`` and ``readme`` are one file.

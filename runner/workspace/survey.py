@@ -34,7 +34,7 @@ _RULES = frozenset({b".gitignore", b".gitattributes", b".gitmodules"})
 
 
 class WorkTreeView:
-    """What is in a work tree at one moment, seen without following a link out of it.
+    """The content of a work tree at one moment, without following links out of it.
 
     Paths are bytes, relative to the root.
     """
@@ -198,7 +198,7 @@ def settle(root: bytes, paths: Iterable[bytes], check: Check) -> None:
 
 @dataclass
 class Survey:
-    """What one look at a work tree has found."""
+    """The result of one survey of a work tree."""
 
     view: WorkTreeView
     check: Check
@@ -267,7 +267,7 @@ class Surveyor:
             kind, status = found.view.look(path)
             if kind == "folder":
                 folders.append(path)
-            elif kind == "blocked":  # it stays as it was recorded
+            elif kind == "blocked":  # its recorded content stays
                 found.unrecorded.add(found.view.blocked_part(path))
             elif kind == "link" or (status and not self._is_too_large(path, status, found.check)):
                 found.changed.add(path)
@@ -289,7 +289,7 @@ class Surveyor:
         return listed.split(b" ")[1] != found.strip()
 
     def _sort_others(self, listed: Iterable[bytes], found: Survey) -> None:
-        """Sort what the index does not know and git does not ignore."""
+        """Sort files that the index lacks and git does not ignore."""
         files, folders = _parted(listed)
         empty = {folder for folder in folders if found.view.is_empty(folder)}
         found.directories |= empty

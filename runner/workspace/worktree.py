@@ -38,10 +38,10 @@ _PUT_BACK = "runner: put back"
 
 @dataclass(frozen=True, slots=True)
 class RefChanges:
-    """How the refs of a run's repository differ from what they were at first, its branch aside."""
+    """The changes to the refs of a run's repository, except its branch."""
 
     changed: tuple[tuple[str, str], ...] = ()  # names with ids; "" for a ref that is gone
-    commits: tuple[str, ...] = ()  # those of the ids that are of commits
+    commits: tuple[str, ...] = ()  # the ids of commits among them
     stash: str = ""  # the stash's log
 
 
