@@ -184,6 +184,8 @@ runs = _table(
     Index(None, "job_id", "state"),
     Index(None, "state", "due_at"),
     Index(None, "worker_id"),
+    # Without it a job's summary takes time with the square of its runs: few are begun afresh.
+    Index(None, "fresh_of", **_where("fresh_of IS NOT NULL")),
     Index(None, "root_run", **_where("root_run IS NOT NULL")),
     # Workers look for unfinished sub-agents in each pass; there are few.
     Index(None, "state", "parent_run", **_where("parent_run IS NOT NULL")),
