@@ -3,19 +3,62 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 HOME = "RUNNER_HOME"
 DATABASE_URL = "RUNNER_DATABASE_URL"
 REDIS_URL = "RUNNER_REDIS_URL"
 PRICES = "RUNNER_PRICES"
 
-_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+# PGPASSWORD is read by libpq: https://www.postgresql.org/docs/current/libpq-envars.html
+_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "PGPASSWORD")
 _DEFAULT_HOME = ".runner"
+_LONG = 16  # characters of a secret that no other text contains by chance
+# User and password in a URL, up to the first @ and up to the last: only a malformed URL has two.
+_USER_PARTS = [re.compile(rf"[\w+.-]+://(?!/)([^:]*):({end})@") for end in (".+?", ".+")]
+
+
+class Secrets:
+    """Texts that must not reach a tool, the store or a terminal: credentials, and the user and
+    password of Runner's own URLs.
+
+    A secret is recognised anywhere if it is long. A short one may be an ordinary word, so it is
+    recognised only as a whole value: a whole text, a quoted string, or what follows an ``=``.
+    """
+
+    def __init__(self, credentials: Iterable[str] = (), urls: Iterable[str] = ()) -> None:
+        found, users = set(filter(None, credentials)), set()
+        for match in filter(None, (part.match(url) for url in urls for part in _USER_PARTS)):
+            user, password = match.groups()
+            for form in (password, unquote(password), quote(unquote(password), safe="")):
+                found.add(form)
+                users.add(f"{user}:{form}")
+        short = _any(secret for secret in found if len(secret) < _LONG)
+        patterns = (
+            f"(?<=://)(?:{_any(users)})(?=@)",
+            _any(secret for secret in found if len(secret) >= _LONG),
+            rf"\A(?:{short})\Z",
+            rf"""(?<=["'`])(?:{short})(?=\\?["'`])""",
+            rf"""(?<==)(?:{short})(?![^\s"'`,;&)}}\]\\])""",
+        )
+        self._pattern = re.compile("|".join(patterns))
+
+    def hide(self, text: str) -> str:
+        """Return a text without the secrets in it."""
+        return self._pattern.sub("…", text)
+
+    def are_in(self, text: str) -> bool:
+        """True if ``hide`` would change the text."""
+        return self._pattern.search(text) is not None
+
+
+def _any(texts: Iterable[str]) -> str:
+    """A pattern that matches any of the texts, the longest first; nothing if there are none."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +99,6 @@ class Settings:
         names |= {REDIS_URL: self.redis_url} if self.redis_url else {}
         return names | ({PRICES: str(self.prices)} if self.prices else {})
 
-    def secrets(self) -> tuple[str, ...]:
-        """Secrets to hide from tools, the store and terminals: keys, passwords and URLs with
-        passwords; the longest first, so that all of one is hidden."""
-        found = set(self.keys)
-        for url in (self.database_url, self.redis_url or ""):
-            with suppress(ValueError):  # not a URL: opening it says so
-                if password := urlsplit(url).password:
-                    found |= {url, password, unquote(password)}
-        return tuple(sorted(found, key=len, reverse=True))
-
-    def hide(self, text: str) -> str:
-        """Return a text without the secrets in it."""
-        for secret in self.secrets():
-            text = text.replace(secret, "…")
-        return text
+    def secrets(self) -> Secrets:
+        """What must not reach a tool, the store or a terminal."""
+        return Secrets(self.keys, (self.database_url, self.redis_url or ""))

@@ -22,7 +22,7 @@ from runner.core.prices import PriceList
 from runner.core.run import Author
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError
-from runner.settings import Settings
+from runner.settings import Secrets, Settings
 from runner.store import ids, jobs, migrate
 from runner.store.database import Database
 from runner.store.leases import DatabaseClock
@@ -69,7 +69,7 @@ def load_submission(path: Path, settings: Settings) -> Submission:
         resolve_tools=resolve_tools,
         resolve_hooks=resolve_hooks,
         look_at_repository=partial(
-            inspect_repository, home=settings.home, environment=tool_environment(os.environ, ())
+            inspect_repository, home=settings.home, environment=tool_environment(os.environ)
         ),
         prices=load_prices(settings),
     )
@@ -88,7 +88,7 @@ def submit(
     # The folder or commit that a worker has to see; None where any worker can work.
     workspace, workspace_id = submission.spec.workspace, None
     if workspace and workspace.mode == "git" and workspace.path is not None:
-        keep_base(workspace, tool_environment(os.environ, ()))
+        keep_base(workspace, tool_environment(os.environ))
         workspace_id = None if workspace.remote else f"git_{workspace.commit}"
     elif workspace and workspace.path is not None:
         workspace_id = identify(Path(workspace.path))
@@ -196,7 +196,7 @@ def _surroundings(
         quiet=lambda run_id: run_is_quiet(locks.folder, run_id),
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
-        hide=settings.hide,
+        hide=secrets.hide,
         tell=lambda notice: _tell(notice, secrets),
         index=open_index(database, logger.warning),
         close=opened.close,
@@ -303,7 +303,7 @@ def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> No
             child.wait()
 
 
-def _tell(notice: Notice, secrets: Sequence[str]) -> None:
+def _tell(notice: Notice, secrets: Secrets) -> None:
     from runner.tools.environment import tool_environment
     from runner.tools.notice import tell
 

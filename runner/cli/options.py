@@ -195,10 +195,10 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self._settings = settings
+        self._secrets = settings.secrets()
 
     def format(self, record: logging.LogRecord) -> str:
-        return lines(self._settings.hide(super().format(record)))
+        return lines(self._secrets.hide(super().format(record)))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -64,7 +64,7 @@ def note(text: str) -> None:
 def refuse(reason: object) -> None:
     """Print in one line why a command refuses; secrets in it are left out."""
     line = cell(" ".join(str(reason).split("\n")))
-    note(f"runner: {Settings.load().hide(line)}")
+    note(f"runner: {Settings.load().secrets().hide(line)}")
 
 
 def say_json(value: Any, *, on_one_line: bool = False) -> None:

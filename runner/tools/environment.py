@@ -4,7 +4,9 @@ without what would change what a command means."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+from runner.settings import Secrets
 
 _WITHHELD_NAMES = re.compile(
     r"^(RUNNER_|ANTHROPIC_|PG)"
@@ -21,18 +23,13 @@ _STEERING_NAMES = re.compile(
 )
 
 
-def tool_environment(environ: Mapping[str, str], secrets: Sequence[str]) -> dict[str, str]:
+def tool_environment(environ: Mapping[str, str], secrets: Secrets | None = None) -> dict[str, str]:
     """Return the variables that a tool may see: their names do not look like a setting of Runner's or a
-    secret, and steer no shell, and their values contain no secret.
-
-    Args:
-        secrets: the API key, the database and Redis URLs; empty ones are passed over.
-    """
-    known = [secret for secret in secrets if secret]
+    secret, and steer no shell, and their values contain no secret."""
     return {
         name: value
         for name, value in environ.items()
         if not _WITHHELD_NAMES.search(name)
         and not _STEERING_NAMES.search(name)
-        and not any(secret in value for secret in known)
+        and not (secrets and secrets.are_in(value))
     }

@@ -185,7 +185,7 @@ def resolve_tools(
             child process imports and describes.
         import_from: the folder where own tools are looked for first, the job file's own.
     """
-    environment = tool_environment(os.environ, ())
+    environment = tool_environment(os.environ)
     tools: dict[str, Tool] = {}
     problems: list[tuple[str, str]] = []
     for name in names:
@@ -204,7 +204,7 @@ def resolve_hooks(
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """Return the functions that a job file names as hooks: by name, each as the job stores it, and what
     is wrong with the other names. See ``resolve_tools``."""
-    environment = tool_environment(os.environ, ())
+    environment = tool_environment(os.environ)
     found: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for name in dict.fromkeys(names):

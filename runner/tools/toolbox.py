@@ -14,6 +14,7 @@ from runner.core.entries import InstructionsRead
 from runner.core.hooks import Said
 from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
+from runner.settings import Secrets
 from runner.tools import file_access, files, search, shell
 from runner.tools.checking import has_patterns, input_problem, problem_found_apart
 from runner.tools.environment import tool_environment
@@ -38,7 +39,7 @@ class LocalTools:
         home: RUNNER_HOME, which file tools leave alone (workspaces in it excepted).
         lock_dir: a folder local to this machine, where runs with live tools are marked
             (``runner.tools.host_process``); made when it is missing.
-        secrets: values that no tool may find in its environment.
+        secrets: what no tool may find in its environment.
         stored_output: the whole output of a call by its run and its id, Runner's or the model's, from
             the store; None when there is none.
         watchdog_seconds: tools are killed when ``alive`` was not called for so long.
@@ -51,7 +52,7 @@ class LocalTools:
         self,
         home: Path,
         lock_dir: Path,
-        secrets: Sequence[str] = (),
+        secrets: Secrets | None = None,
         stored_output: Callable[[str, str], bytes | None] = lambda run_id, name: None,
         watchdog_seconds: float = WATCHDOG_SECONDS,
     ) -> None:

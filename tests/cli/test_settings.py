@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import pytest
 
 from runner.settings import Settings
+from runner.tools.environment import tool_environment
 from tests.cli.conftest import Result
 
 
@@ -43,23 +45,56 @@ def test_another_process_gets_the_same_settings() -> None:
     assert Settings.load(settings.environment()) == settings
 
 
-def test_secrets_are_the_keys_and_what_holds_a_password() -> None:
-    settings = Settings.load(
-        {
-            "ANTHROPIC_API_KEY": "sk-1",
-            "ANTHROPIC_AUTH_TOKEN": "token",
-            "RUNNER_DATABASE_URL": "postgresql://me:pass%20word@db/runner",
-            "RUNNER_REDIS_URL": "redis://cache:6379/0",
-        }
-    )
-    assert set(settings.secrets()) == {
-        "sk-1",
-        "token",
-        "postgresql://me:pass%20word@db/runner",
-        "pass%20word",
-        "pass word",
-    }
-    assert not any(secret in repr(settings) for secret in settings.secrets())
+POSTGRES = "postgresql://runner:runner@postgres/runner"
+LONG = "k3x9-f2 / 8m@0q: 7"
+
+
+def test_the_default_image_s_words_survive_a_password_that_is_one_of_them() -> None:
+    secrets = Settings.load({"RUNNER_DATABASE_URL": POSTGRES}).secrets()
+    for text in ("HOME=/home/runner", "/home/runner", "runner: worker 1 began", "say runner"):
+        assert secrets.hide(text) == text
+    environment = {"HOME": "/home/runner", "COPY": POSTGRES, "SAME": "runner"}
+    assert tool_environment(environment, secrets) == {"HOME": "/home/runner"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x", "…"),
+        ("six axes: x, y and x", "six axes: x, y and x"),
+        ("x=1&key=x&y=x", "x=1&key=…&y=…"),
+        ('{"key": "x", "text": "an x"}', '{"key": "…", "text": "an x"}'),
+        (r'{"in": "{\"key\": \"x\"}"}', r'{"in": "{\"key\": \"…\"}"}'),
+        ("Key(value='x', size=xl)", "Key(value='…', size=xl)"),
+        ("PATH=x/bin", "PATH=x/bin"),
+    ],
+)
+def test_a_short_secret_is_hidden_where_it_is_a_whole_value(text: str, shown: str) -> None:
+    assert Settings.load({"ANTHROPIC_API_KEY": "x"}).secrets().hide(text) == shown
+
+
+@pytest.mark.parametrize("name", ["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "PGPASSWORD"])
+def test_a_long_secret_is_hidden_anywhere(name: str) -> None:
+    settings = Settings.load({name: LONG})
+    assert settings.secrets().hide(f"a{LONG}b") == "a…b"
+    assert LONG not in repr(settings)
+
+
+@pytest.mark.parametrize("password", ["x", "p%40ss", "p@ss", "a/b", "a:b", quote(LONG, safe="")])
+@pytest.mark.parametrize("name", ["RUNNER_DATABASE_URL", "RUNNER_REDIS_URL"])
+def test_user_and_password_of_our_urls_are_hidden_always(name: str, password: str) -> None:
+    url = f"redis://me:{password}@host:1/name"
+    settings = Settings.load({name: url})
+    hide = settings.secrets().hide
+    assert hide(f"no answer from {url}") == "no answer from redis://…@host:1/name"
+    assert hide(f"password={unquote(password)}, x") == "password=…, x"
+    assert password == "x" or password not in repr(settings)
+
+
+@pytest.mark.parametrize("url", ["sqlite:////x:y@z/runner.db", "redis://host/0", "nonsense", "::@"])
+def test_a_url_without_a_password_hides_nothing(url: str) -> None:
+    secrets = Settings.load({"RUNNER_DATABASE_URL": url}).secrets()
+    assert secrets.hide(f"{url} y=y, 'y'") == f"{url} y=y, 'y'"
 
 
 @pytest.mark.parametrize("place", ["before", "after", "both"])

@@ -26,6 +26,7 @@ from runner.engine import dispatcher, worker
 from runner.llm import stream
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
+from runner.settings import Secrets
 from runner.store import budgets, leases
 from runner.store.database import POSTGRES_CONNECTIONS, Database
 from runner.store.questions import take_notices
@@ -162,7 +163,7 @@ def test_on_ask_is_given_what_the_page_shows(
     job_id = submit_asking(database, "one", asking=Asking("ask", notify="tell me"))
     ask_all(database, job_id, "uv lock")
     for each in take_notices(database, NOW):
-        wiring._tell(each, [])
+        wiring._tell(each, Secrets())
     (example,) = blocks(section(PAGE, "### Being told of questions"), "json")
     shown = json.loads(example)
     assert [list(about) for about in told] == [list(shown)]

@@ -25,6 +25,7 @@ from runner.permissions import (
     digest_of,
 )
 from runner.ports import Interrupt, Surroundings, ToolCall
+from runner.settings import Secrets
 from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 
@@ -99,7 +100,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench
     outputs = home / "outputs" / "run_1"
     home.mkdir(parents=True)
     stored: dict[str, bytes] = {}
-    tools = LocalTools(home, home / "locks", [SECRET], lambda run_id, name: stored.get(name))
+    secrets = Secrets(urls=[SECRET])
+    tools = LocalTools(home, home / "locks", secrets, lambda run_id, name: stored.get(name))
     yield Workbench(workspace.resolve(), home, outputs, home / "locks", tools, stored)
     tools.close()
 

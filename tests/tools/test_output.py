@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.core.text import plain
+from runner.settings import Secrets
 from runner.tools.checking import input_problem
 from runner.tools.environment import tool_environment
 from runner.tools.output import MOST_CHARACTERS, present
@@ -107,9 +108,9 @@ def test_environment_loses_settings_and_secrets_by_name_and_by_value() -> None:
         "DATABASE_URL": "x",
         "CELERY_REDIS_URL": "x",
         "PGHOST": "x",
-        "NOTE": "the key is sk-1, keep it",
+        "COPY": "sk-1",
     }
-    assert tool_environment(environ, ["sk-1", ""]) == {"PATH": "/bin", "HOME": "/root"}
+    assert tool_environment(environ, Secrets(["sk-1", ""])) == {"PATH": "/bin", "HOME": "/root"}
 
 
 def test_environment_loses_what_steers_a_shell() -> None:
@@ -118,7 +119,7 @@ def test_environment_loses_what_steers_a_shell() -> None:
         *("BASHOPTS", "PS4", "CDPATH", "GLOBIGNORE"),
     ]
     plain = {"PATH": "/bin", "BASH": "/bin/bash", "VIRTUAL_ENV": "/v", "ENVIRONMENT": "test"}
-    assert tool_environment(plain | dict.fromkeys(steering, "x"), []) == plain
+    assert tool_environment(plain | dict.fromkeys(steering, "x")) == plain
 
 
 def test_invalid_input_is_told_place_by_place_and_shortly() -> None:
