@@ -41,7 +41,7 @@ MOST_ROWS = 2**31 - 1  # more than a database has, and a number that every datab
 
 
 class Only(TypedDict, total=False):
-    """What a question is limited to. Every filter that is given must hold."""
+    """Filters of a question. All given filters must hold."""
 
     job: str  # an id, whole or shortened as for the commands
     run: str  # the same
@@ -122,14 +122,14 @@ class Audit:
     def find(
         self, text: str, exact: str | None, only: Only, *, offset: int, **options: Any
     ) -> Found:
-        """``search`` for who shows excerpts; the other options are those of the query."""
+        """``search`` for readers that show excerpts; other options go to the query."""
         filters, query = self._filters(only), parse(text, exact)
         if not 0 <= offset <= MOST_ROWS:
             raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
         return search(self._database, query, filters, offset=offset, **options)
 
     def tools(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """How often each tool was called, and with what outcome."""
+        """Return the number of calls of each tool by outcome."""
         return calls.tool_rows(self._database, self._filters(only), limit=_most(limit))
 
     def commands(
@@ -148,7 +148,7 @@ class Audit:
     def decisions(
         self, *, each: bool = False, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
-        """What was allowed, asked about or denied, and by which rule; ``each``: call by call."""
+        """Return calls allowed, asked about and denied by rule; with ``each``, call by call."""
         filters = self._filters(only)
         return decisions.decision_rows(self._database, filters, each=each, limit=_most(limit))
 
@@ -165,12 +165,12 @@ class Audit:
         return problems.error_rows(self._database, self._filters(only), limit=_most(limit))
 
     def costs(self, by: By = "job", *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """What model calls cost, by ``job``, ``run``, ``tree``, ``model``, ``day`` or ``purpose``."""
+        """Return costs by ``job``, ``run``, ``tree``, ``model``, ``day`` or ``purpose``."""
         filters = self._filters(only)
         return costs.cost_rows(self._database, filters, self._prices, by, limit=_most(limit))
 
     def models(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """What each model was called for, and what it cost."""
+        """Return the calls and the cost of each model."""
         filters = self._filters(only)
         return costs.model_rows(self._database, filters, self._prices, limit=_most(limit))
 

@@ -39,11 +39,11 @@ _SUFFIXES: Mapping[ExportFormat, str] = {
 def import_file(
     app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Import the runs of an export of Runner's, or of a session of Claude Code's: by default what
-    its first line looks like. The file is read twice; ``source`` names it in messages.
+    """Import the runs of an export of Runner's, or of a session of Claude Code's: by default the
+    format of its first line. The file is read twice; ``source`` names it in messages.
 
-    Returns what became of each run, and True if the last line of a session is not whole and was left
-    out. Raises ``UsageError``, and stores nothing, if a line is bad or the format is not known.
+    Returns the result for each run, and True if an incomplete last line of a session was left out.
+    Raises ``UsageError``, and stores nothing, if a line is bad or the format is not known.
     """
     now = app.now()
     format = format or _format_of(file.readline(LONGEST_LINE))
@@ -78,7 +78,7 @@ def _format_of(first_line: bytes) -> ImportFormat | None:
 
 
 def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Sequence[str]:
-    """Write all that is stored of a job or a run, and return the ids of the runs."""
+    """Write a complete export of a job or a run, and return the ids of the runs."""
     named: Any = {f"{found.kind}_id": found.id}
     return exports.export(app.database, write=write, **named)
 
@@ -86,9 +86,9 @@ def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Se
 def export_runs(
     app: App, found: Found, format: ExportFormat
 ) -> Iterator[tuple[str, str, Iterator[bytes]]]:
-    """Yield a run, or the runs of a job, in a format of another program: its id, a name for a file, and
-    the parts of the content. A trajectory has those of its sub-agents in it. Raises ``UsageError`` if
-    two runs would have the same name: they are the same session."""
+    """Yield a run, or the runs of a job, in a format of another program: its id, a name for a file,
+    and the parts of the content. A trajectory contains its sub-agents' trajectories. Raises
+    ``UsageError`` if two runs would have the same name: they are the same session."""
     prices = app.prices()
     if found.kind == "run":
         keys = [(found.id, str(show_run(app.database, found.id)["item_key"]))]

@@ -55,7 +55,7 @@ def moment(seconds: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as a person says them: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``."""
+    """Return seconds in words: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``."""
     if seconds is None:
         return ""
     if seconds < 10:
@@ -118,8 +118,8 @@ def cost_line(spending: Spending) -> str:
 
 
 def decider(call: Mapping[str, Any]) -> str:
-    """Return what decided on a call (``queries.decisions.Why``): the rule with its reason, or that
-    no rule allows it."""
+    """Return the rule that decided on a call with its reason (``queries.decisions.Why``), or the
+    words for no rule."""
     if call["rule"] is None:
         return cell(call["decision_reason"] or "no rule of the job allows it")
     why = f" ({call['why']})" if call["why"] else ""
@@ -152,8 +152,8 @@ def answer(approval: Mapping[str, Any]) -> str:
 
 
 def input_lines(arguments: Any) -> Iterator[str]:
-    """Yield the lines of a call's input: a command as it is, else each argument after its name. The
-    lines of a text are indented below its name, so that none can pass for another argument."""
+    """Yield the lines of a call's input: a command unchanged, else each argument after its name.
+    Lines of a text are indented below its name, so that none looks like another argument."""
     if not isinstance(arguments, Mapping):
         yield from _json_lines(arguments)
         return
@@ -199,7 +199,7 @@ def verified(verification: Verification) -> str:
 
 Tone = Literal["plain", "good", "bad", "wait"]
 
-# Of the states of runs and tool calls, and of answers to approval requests.
+# Colours of the states of runs and tool calls, and of answers to approval requests.
 TONES: dict[str | None, Tone] = {
     **dict.fromkeys(("succeeded", "approved"), "good"),
     **dict.fromkeys(("failed", "stopped", "cancelled", "denied", "expired"), "bad"),
@@ -216,7 +216,7 @@ _TOLD_BY_TYPE = frozenset({"pause_requested"})  # values that an event's type te
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of Runner's own words. What is untrusted in them becomes visible."""
+    """A line of Runner's own words, with untrusted parts made visible."""
 
     words: str
     tone: Tone = "plain"
@@ -226,13 +226,13 @@ class Note:
 
 
 def run_state(run: Mapping[str, Any]) -> Note:
-    """Return where a run stands, and why: ``stopped: max_turns: 50 turns``."""
+    """Return a run's state and its reason: ``stopped: max_turns: 50 turns``."""
     told = (str(run[name]) for name in ("state", "reason", "detail") if run[name])
     return Note(": ".join(dict.fromkeys(told)), TONES.get(run["state"], "plain"))
 
 
 def call_cost_line(calls: Sequence[CallCost]) -> str:
-    """Return what calls used and cost: ``12,345 in (98% from the cache), 210 out, $0.0123, 4.2s``."""
+    """Return usage and cost: ``12,345 in (98% from the cache), 210 out, $0.0123, 4.2s``."""
     if not calls:
         return ""
     total = sum((call.spending for call in calls), Spending())
@@ -249,7 +249,7 @@ def call_cost_line(calls: Sequence[CallCost]) -> str:
 
 
 def compaction_notes(compaction: StoredCompaction) -> tuple[Note, ...]:
-    """Return what is sent in place of what."""
+    """Return a compaction in words: the replaced messages and their replacement."""
     messages = f"messages {compaction['first_message']} to {compaction['last_message']}"
     summary = f"this summary, the reply to model call {compaction['made_by_call']}"
     kinds = {
@@ -264,7 +264,7 @@ def compaction_notes(compaction: StoredCompaction) -> tuple[Note, ...]:
 def decision_notes(
     call: Mapping[str, Any], denied: DeniedCall | None, asked: Mapping[str, Any] | None
 ) -> tuple[Note, ...]:
-    """Return what decided on a call, and the outcome of its approval request."""
+    """Return the decision on a call, and the outcome of its approval request."""
     if denied is not None:
         said = denier(denied)
         return (Note(said if denied["answer"] else f"denied: {said}", "bad"),)
@@ -279,12 +279,12 @@ def decision_notes(
 
 
 def is_by_person(data: Mapping[str, Any]) -> bool:
-    """True if a person did what an event tells of, as far as the record says."""
+    """True if the record names a person as the author of an event."""
     return data.get("by") not in (None, RUNNERS_NAME)
 
 
 def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
-    """Return an event in words; None when it is told elsewhere or of no interest to a reader."""
+    """Return an event in words; None if it is shown elsewhere or does not matter to a reader."""
 
     def get(name: str, before: str = "") -> str:
         return _get(data, name, before)

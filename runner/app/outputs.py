@@ -49,8 +49,8 @@ class Diff:
 
 
 def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False) -> Diff:
-    """Return what a run changed, or what it changed in a turn, as it is recorded now; with ``stat``
-    only the number of lines per file. Raises ``UsageError`` if the run has no recorded files."""
+    """Return the recorded changes of a run or of one turn; with ``stat`` only the number of lines
+    per file. Raises ``UsageError`` if the run has no recorded files."""
     found = stored.snapshots_of_run(app.database, app.find(name, "run").id)
     workspaces.refuse_unrecorded(found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
@@ -79,8 +79,8 @@ class Written:
 
 
 def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnapshots]:
-    """Return a run, or those of a job that are in the state, or have ended. Raises ``UsageError``
-    if there is none, or their workspaces are not recorded."""
+    """Return a run, or a job's runs that are in the state or have ended. Raises ``UsageError`` if
+    there is none, or their workspaces are not recorded."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
         run = stored.snapshots_of_run(app.database, found.id)
@@ -107,9 +107,7 @@ def write_patches(
     items = stored.items_of_runs(app.database, [run.run_id for run in runs])
     predictions: dict[str, dict[str, str]] = {}
     written = []
-    if (
-        format == "preds"
-    ):  # an instance has one prediction: that of a run goes before those of forks
+    if format == "preds":  # an instance has one prediction: the run's, then a fork's
         runs = sorted(runs, key=lambda run: run.fork_of is not None)
     for run in runs:
         file, why, failed = None, "it was never begun", False

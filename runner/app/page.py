@@ -1,4 +1,4 @@
-"""A transcript as one HTML page that needs nothing but itself: no network, no script but its own.
+"""A transcript as one self-contained HTML page: no network, no script but its own.
 
 Its markup is in ``templates/``. The Content-Security-Policy names the page's style and script by their
 hashes, so that even a mistake here lets no other script run (https://www.w3.org/TR/CSP3/).
@@ -47,8 +47,8 @@ def page(transcript: Transcript) -> Iterator[str]:
 
 
 def _flat(parts: Iterable[Part], label: str = "") -> Iterator[tuple[Part | None, str]]:
-    """Yield parts with the ids to link to, those of a sub-agent between it and a None. The label is
-    of the run in its tree."""
+    """Yield parts with their link ids; a sub-agent's parts follow it and end with None. The label
+    is the run's in its tree."""
     turns: set[int] = set()
     for part in parts:
         anchor = ""
@@ -164,8 +164,7 @@ def _spans(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _contents(content: Any) -> Iterator[tuple[str, str]]:
-    """Yield the blocks of a tool result, each as the URL of a harmless picture that is in the block itself,
-    or as text."""
+    """Yield the blocks of a tool result, each as the data URL of a harmless picture or as text."""
     if not isinstance(content, list):
         yield "", text_of(content)
         return

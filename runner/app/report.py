@@ -1,4 +1,4 @@
-"""The report on a job: what became of its runs, as values and as a Markdown page.
+"""The report on a job: the outcomes of its runs, as values and as a Markdown page.
 
 Nothing from outside means anything in the page: it stands there as code, the one place where Markdown has
 no links, mentions or HTML (https://spec.commonmark.org/0.31.2/#code-spans,
@@ -37,7 +37,7 @@ _MOST_EXCERPT_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """A run with everything that the report says of it."""
+    """A run and its data for the report."""
 
     run: jobs.RunSummary
     snapshots: RunSnapshots
@@ -56,7 +56,7 @@ class ReportedRun:
 
     @property
     def seconds(self) -> float | None:
-        """From its first step to its end; None while it goes on."""
+        """The time from its first step to its end; None before that."""
         started, ended = self.run["started_at"], self.run["ended_at"]
         return None if started is None or ended is None else ended - started
 
@@ -74,7 +74,7 @@ class ReportedRun:
 
     @property
     def failed_output(self) -> str | None:
-        """The output of the verification by which it failed."""
+        """The output of the verification that it failed."""
         is_by_it = self.run["reason"] == "verify"
         return self.verified["output"] if is_by_it and self.verified is not None else None
 
@@ -89,7 +89,7 @@ class ReportedRun:
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Runs that ended for the same reason, in the same words but for what differs from run to run."""
+    """Runs that failed for the same reason, with the same signature."""
 
     state: str
     reason: str
@@ -98,7 +98,7 @@ class FailureGroup:
 
     @property
     def excerpt(self) -> str:
-        """The end of what the first of them said: that is where commands say why they failed."""
+        """The end of the first run's output, where commands say why they failed."""
         first = self.runs[0]
         said = (first.failed_output or first.run["detail"]).rstrip().split("\n")
         lines = [line[:300] for line in said]
@@ -109,7 +109,7 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the page tells of a job."""
+    """The data of the page."""
 
     job: dict[str, Any]  # as ``queries.jobs.show_job`` gives it
     runs: Sequence[ReportedRun]  # of its items, those begun afresh left out
@@ -183,8 +183,8 @@ def failure_groups(runs: Sequence[ReportedRun]) -> list[FailureGroup]:
 
 
 def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
-    """Gather the report on a job (an id or a part of it) ``now`` (seconds since the epoch),
-    ``with_changes`` or without: what runs changed, which git has to tell."""
+    """Gather the report on a job (an id or a part of it) ``now`` (seconds since the epoch), with or
+    without the runs' changes, which need git."""
     database, job_id = app.database, app.find_job(job)
     recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
     changes, missing = _changes(app, recorded.values() if with_changes else ())
@@ -222,7 +222,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
 
 
 def _changes(app: App, runs: Iterable[RunSnapshots]) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return the ``stat`` and ``unrecorded`` of runs by their ids, and why some cannot be told."""
+    """Return the ``stat`` and ``unrecorded`` of runs by id, and why some are missing."""
     recorded = workspaces.recorded_in(app)
     found: dict[str, dict[str, Any]] = {}
     missing = ""
@@ -254,10 +254,10 @@ def markdown_environment() -> Environment:
     found.filters |= {
         "block": block,
         "code": code,
-        # Models without a price are named in it, and no words of ours.
+        # It names models without a price and has no words of ours.
         "cost_line": lambda spent: (str if spent.unpriced else Markup)(humanize.cost_line(spent)),
         "denier": humanize.denier,
-        # The first column, and those in which a row says something.
+        # The first column, and columns with a value in some row.
         "filled": lambda columns, rows: [
             c for c in columns if c is columns[0] or any(map(c[1], rows))
         ],
@@ -279,7 +279,7 @@ def code(value: Any, longest: int = _LONGEST_CODE) -> Markup:
         return Markup()
     if len(text) > longest:
         text = text[: longest - 1] + "…"
-    # A pipe would end the cell of a table, and a backslash before it would keep it from being escaped.
+    # A pipe ends a table's cell, and a backslash before it would undo its escape.
     text = re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
     fence = _fence(text, 1)
     pad = " " if "`" in (text[0], text[-1]) else ""

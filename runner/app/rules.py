@@ -1,4 +1,4 @@
-"""Permission rules: what they make of a call, and those of a job."""
+"""Permission rules of a job, and their decisions on calls."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RuleCheck:
         self._places = Places.of(self._surroundings, home)
 
     def rules(self) -> list[dict[str, Any]]:
-        """Return the rules; those of the type of sub-agent have no position."""
+        """Return the rules; rules of the type of sub-agent have no position."""
         own = () if self.agent is None else self.agent.rules
         names = ("position", "effect", "rule", "origin", "why")
         rows = [
@@ -85,8 +85,8 @@ class RuleCheck:
         return self.agent is not None and any(rule.effect == "allow" for rule in self.agent.rules)
 
     def decide_all(self, calls: Sequence[str]) -> list[dict[str, Any]]:
-        """Return what becomes of calls, and of each command of a compound command. Raises
-        ``UsageError`` if one is not written as a rule is: ``Bash(git push)``."""
+        """Return the decisions on calls and on each command of a compound command. Raises
+        ``UsageError`` unless calls look like ``Bash(git push)``."""
         try:
             parsed = [(text, *call_of(text)) for text in calls]
         except ValueError as error:
@@ -138,7 +138,7 @@ class RuleCheck:
         return self._copy + path[len(workspace.rstrip("/")) :] if is_inside else path
 
     def _refusal(self, tool: str, arguments: Mapping[str, Any]) -> str | None:
-        """Why a file tool refuses the path of a call, whatever the rules are; else None."""
+        """Return why a file tool refuses a call's path regardless of the rules; else None."""
         for path in paths_of(tool, arguments) if tool in READING | WRITING else ():
             if self._in_copy and path.startswith("/"):
                 return f"{path} is not in the run's own copy of the workspace"

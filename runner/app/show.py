@@ -1,4 +1,4 @@
-"""What is known of jobs, runs and tool calls, as ``list``, ``show`` and ``events`` print it."""
+"""Jobs, runs and tool calls in detail, as ``list``, ``show`` and ``events`` print them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def list_runs(
     app: App, job: str, status: RunStatus | None, *, whole_trees: bool
 ) -> list[dict[str, Any]]:
     """Return the runs of a job, each with its model, where it was forked from, its branch, the
-    commit that delivered it and the verdict of its last verification. With ``whole_trees`` those of
-    sub-agents have numbers of their own."""
+    commit that delivered it and the verdict of its last verification. With ``whole_trees``
+    sub-agents' runs have numbers of their own."""
     database, job_id = app.database, app.find_job(job)
     verified = runs.last_verifications(database, job_id)
     recorded = {
@@ -54,7 +54,7 @@ def list_runs(
 
 
 def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
-    """Return everything that is known of the job, run or tool call that an id or a part of it names."""
+    """Return all details of a job, run or tool call by its id or a part of it."""
     found, database = app.find(name, "job", "run", "call"), app.database
     match found.kind:
         case "job":
@@ -81,8 +81,7 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
     """Everything but the conversation and the events of a run."""
     database = app.database
     run, recorded = jobs.show_run(database, run_id), runs.snapshots_of_run(database, run_id)
-    # The context window that it was last held against; before its first call that of its model, as
-    # far as it is known without asking the API.
+    # The context window of its last call; before the first, its model's if known without the API.
     windows = ((run[name] or {}).get("window") for name in ("fullness", "context"))
     window = next(filter(None, windows), None) or app.prices().window(run["model"])
     return run | {
@@ -101,9 +100,8 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
 
 
 def tree_of(app: App, run_id: str) -> dict[str, Any]:
-    """Return the ``children`` of a run, what each of them cost with all below it (``child_spending``, by
-    id), the sums of all runs ``below`` it, and what the tree from the run down cost
-    (``tree_spending``)."""
+    """Return the ``children`` of a run, the cost of each with its sub-agents (``child_spending``,
+    by id), sums over all runs ``below`` the run, and the cost of its tree (``tree_spending``)."""
     children = runs.children_of(app.database, run_id)
     condition = (in_tree(run_id),)
     spent = costs_by(app.database, app.prices(), "run", conditions=condition) if children else []
@@ -135,7 +133,7 @@ def _tree_as_json(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def descent(run: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return where a sub-agent comes from, in words."""
+    """Return the origin of a sub-agent in words."""
     if run["parent"] is None:
         return ()
     agent = f"{run['agent_type']}, {run['label']} in its tree"
@@ -143,7 +141,7 @@ def descent(run: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def tree_line(run: Mapping[str, Any]) -> str | None:
-    """Return what a run and all below it used, in words; None when nothing is below it."""
+    """Return the usage of a run and its sub-agents in words; None without sub-agents."""
     below = run["below"]
     if not below.runs:
         return None
@@ -165,8 +163,8 @@ def child_line(child: Mapping[str, Any]) -> str:
 
 
 def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict[str, Any]]]:
-    """Return what happened in a run, or in its ``whole_tree``, or what was done to a job and its
-    runs; and which of both it is."""
+    """Return the events of a run or its ``whole_tree``, or the changes to a job and its runs; and
+    the kind of the two."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
         return found.kind, timeline.events_after(app.database, found.id, whole_tree=whole_tree)
@@ -178,9 +176,9 @@ def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict
 def follow(
     app: App, name: str, *, whole_tree: bool, tell: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run, or of its ``whole_tree``, until it has ended, and the model's text
-    between them as it is written, as events of the type ``text_delta``. ``tell`` is told why there
-    is no text. Raises ``UnreachableError`` if the database does not answer."""
+    """Yield the events of a run, or of its ``whole_tree``, until it has ended, and between them the
+    model's live text in events of the type ``text_delta``. ``tell`` gets the reason if there is no
+    text. Raises ``UnreachableError`` if the database does not answer."""
     found = app.find(name, "job", "run")
     if found.kind == "job":
         raise UsageError("-f follows one run: name a run of the job (see `runner list JOB`)")

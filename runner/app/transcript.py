@@ -1,7 +1,7 @@
-"""The transcript of a run as values that the terminal and the page lay out each in their way.
+"""The transcript of a run as values, which the terminal and the page lay out.
 
-A ``Note`` is Runner's own words and safe to print. Texts, inputs and contents are as the model, tools and
-people gave them, and are not.
+A ``Note`` is Runner's own words and safe to print. Texts, inputs and contents come from models,
+tools and people and are not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model asked for it."""
+    """A call that the model asked for."""
 
     id: str
     tool: str
@@ -59,7 +59,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The output of a call as the model was shown it."""
+    """The output of a call that the model was shown."""
 
     call_id: str
     tool: str
@@ -70,7 +70,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class OtherBlock:
-    kind: str  # that is shown as it is
+    kind: str  # of the block, shown unchanged
     content: Any
 
 
@@ -95,7 +95,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """A change of what the model is sent."""
+    """A replacement of messages in requests."""
 
     turn: int  # the first that is sent so
     at: float
@@ -136,7 +136,7 @@ Part = Message | Compaction | Verification | Event | SubAgent
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A run from its beginning to its end, or some of its turns."""
+    """A whole run, or some of its turns."""
 
     run_id: str
     title: str  # the run's item, safe to print
@@ -207,7 +207,7 @@ def transcript_of(
 
 
 def request_as_sent(app: App, name: str, turn: int) -> bytes:
-    """Return the body of the request of a turn as it was sent."""
+    """Return the body of the request that a turn sent."""
     from runner.llm.anthropic import request_body  # late: imports anthropic
 
     return request_body(stored.sent_request(app.database, app.find(name, "run").id, turn))
@@ -222,8 +222,8 @@ _Place = tuple[int, int, int]  # a turn, its stage, and the order in that
 
 
 class _Composer:
-    """Puts what happened beside the messages of a run (with its tree) between them, for some turns
-    or all. ``now`` is the time of its sub-agents' transcripts; None leaves them out."""
+    """Merges events, compactions and sub-agents with the messages of a run, for some turns or all.
+    ``now`` is the time of its sub-agents' transcripts; None leaves them out."""
 
     def __init__(
         self, app: App, run: dict[str, Any], turns: Turns | None, now: float | None
@@ -358,8 +358,8 @@ class _Composer:
 
 
 def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[StoredBlock]]:
-    """The messages of a sub-agent. Its conversation begins with its parent's; of these messages only
-    the last block is its own."""
+    """Yield a sub-agent's own messages. Its conversation begins with its parent's, of whose copy
+    only the last block is its own."""
     for is_inherited, some in groupby(messages, key=lambda message: message[0]["turn"] == 0):
         yield from (message[-1:] for message in deque(some, maxlen=1)) if is_inherited else some
 

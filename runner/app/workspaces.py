@@ -1,4 +1,4 @@
-"""The workspaces of runs: the folders on this host, and what is recorded of their files."""
+"""The workspaces of runs: their folders on this host and their recorded files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def recorded_in(app: App) -> RecordedChanges:
 
 
 def whereabouts(app: App, run: RunSnapshots) -> Whereabouts:
-    """Return where the snapshots of a run lie; a fork's first ones are those of the run that it was
+    """Return the location of a run's snapshots; a fork's first ones belong to the run that it was
     forked from."""
     line = [run]
     while (origin := line[-1].fork_of) is not None:
@@ -114,14 +114,14 @@ def refuse_unrecorded(run: RunSnapshots) -> None:
 
 
 def delivered_or_recorded(run: RunSnapshots) -> list[Change]:
-    """Return what a run leaves: the change from the commit that it began at to the one that delivered it,
-    then, in case that is gone, from its first snapshot to its last. Empty before it has begun."""
+    """Return a run's changes: from its base commit to its delivery, then, in case that is gone,
+    from its first snapshot to its last. Empty before it has begun."""
     ends = ((run.start_commit, run.commit), (run.start_tree, run.tree))
     return [(before, after) for before, after in ends if before is not None and after is not None]
 
 
 def commit_text(app: App, run: RunSnapshots) -> CommitText:
-    """Return what the commit of a run says: the one that delivered it, or as it would be now."""
+    """Return the author and message of a run's delivery, as it is or would be now."""
     if run.commit is not None:
         found = recorded_in(app).commit(whereabouts(app, run), run.commit)
         if found is not None:

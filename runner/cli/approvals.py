@@ -30,12 +30,12 @@ _LONGEST_KEY = 80
 def approvals(app: handle.App, id: str | None, as_json: bool) -> None:
     """List tool calls waiting for approval, grouped by request.
 
-    Runs that wait for an answer take no worker, and wait as long as it takes. A run includes the
-    calls of its sub-agents: "3.2 in its tree" is the second call of the third of these.
+    Runs that wait for an answer take no worker, and wait without a limit. A run includes the calls
+    of its sub-agents: "3.2 in its tree" is the second call of the third sub-agent.
 
-    One that asks whether to run again had started when its worker died, and may have taken effect
-    outside the workspace (on_unknown = "ask"): `approve` runs it again from the files as they were
-    before it, `deny` tells the model that its outcome is unknown, with your reason.
+    A question whether a call runs again means that its worker died during the call, which may have
+    had effects outside the workspace (on_unknown = "ask"): `approve` restores the files and runs it
+    again, `deny` tells the model that its outcome is unknown, with your reason.
 
     \b
     Example:
@@ -110,11 +110,11 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--edit", metavar="INPUT", help="Run it with this input: JSON, or Bash's command.")
 @_answering
 def approve(app: handle.App, **options: Any) -> int:
-    """Let tool calls run that wait for a person: a call, a group, or all of a run or a job.
+    """Approve waiting tool calls: a call, a group, or all of a run or a job.
 
-    A run is meant with the sub-agents below it. With --edit a call runs with another input, and the
-    model is told. With --remember run or job the rule that is stored answers all others that it covers,
-    at once. Exits with 1 when nothing was changed: somebody else had answered, or the run has ended.
+    A run includes its sub-agents. With --edit a call runs with another input, and the model is
+    told. With --remember run or job, a rule is stored and at once answers all questions that it
+    covers. Exits with 1 if nothing changed: somebody else had answered, or the run has ended.
 
     \b
     Example:
@@ -128,9 +128,9 @@ def approve(app: handle.App, **options: Any) -> int:
 @click.command()
 @_answering
 def deny(app: handle.App, **options: Any) -> int:
-    """Refuse tool calls that wait for a person. The model is told, with the reason.
+    """Deny waiting tool calls. The model is told, with the reason.
 
-    Exits with 1 when nothing was changed: somebody else had answered, or the run has ended.
+    Exits with 1 if nothing changed: somebody else had answered, or the run has ended.
 
     \b
     Example:

@@ -42,7 +42,7 @@ _FILTERS = ("job", "run", "since", "until", "tool", "item", "model")
 _FORMULA = re.compile(r"^(?=[\t\r\n])|(?:^|[;\t\r\n])(?= *[=+\-@＝＋－＠])")
 _NUMBERS = ("integer", "real", "seconds", "usd")
 _WIDEST_COLUMN = 40
-# A value as a person reads it, by the kind of its column.
+# Texts of values for people, by the kind of the column.
 _SAID: dict[str, Callable[[Any], str]] = {
     "time": moment,
     "seconds": duration,
@@ -68,7 +68,7 @@ def _time(text: str) -> float:
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the filters, and pass those that were given to the command as ``only``: ``audit.Only``."""
+    """Take the filters, and pass the given ones to the command as ``only``: ``audit.Only``."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
@@ -161,7 +161,7 @@ def say_rows(rows: Rows, format: str) -> None:
 
 
 def _shown(column: Column, value: Any) -> str:
-    """A value as a person reads it; as it is if it is not of its column's kind."""
+    """Return a value for people; unchanged if it is not of its column's kind."""
     try:
         return "" if value is None else _SAID[column.kind](value)
     except (ValueError, TypeError, ArithmeticError, OSError):  # as of a time far beyond all years
@@ -201,8 +201,7 @@ def harmless(text: str) -> str:
 def audit() -> None:
     """Ask the record what agents did, who allowed it, and what it cost.
 
-    All questions take the same filters and can give JSON, JSON lines or CSV. Nothing is changed by
-    asking.
+    All questions take the same filters and print JSON, JSON lines or CSV. They change nothing.
 
     \b
     Example:
@@ -215,8 +214,8 @@ def audit() -> None:
 def question(
     *takes: Callable[[Command], Command], limit: int = 100
 ) -> Callable[[Callable[[], None]], click.Command]:
-    """Make a command that prints the rows of the question of ``runner.audit.Audit`` with its name,
-    and takes arguments and options beside those that all have."""
+    """Make a command that prints the rows of the ``runner.audit.Audit`` method with its name, and
+    has parameters beside the common ones."""
 
     def decorate(described: Callable[[], None]) -> click.Command:
         @wraps(described)
@@ -241,10 +240,9 @@ _pattern = click.argument("pattern", required=False)
 
 @question()
 def tools() -> None:
-    """Count tool calls by what came of them.
+    """Count tool calls by outcome.
 
-    With how long they took, in all, on average and at most. The copies of calls that a fork began
-    with are not counted.
+    Shows their total, average and longest time. Calls that a fork copied are not counted.
 
     \b
     Example:
@@ -255,12 +253,12 @@ def tools() -> None:
 
 @question(_pattern)
 def commands() -> None:
-    """List commands, and who let them run.
+    """List commands, and who allowed them.
 
-    All that Bash was called with, the newest first, whether it ran or not. PATTERN is one as in
-    Bash(…) rules if it has a *, and is tried on each command of a script: 'git push *' finds `cd
-    app && git push origin`. Else it is words, all of which must be in the command. What a command
-    hides (g\\it, $cmd) is found by ':opaque' alone, which is tried on the newest 1,000 commands.
+    All calls of Bash, the newest first, including calls that did not run. A PATTERN with a * is
+    matched like a Bash(…) rule, against each command of a script: 'git push *' finds `cd app && git
+    push origin`. Without a *, the command must contain all of its words. Only ':unanalyzable' finds
+    hidden commands (g\\it, $cmd), among the newest 1,000.
 
     \b
     Example:
@@ -274,10 +272,9 @@ def commands() -> None:
 def files() -> None:
     """List who read or changed which file.
 
-    A line for each call and file, the newest first. It is known from the inputs of tools, from what
-    commands say that they write and read, and from the trees that were recorded of a workspace,
-    where these are on this host. PATTERN is a path, in which * stands for anything; a part from one
-    of its folders on will do.
+    A line for each call and file, the newest first, from the inputs of tools, the arguments of
+    commands, and recorded trees of workspaces on this host. PATTERN is a path in which * stands for
+    anything, whole or from one of its folders on.
 
     \b
     Example:
@@ -289,11 +286,11 @@ def files() -> None:
 
 @question()
 def errors() -> None:
-    """Count what went wrong, the same together.
+    """Count errors, equal ones together.
 
-    Runs that failed or were stopped, calls of models, calls of tools. Those are counted together
-    that say the same but for numbers, ids, paths and items, as in `runner report`. The newest of
-    each is named: look at it with `runner show`.
+    Failed and stopped runs, failed model calls and failed tool calls. Errors that differ only in
+    numbers, ids, paths and items count as equal, as in `runner report`. The newest of each is
+    named: see it with `runner show`.
 
     \b
     Example:
@@ -304,11 +301,11 @@ def errors() -> None:
 
 @question(click.option("--each", is_flag=True, help="List every call by itself, the newest first."))
 def decisions() -> None:
-    """Count what was allowed or denied, and by whom.
+    """Count decisions on tool calls, with the rule or person behind them.
 
-    By which rule a call was decided on, who wrote it, and who answered what was asked. The verdict
-    is what became of a call: allowed, denied, waiting (for an answer), undecided, or interrupted
-    (its run ended first). A call that no rule matched went by the job's default.
+    Shows the rule that decided, who wrote it, and who answered a question. The verdict of a call is
+    allowed, denied, waiting (for an answer), undecided, or interrupted (its run ended first). The
+    job's default decides calls that no rule matches.
 
     \b
     Example:
@@ -319,10 +316,10 @@ def decisions() -> None:
 
 @question()
 def approvals() -> None:
-    """List what people were asked and answered.
+    """List questions to people and their answers.
 
-    With who answered what, and how long that took, the newest first. What waits for an answer now
-    is in it, too; `runner approvals` shows how to give one.
+    Shows who answered what, and after how long, the newest first. Open questions are listed too;
+    `runner approvals` shows how to answer them.
 
     \b
     Example:
@@ -335,8 +332,8 @@ def approvals() -> None:
 def limits() -> None:
     """List the limits that runs have reached.
 
-    With who let them go on, and with which limits; the newest first. Runs that wait for their job's
-    budget now are in it, too.
+    Shows who let runs continue, and with which limits; the newest first. Runs that wait for their
+    job's budget are listed too.
 
     \b
     Example:
@@ -355,11 +352,11 @@ def limits() -> None:
     )
 )
 def costs() -> None:
-    """Say what model calls cost.
+    """Show the cost of model calls.
 
-    The dearest first, with the same sums as in `runner costs`. Costs are list prices times tokens,
-    in USD. Calls whose usage is unknown are apart, with what they can have cost at
-    most. With --tool it is the turns that called it.
+    The most expensive first, with the same sums as in `runner costs`. Costs are list prices times
+    tokens, in USD. Calls of unknown usage are shown apart, with their highest possible cost. With
+    --tool only turns that called the tool count.
 
     \b
     Example:
@@ -370,9 +367,9 @@ def costs() -> None:
 
 @question()
 def models() -> None:
-    """Say how each model did, and what it cost.
+    """Show calls, failures and cost of each model.
 
-    How often it was called and failed, how long its replies took, what it used.
+    Shows its calls and failures, the time of its replies, and its tokens.
 
     \b
     Example:
@@ -383,10 +380,10 @@ def models() -> None:
 
 @question(click.argument("id", metavar="RUN"), limit=0)
 def timeline() -> None:
-    """List all that happened to a run.
+    """List all events of a run.
 
-    Turns, calls, decisions, waits, what people did, and what it cost, in order. What people did to
-    its job while it was there is in it, too.
+    Turns, calls, decisions, waits, people's actions and costs, in order. People's actions on its
+    job are listed too.
 
     \b
     Example:
@@ -418,11 +415,11 @@ def timeline() -> None:
 @format_options
 @with_app
 def sql(app: handle.App, sql: str | None, file: IO[str] | None, format: str, **bounds: Any) -> None:
-    """Ask with a SELECT of your own, over the views that `runner audit views` lists.
+    """Ask with your own SELECT over the views that `runner audit views` lists.
 
-    It reads and can do nothing else, whatever the SQL says: on SQLite the file is opened for reading
-    only, on Postgres it is one statement in a read-only transaction that is rolled back. It is stopped
-    when it takes too long, or more than 1 GiB of memory.
+    The SQL can only read: SQLite opens the file read-only, and Postgres runs one statement in a
+    read-only transaction that is rolled back. It is stopped if it takes too long or more than 1 GiB
+    of memory.
 
     \b
     Example:
@@ -441,7 +438,7 @@ def sql(app: handle.App, sql: str | None, file: IO[str] | None, format: str, **b
 @click.argument("view", required=False)
 @format_options
 def views(view: str | None, format: str) -> None:
-    """List the views that SQL is asked over: their columns, and what these mean.
+    """List the views for SQL with their columns and meanings.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""What a job has come to: the table at the end of ``run``, and ``report`` as a Markdown page."""
+"""The results of a job: the table at the end of ``run``, and ``report`` as a Markdown page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(app: handle.App, job: str, output: Path | None) -> None:
     """Report on a job in Markdown: what to look at first, failures by what they have in common, and
     for each run its outcome, changes, verification, cost, time, denials and approvals.
 
-    What models, tools and repositories say stands in it as code, where it means nothing.
+    Text from models, tools and repositories is shown as code, so that it has no effect.
 
     \b
     Example:
@@ -37,8 +37,8 @@ def report(app: handle.App, job: str, output: Path | None) -> None:
 
 
 def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) -> int:
-    """Print what became of the runs of a job's items, and how to look further; return the exit code
-    that says it."""
+    """Print the outcomes of a job's items and the commands to look further; return the exit
+    code."""
     runs = [each.run for each in report.runs]
     code = exit_code((run["state"] for run in runs), interrupted=interrupted)
     if as_json:

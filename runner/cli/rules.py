@@ -18,7 +18,7 @@ from runner.settings import Settings
 
 @click.group()
 def rules() -> None:
-    """Permission rules: what they would say of a call, and those that a job has.
+    """Permission rules: check them against calls, list and revoke a job's.
 
     \b
     Example:

@@ -21,7 +21,7 @@ from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import ENDED, RunStatus
 
-# What is shown as it is stored: names with columns.
+# Values shown as stored: names with columns.
 _WHERE = {
     "attempts": "attempt",
     "worker": "worker_id",
@@ -234,7 +234,7 @@ def _tokens(row: Mapping[str, Any]) -> str:
 
 
 def _used(run: Mapping[str, Any]) -> dict[str, str]:
-    """What a run has used of its limits and of its context window."""
+    """Return the shares of its limits and context window that a run has used."""
     used, ceiling, full = {}, run["cost_ceiling_usd"], run["fullness"]
     if ceiling is not None:
         used["charged"] = (

@@ -1,4 +1,4 @@
-"""Everything is printed through here: what models, tools and files say is not trusted.
+"""Prints all output: text from models, tools and files is untrusted.
 
 Text and tables show control characters instead of sending them; JSON is plain ASCII. Files are written
 whole or not at all.
@@ -126,7 +126,7 @@ def _draw_table(
 
 
 def _short(value: str) -> str:
-    """The end of an id, with all numbers of a sub-agent (``k3x9f2ab.3.1``); any other text as it is."""
+    """The end of an id, with all numbers of a sub-agent (``k3x9f2ab.3.1``); else the text."""
     found = _ID.fullmatch(value)
     return value if found is None else found[1][-_SHORT_ID:] + found[2]
 

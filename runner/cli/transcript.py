@@ -1,7 +1,7 @@
-"""``transcript``: what was said in a run, and what the model was sent of it.
+"""``transcript``: the conversation of a run, and the requests that the model got.
 
-What is not Runner's own is indented, so that none of it can pass for a heading (``terminal.wrapped``
-keeps long lines behind the margin, too).
+Untrusted text is indented, so that none of it looks like a heading (``terminal.wrapped`` also
+indents the rest of long lines).
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ def transcript(
     turn: int | None,
     as_json: bool,
 ) -> None:
-    """Show the conversation of a run, with decisions, costs, compactions, verifications and what people
-    did where they happened. With --json: the messages exactly as in the API.
+    """Show the conversation of a run with decisions, costs, compactions, verifications and people's
+    actions in place. With --json: the messages exactly as in the API.
 
-    It is shown whole, also what was shortened or summarised when it was sent. At a terminal it is in
-    colours (NO_COLOR: without), goes through a pager (PAGER, else less), and long outputs are
-    folded. With --html it is one file that needs no network. With --as-sent it is the body of the
-    request that the model got in a turn, byte for byte (at a terminal: on more lines).
+    Shows all of it, also parts that were truncated or summarised in requests. At a terminal it has
+    colours (NO_COLOR: none) and a pager (PAGER, else less), and long outputs are folded. --html
+    writes one file that needs no network. --as-sent prints the body of the request that the model
+    got in a turn, byte for byte (at a terminal: on more lines).
 
-    A call that started a sub-agent says what became of it. With --tree its conversation follows, each
-    line behind what it is called in its tree: 3 is the third sub-agent of the run, 3.1 the first of
-    that one; a call 3.2 is the second of the third sub-agent.
+    A call that started a sub-agent shows its outcome. With --tree its conversation follows, each
+    line behind its label in the tree: 3 is the third sub-agent of the run, 3.1 that one's first; a
+    call 3.2 is the second of the third sub-agent.
 
     \b
     Example:
@@ -145,8 +145,8 @@ def transcript(
 
 
 def lines_of(transcript: told.Transcript, *, is_folded: bool) -> Iterator[Line]:
-    """Yield the lines of a transcript as its parts are read; folded, of what is long only the
-    beginning and the end."""
+    """Yield the lines of a transcript as its parts are read; folded, long outputs have only their
+    beginning and end."""
     width = max((len(name) for name, _ in transcript.facts), default=0)
     for name, value in transcript.facts:
         words = moment(value) if isinstance(value, float) else value
@@ -186,7 +186,7 @@ def _part(part: told.Part, is_folded: bool) -> Iterator[Line]:
             if part.output:
                 yield from _text(part.output, is_folded)
         case told.SubAgent():
-            # All of it behind its label: it cannot pass for a part of the run that started it.
+            # Its label precedes all lines, so that none looks like a part of its parent.
             name = (f"── sub-agent {part.label}", "bold magenta")
             yield [name, (" · ", ""), (part.note.words, _TONES[part.note.tone])]
             for line in lines_of(part.transcript, is_folded=is_folded):
@@ -229,12 +229,12 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
 
 
 def _text(text: str, is_folded: bool, style: str = "") -> Iterator[Line]:
-    """Lines of untrusted text behind the margin."""
+    """Yield lines of untrusted text behind the margin."""
     return _folded(text.removesuffix("\n").expandtabs(8).split("\n"), is_folded, style)
 
 
 def _folded(lines: Sequence[str], is_folded: bool, style: str = "") -> Iterator[Line]:
-    """Lines behind the margin; of many, when they are folded, the first and the last."""
+    """Yield lines behind the margin; of many, when folded, the first and the last."""
     is_long = is_folded and len(lines) > _MOST_LINES
     shown = [_cut(line) for line in lines] if is_folded else lines
     for line in shown[:_FIRST_LINES] if is_long else shown:
@@ -264,7 +264,7 @@ def _cut(line: str) -> str:
 
 
 def _encoded(block: Any) -> str:
-    """What and how much a block is that no terminal shows; nothing for others."""
+    """Return the kind and size of a block that no terminal shows; empty for others."""
     source = block.get("source") if isinstance(block, dict) else None
     if not isinstance(source, dict) or source.get("type") != "base64":
         return ""

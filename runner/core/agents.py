@@ -1,7 +1,7 @@
 """Types of sub-agents, their place in the tree of runs, and the tools that start them.
 
-Names and arguments of the Agent tool are those of Claude Code, which models know well; ``agent_type``
-and ``snapshot`` are ours (https://code.claude.com/docs/en/sub-agents).
+The Agent tool has Claude Code's names and arguments, which models know well; ``agent_type`` and
+``snapshot`` are ours (https://code.claude.com/docs/en/sub-agents).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DEEPEST = 10  # in any job: the ids of runs have a number for each that is above
 
 AgentWorkspace = Literal["parent", "own"]
 
-# How far a coordinator is: it was told to split its task, once or again; one child has the whole of
-# it, and what came of it has not been told; or its task is with its children. Empty: none of these.
+# A coordinator's progress: it was asked to split its task, once or twice; one child has the whole
+# task and its result has not been told; or its children have the task. Empty: none of these.
 Split = Literal["", "asked", "asked_again", "whole", "done"]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentType:
-    """A type of sub-agent (``[agents.NAME]``). None: as the job has it, or what the parent has left."""
+    """A type of sub-agent (``[agents.NAME]``). None: the job's value or the parent's rest."""
 
     name: str
     description: str
@@ -76,7 +76,7 @@ class NewChild:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child as its parent knows it."""
+    """A child in its parent's run state."""
 
     number: int
     index: int | None  # as in ``NewChild``
@@ -86,7 +86,7 @@ class Child:
 
 
 def child_id(run_id: str, number: int) -> str:
-    """The id of a run's child: the same however often it is started."""
+    """Return the id of a run's child, the same each time that the child is started."""
     return f"{run_id}.{number}"
 
 
@@ -134,7 +134,7 @@ def is_within(run_id: str, top: str) -> bool:
 
 
 def item_of(run_id: str, item_key: str) -> str:
-    """The key of the item at the top: each run below it adds ``+`` and its number in its parent.
+    """Return the item's key from a run's: each level of sub-agents adds ``+`` and a number.
 
     >>> item_of("run_a.3.1", "src/a.py+3+1")
     'src/a.py'
@@ -143,7 +143,7 @@ def item_of(run_id: str, item_key: str) -> str:
 
 
 def tree_order(run_id: str) -> tuple[str | int, ...]:
-    """A key by which runs sort: each before those that it has started, and these by their numbers."""
+    """Return a sort key: a run comes before its sub-agents, which are in order."""
     root, *numbers = run_id.split(".")
     return root, *map(int, numbers)
 
@@ -168,7 +168,7 @@ _SPLIT = (
 
 
 def agent_tool(types: Sequence[AgentType], limits: Limits) -> Tool:
-    """The tool that starts a sub-agent of one of these types."""
+    """Return the tool that starts a sub-agent of one of these types."""
     seeing = [f"`{each.name}`" for each in types if each.snapshot]
     by_default = f"default true for {', '.join(seeing)}, else false"
     if len(seeing) in (0, len(types)):
@@ -196,7 +196,7 @@ def agent_tool(types: Sequence[AgentType], limits: Limits) -> Tool:
 
 
 def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
-    """The tool by which a coordinator gives the parts of its task to sub-agents of this type."""
+    """Return the tool that splits a coordinator's task among sub-agents of this type."""
     part = _object(
         {
             "description": _text("What the part is, in 3 to 5 words"),

@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What all runs of a job may use together; None: as much as they need."""
+    """The caps on all runs of a job together; None: no cap."""
 
     usd: float | None = None
     tokens: int | None = None
@@ -52,7 +52,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a model call may use at the most."""
+    """The most that a model call may use."""
 
     max_tokens: int  # of its output
     worst_case: int  # tokens
@@ -64,7 +64,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class JobBudget:
-    """What the runs of a job may use together, and have used and reserved. A cap of None is none."""
+    """The caps of a job, and what its runs have used and reserved. None: no cap."""
 
     most_tokens: int | None = None
     most_cost: int | None = None  # costs in billionths of a USD
@@ -74,8 +74,8 @@ class JobBudget:
     reserved_cost: int = 0
 
     def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:
-        """Whether a call may begin now, later (once others give back what they reserved), or never
-        (unless a cap is raised)."""
+        """Return if a call may begin now, later (when other calls release their reservations) or
+        never (unless a cap is raised)."""
         tokens, cost = self.spent_tokens + call.worst_case, self.spent_cost + call.worst_cost
         if not self._holds(tokens, cost):
             return "never"
@@ -95,7 +95,7 @@ class JobBudget:
         )
 
     def with_spent(self, call: Reservation, tokens: int, cost: int) -> JobBudget:
-        """After a call that used these: what it had reserved is given back."""
+        """Return the budget after a call: its usage is spent, and its reservation released."""
         return replace(
             self,
             spent_tokens=self.spent_tokens + tokens,
@@ -107,7 +107,7 @@ class JobBudget:
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """What a run has been charged for so far: real usage, the worst case where that is unknown."""
+    """The charges of a run so far: real usage, or the worst case where usage is unknown."""
 
     tokens: int
     cost: int = 0
@@ -117,19 +117,19 @@ class Charged:
 
 
 def billionths(usd: float) -> int:
-    """A sum of money as a file or an option gives it, in whole billionths of a USD."""
+    """Return an amount from a file or an option in whole billionths of a USD."""
     return round(usd * BILLIONTHS)
 
 
 def in_usd(amount: int) -> str:
-    """A sum of billionths of a USD as it is said: exactly, with four decimal places at least."""
+    """Return billionths of a USD as exact text with at least four decimal places."""
     whole, rest = divmod(amount, BILLIONTHS)
     return f"${whole:,}.{f'{rest:09}'.rstrip('0'):0<4}"
 
 
 def prompt_bound(last_prompt_tokens: int | None, appended_bytes: int) -> int:
-    """The most tokens that the next prompt can have: the real input of the last call whose usage is known,
-    and the UTF-8 bytes appended since; before the first call (None), those of the whole request."""
+    """Return an upper bound of the next prompt's tokens: the real input of the last call with known
+    usage plus the UTF-8 bytes appended since; before the first call (None), the request's bytes."""
     if last_prompt_tokens is None:
         return appended_bytes + FIRST_CALL_ALLOWANCE
     return last_prompt_tokens + appended_bytes
@@ -145,8 +145,8 @@ def reserve(
     tariff: Tariff = FREE,
     hour_cache: bool = False,
 ) -> Reservation | Ceiling:
-    """What the next call may use without ever crossing a ceiling, or the ceiling that leaves no room.
-    ``prompt`` is as ``prompt_bound`` says, and ``max_tokens`` has to exceed ``thinking_tokens``."""
+    """Return the reservation of the next call within all ceilings, or the ceiling that leaves no
+    room. ``prompt`` comes from ``prompt_bound``; ``max_tokens`` must exceed ``thinking_tokens``."""
     room = limits.token_ceiling - charged.tokens - prompt
     lowered_by: Ceiling = "token_ceiling"
     if limits.cost_ceiling is not None:

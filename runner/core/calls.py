@@ -1,5 +1,5 @@
-"""The tool calls of a reply: which are decided, which start next and together, which wait for an
-answer, which have a result without running, and what becomes of those that a crash cut off.
+"""The tool calls of a reply: deciding them, grouping calls that start together, approvals, results
+without running, and calls that a crash cut off.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _UNKNOWN = (
     "It may have taken effect in part or in whole; check before doing it again."
 )
 _PUT_BACK = " The files of the workspace are as they were before it."
-_NOT_RECORDED = " It may have changed {}, of which nothing is recorded: that could not be undone."
+_NOT_RECORDED = " It may have changed {}, which is not recorded and was not undone."
 _MOST_EDIT_CHARACTERS = 1_000
 
 
 def in_doubt(state: RunState) -> tuple[Call, ...]:
-    """The calls that an earlier attempt started and that have no result. A call that a person was asked
-    about is no longer among them: what it left has been put back."""
+    """Return calls that an earlier attempt started and that have no result. Calls that a person was
+    asked about are not among them: their changes were undone."""
     return tuple(call for call in _left(state) if not call.asked_again)
 
 
 def is_external(state: RunState, call: Call) -> bool:
-    """True if the job says that a call's effects may leave the workspace: one part of it that a rule
-    matches is enough. Where its paths lead is not looked up: it is asked before there is a workspace."""
+    """True if a rule of the job says that any part of a call has effects outside the workspace.
+    Paths are not resolved, because there may be no workspace yet."""
     workspace, tool = state.spec.workspace, state.spec.tool(call.name)
     if workspace is None or not workspace.external or tool is None or tool.read_only:
         return False
@@ -52,9 +52,9 @@ def is_external(state: RunState, call: Call) -> bool:
 
 
 def runs_again(state: RunState, call: Call) -> bool:
-    """True if a call in doubt is run again by itself; else its outcome is unknown. The workspace is as
-    it was before the call by then, if it is recorded: a call in ``state.files.unrecorded`` may have
-    changed what is in no snapshot."""
+    """True if a call in doubt runs again without asking; else its outcome is unknown. A recorded
+    workspace has been restored by then, but calls in ``state.files.unrecorded`` may have changed
+    files that no snapshot holds."""
     tool = state.spec.tool(call.name)
     if tool is None or tool.read_only:
         return tool is not None
@@ -65,23 +65,25 @@ def runs_again(state: RunState, call: Call) -> bool:
 
 
 def asks_about(state: RunState, call: Call) -> bool:
-    """True if a person is to say what becomes of a call in doubt."""
+    """True if a person must decide on a call in doubt."""
     workspace = state.spec.workspace
     asks = workspace is not None and workspace.on_unknown == "ask"
     return asks and not runs_again(state, call)
 
 
 def outcome_question(state: RunState, unrecorded: str) -> Decision:
-    """The decision to ask a person what becomes of a call of unknown outcome, which may have changed
-    what is in no snapshot (``unrecorded``)."""
-    left = f"; it was not undone, as nothing is recorded of {unrecorded}" if unrecorded else ""
+    """Return the decision to ask a person about a call of unknown outcome, which may have changed
+    files that no snapshot holds (``unrecorded``)."""
+    left = (
+        f"; its changes to {unrecorded} are not recorded and were not undone" if unrecorded else ""
+    )
     return Decision("ask", (), state.policy.snapshot, OUTCOME_UNKNOWN + left)
 
 
 def undo_needed(state: RunState) -> bool:
-    """True if the workspace is to be put back to its last snapshot: what may have written was cut off,
-    and it is done again, or a person decides whether it is, or it may change nothing at all. Never
-    while sub-agents are waited for, as what they have done would go with it."""
+    """True if the workspace must be restored to its last snapshot: a call that may have written was
+    cut off, and it runs again, a person decides, or it must change nothing. Never while the run
+    waits for sub-agents, because their work would be undone too."""
     if not state.spec.is_recorded or state.awaits_children:
         return False
     verification = state.current_verification
@@ -99,16 +101,16 @@ def undo_needed(state: RunState) -> bool:
 
 
 def left_by(state: RunState, name: Literal["Edit", "Bash"]) -> tuple[Call, ...]:
-    """Calls of this tool of Runner's left without a result, if the workspace is recorded: what they
-    changed may be in no snapshot, and an edit does not do the same again to such a file."""
+    """Return calls of this built-in tool without a result, if the workspace is recorded: no
+    snapshot may hold their changes, and an edit cannot be repeated on such a file."""
     if not state.spec.is_recorded or state.spec.source_of(name) != _BUILTIN:
         return ()
     return tuple(call for call in _left(state) if call.name == name)
 
 
 def _left(state: RunState) -> tuple[Call, ...]:
-    """The calls that an earlier attempt started and that have no result: what a sub-agent does is not
-    cut off with its parent's worker."""
+    """Return calls that an earlier attempt started and that have no result, without sub-agents: the
+    end of the parent's worker does not cut them off."""
     return tuple(
         call
         for call in state.calls
@@ -120,7 +122,7 @@ def _left(state: RunState) -> tuple[Call, ...]:
 
 
 def answer_calls(state: RunState) -> Step | None:
-    """The next step towards a result for every call of the last reply; None when all have theirs."""
+    """Return the next step towards the results of the last reply's calls; None if all have one."""
     if (hook := hook_decisions.after_calls(state)) is not None:
         return hook
     pending = [call for call in state.calls if call.result is None]
@@ -139,15 +141,15 @@ def answer_calls(state: RunState) -> Step | None:
 
 
 def given_by_children(state: RunState) -> Step | None:
-    """The next result of a call whose sub-agents have ended, for a run that ends before it goes on with
-    its calls; None when all of them are recorded."""
+    """Return the next result of a call whose sub-agents have ended, for a run that is about to end;
+    None if all are recorded."""
     pending = (call for call in state.calls if call.result is None)
     return _next_result(state, (call for call in pending if children.children_of(state, call)))
 
 
 def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
-    """The first result that needs no run. A call of unknown outcome may have changed files: the snapshot
-    after it is the one that was found."""
+    """Return the first result that needs no run. A call of unknown outcome may have changed files:
+    the snapshot after it is the one found."""
     for call in calls:
         if (result := _result_without_running(state, call)) is not None:
             was_started = call.started_by is not None and not call.interrupted
@@ -157,7 +159,7 @@ def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
 
 
 def _ask_about_unknown(state: RunState) -> Step | None:
-    """Ask a person whether a call runs again: about where it would run, as with any question."""
+    """Ask a person if a call runs again, after its paths are resolved."""
     doubtful = [call for call in in_doubt(state) if asks_about(state, call)]
     if not doubtful:
         return None
@@ -166,7 +168,7 @@ def _ask_about_unknown(state: RunState) -> Step | None:
 
 
 def _decide(state: RunState, pending: Sequence[Call]) -> Step | None:
-    """Decide on calls by the rules and hooks. Of a split only the schema is checked, with its place."""
+    """Decide on calls by the rules and hooks. A split is only checked against its schema."""
     undecided = [
         call
         for call in pending
@@ -196,8 +198,8 @@ def _by_rules(state: RunState, call: Call) -> Decision:
 
 
 def _look_at_edits(state: RunState, pending: Sequence[Call]) -> Step | None:
-    """The next hook that looks at what a person has made of a call before that runs. What can only run
-    after sub-agents is looked at after them."""
+    """Return the next hook for a call that a person edited, before the call runs. A call that waits
+    for sub-agents is checked after them."""
     for call in pending:
         is_to_run = call.is_approved and (call.started_by is None or call.asked_again)
         is_held_up = state.awaits_children and not state.spec.starts_children(call.name)
@@ -214,7 +216,7 @@ def _begin_next(state: RunState, pending: Sequence[Call]) -> Step:
         shared = children.begins_with_shared(state, new)
         return RecordShared() if shared else entries.ChildrenStarted(new)
     if state.awaits_children:
-        # While somebody is asked the end of a child changes nothing, unless another may start then.
+        # While a person is asked, a child's end changes nothing unless another child may start.
         asked = any(call.waits for call in pending) and not children.waiting_for_room(
             state, pending
         )
@@ -227,10 +229,10 @@ def _begin_next(state: RunState, pending: Sequence[Call]) -> Step:
 
 
 def _next_group(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
-    """The calls to start together, in the order asked up to the first that waits for an answer: by
-    default neighbouring read-only ones, the others alone. A call that only reads may pass one that
-    waits when that, and all between, only read too. One whose effects leave the workspace is always
-    alone: the others may have to run again when it may not."""
+    """Return the calls to start together, in order, up to the first that waits for an answer: by
+    default neighbouring read-only calls, and others alone. A read-only call may pass a waiting one
+    if that and all calls between only read. A call with effects outside the workspace is always
+    alone: others may have to run again when it may not."""
     mode = state.spec.parallel_tools
     pending = list(takewhile(lambda call: not state.spec.starts_children(call.name), pending))
     in_order = list(takewhile(lambda call: not call.waits, pending))
@@ -242,13 +244,13 @@ def _next_group(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
 
 
 def changes_files(state: RunState, calls: Sequence[Call]) -> bool:
-    """True if calls that run together may change files that are recorded. Their results are stored at
-    once then, with one snapshot: the calls are done together or not at all."""
+    """True if calls that run together may change recorded files. They are an atomic batch then:
+    their results are stored at once, with one snapshot."""
     return state.spec.is_recorded and not all(state.spec.only_reads(call.name) for call in calls)
 
 
 def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
-    """The result of a call, with what a hook or a person changed of its input said in front of it."""
+    """Return a call's result, preceded by the changes that a hook or a person made to its input."""
     if not call.is_edited and call.updated_input is None:
         return result
     who = "A hook that looked at this call"
@@ -311,7 +313,7 @@ def _result_without_running(state: RunState, call: Call) -> ToolResult | None:
 
 
 def _submission(state: RunState, call: Call, tool: Tool) -> ToolResult | None:
-    """The result of submitting a result, which runs nothing; None until its schema is checked."""
+    """Return the result of submitting a result; None until its schema is checked."""
     if call.tool_context is None:
         return None
     results = (other.result for other in state.calls if other.name == tool.name)
@@ -322,13 +324,13 @@ def _submission(state: RunState, call: Call, tool: Tool) -> ToolResult | None:
 
 
 def _not_recorded(state: RunState, call: Call) -> str:
-    """Why a call was not undone, if it may have changed what is in no snapshot."""
+    """Return why a call was not undone, if it may have changed files that no snapshot holds."""
     what = state.files.unrecorded.get(call.index)
     return _NOT_RECORDED.format(what) if what else ""
 
 
 def _refusal(state: RunState, call: Call) -> str | None:
-    """Why a call does not run, or not again; None if it may, or while a person is asked."""
+    """Return why a call does not run or not again; None if it may, or while a person is asked."""
     if call.decision is not None and call.decision.effect == "deny":
         return call.decision.explain()
     if call.answer is None:
@@ -346,8 +348,8 @@ def _refusal(state: RunState, call: Call) -> str | None:
 
 
 def _denial_since(state: RunState, call: Call) -> str | None:
-    """A rule that denies holds for what a person approved, too: it may be newer than the question,
-    and what they made of the call may be another one. So does a hook that is against that."""
+    """Return the denial of an approved call, or None: a deny rule may be newer than the question,
+    or match the person's edit of the call, and a hook may object to the edit."""
     if call.tool_context is None or (call.started_by is not None and not call.asked_again):
         return None
     decision = _by_rules(state, call)

@@ -1,4 +1,4 @@
-"""Sub-agents of a run: which calls start them, what each may use, and what the calls are given.
+"""Sub-agents of a run: the calls that start them, their limits, and the results of these calls.
 
 A coordinator is a run that first splits its task into parts for sub-agents, and joins their results.
 """
@@ -37,8 +37,8 @@ _MOST_STARTED = (
 
 
 def spec_of(spec: JobSpec, *types: str) -> JobSpec:
-    """The spec that a sub-agent works by, given the names of the types above it, from the child of an
-    item's run on, and of its own: it has no tool that one above it lacks. Without names the job's spec."""
+    """Return a sub-agent's spec, given the names of its types from the child of an item's run down
+    to its own: it has only tools that all of them have. Without names, the job's spec."""
     if unknown := [name for name in types if spec.agent(name) is None]:
         raise LookupError(f"the job {spec.name!r} has no type of sub-agent {unknown[0]!r}")
     lineage = [agent for name in types if (agent := spec.agent(name)) is not None]
@@ -74,8 +74,8 @@ def spec_of(spec: JobSpec, *types: str) -> JobSpec:
 def outcome_of(
     outcome: Ended, said: str, submitted: Mapping[str, Any] | None, left: tuple[str, str] | None
 ) -> ToolResult:
-    """The result of a child that has ended: what it said last or submitted, or why it did not come to an
-    end; and the branch and the commit that it has left."""
+    """Return the result of an ended child: its last text or submission, or why it did not finish;
+    and its branch and commit."""
     files = "" if left is None else _LEFT.format(*left)
     if outcome.state != "succeeded":
         why = f"{outcome.state} ({outcome.reason})"
@@ -91,14 +91,14 @@ def outcome_of(
 
 
 def children_of(state: RunState, call: Call) -> tuple[Child, ...]:
-    """The sub-agents that a call has started, in order."""
+    """Return the sub-agents that a call has started, in order."""
     return tuple(child for child in state.children.current if child.index == call.index)
 
 
 def joined(state: RunState, call: Call, children: Sequence[Child]) -> ToolResult | None:
-    """The result of a call that has started children; None while one of them has not ended. Those of
-    several parts stand under headings, in the order of the parts. What is too long is truncated part by
-    part: all of it can be read where the outputs of tools are."""
+    """Return the result of a call that started children; None until all have ended. Several parts
+    have headings and are in order. Long results are truncated part by part; the tools' outputs
+    folder has them whole."""
     results = [child.result for child in children if child.result is not None]
     if len(results) < len(children):
         return None
@@ -127,7 +127,8 @@ def _under_headings(call: Call, results: Sequence[ToolResult]) -> str:
 
 
 def coordinate(state: RunState) -> Step | None:
-    """The next step of a coordinator beside its calls: to split its task, or to hear of the whole."""
+    """Return a coordinator's next step beside its calls: split the task, or get its whole
+    result."""
     if state.spec.coordinator is None:
         return None
     if not state.children.split:
@@ -145,7 +146,7 @@ def coordinate(state: RunState) -> Step | None:
 
 
 def split_first(state: RunState) -> Step | None:
-    """What comes before the end of a coordinator that has not split its task; None if it has."""
+    """Return the step before the end of a coordinator that has not split its task; else None."""
     if state.children.split == "asked":
         return tell("split", SPLIT_AGAIN_TEXT)
     if state.children.split != "asked_again":
@@ -156,8 +157,8 @@ def split_first(state: RunState) -> Step | None:
 
 
 def split_of(spec: JobSpec, messages: Sequence[Message], started: Sequence[bool]) -> Split:
-    """How far a coordinator is that goes on from a copied conversation. ``started`` says of each call in it
-    to split the task whether it has started sub-agents."""
+    """Return the progress of a coordinator that continues a copied conversation. ``started`` has,
+    for each call to split the task, whether it has started sub-agents."""
     if spec.coordinator is None:
         return ""
     texts = [
@@ -176,8 +177,8 @@ def split_of(spec: JobSpec, messages: Sequence[Message], started: Sequence[bool]
 
 
 def refused_split(state: RunState, call: Call) -> ToolResult | None:
-    """The result of a call to split the task that starts nothing: the task is split already, or its
-    first split is no good. None until it is checked against its schema."""
+    """Return the result of a split that starts nothing: the task is already split, or its first
+    split is invalid. None until it is checked against its schema."""
     if state.children.split == "done":
         done = "The task has been split: a task is split once. Go on with what its parts gave."
         return ToolResult(done, "failed")
@@ -195,7 +196,7 @@ def refused_split(state: RunState, call: Call) -> ToolResult | None:
 
 
 def _problem(call: Call) -> str:
-    """What is wrong with a split; empty when nothing is, or when it is not checked yet."""
+    """Return the problem with a split; empty if there is none or it is not checked yet."""
     arguments = call.input_to_run
     if not isinstance(arguments, Mapping) or list(arguments) == [UNREADABLE_INPUT]:
         return "The arguments must be a JSON object."
@@ -207,16 +208,16 @@ def _problem(call: Call) -> str:
 
 
 def children_work_in(state: RunState, *, now: bool = False) -> bool:
-    """True if sub-agents of calls without results change the files of the run's workspace, or have; with
-    ``now``, only while they are under way: the workspace is not recorded half done."""
+    """True if sub-agents of calls without results change files of the run's workspace; with
+    ``now``, only while they run, when the workspace cannot be recorded."""
     children = state.children.running if now else state.children.current
     agents = (state.spec.agent(child.agent_type) for child in children)
     return any(agent is not None and agent.workspace == "parent" for agent in agents)
 
 
 def begins_with_shared(state: RunState, children: Sequence[NewChild]) -> bool:
-    """True if one of these has a folder of its own that begins with the files of one which the run only
-    shares, so that nothing of it is recorded yet."""
+    """True if a child's own folder begins with the files of a folder that the run only shares, so
+    that it is not recorded yet."""
     if state.depth == 0 or state.spec.workspace is None or state.spec.is_recorded:
         return False
     types = (state.spec.agent(child.agent_type) for child in children)
@@ -226,7 +227,7 @@ def begins_with_shared(state: RunState, children: Sequence[NewChild]) -> bool:
 
 
 def cannot_start(state: RunState, call: Call) -> ToolResult | None:
-    """Why a call for a sub-agent that has none starts none, whatever the rules say; None if it may."""
+    """Return why a call cannot start a sub-agent, whatever the rules say; None if it can."""
     most, arguments = state.limits.max_agents, call.input_to_run
     if state.depth >= state.limits.max_agent_depth:
         return ToolResult(_TOO_DEEP, "failed")
@@ -247,8 +248,8 @@ def cannot_start(state: RunState, call: Call) -> ToolResult | None:
 
 
 def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, ...]:
-    """The sub-agents to start now: of neighbouring calls together, save those that wait for an answer,
-    and never before a call of another kind that comes first."""
+    """Return the sub-agents to start now: of neighbouring calls together, without calls that wait
+    for an answer, and never before an earlier call of another kind."""
     block = _next_block(state, pending)
     if block and state.spec.splits(block[0].name):
         return _parts_of(state, block[0])
@@ -263,19 +264,19 @@ def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, .
 
 
 def waiting_for_room(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
-    """The calls for sub-agents that start as soon as fewer of them are under way."""
+    """Return the calls whose sub-agents start when fewer are running."""
     block = _next_block(state, pending)
     return [call for call in block if not call.waits and not state.spec.splits(call.name)]
 
 
 def _next_block(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
-    """The calls for sub-agents that are not started, up to a call of another kind."""
+    """Return the calls for sub-agents that have not started, up to a call of another kind."""
     unstarted = [call for call in pending if not children_of(state, call)]
     return list(takewhile(lambda call: state.spec.starts_children(call.name), unstarted))
 
 
 def _parts_of(state: RunState, call: Call | None) -> tuple[NewChild, ...]:
-    """The children for a task that is split: one for each part, or one for all of it."""
+    """Return the children for a split task: one for each part, or one for the whole."""
     coordinator = state.spec.coordinator
     assert coordinator is not None, "only a coordinator's task is split"
     task = {"description": "the whole task", "prompt": state.messages[0].blocks[0]["text"]}
@@ -295,8 +296,8 @@ def _parts_of(state: RunState, call: Call | None) -> tuple[NewChild, ...]:
 def new_child(
     state: RunState, arguments: Mapping[str, Any], *, number: int, index: int | None, together: int
 ) -> NewChild:
-    """One of several children that start together, given the arguments of the Agent tool. Each may use what
-    its type says, and no more than an equal share of what the parent has left, which keeps one share."""
+    """Return one of several children that start together, given the arguments of the Agent tool.
+    Its limits are its type's, at most an equal share of the rest (the parent keeps one)."""
     agent = state.spec.agent(str(arguments["agent_type"]))
     assert agent is not None, "a call with an unknown type has its result by now"
     spec, used, shares = spec_of(state.spec, agent.name), state.used, together + 1

@@ -45,7 +45,7 @@ class Raised:
         return {name: limit for name, limit in named.items() if limit is not None}
 
     def of(self, run: Any) -> dict[str, Any]:
-        """Return the limits that the row of a run has columns for, as they are to be."""
+        """Return the new values of the limits that have columns in a run's row."""
         return {name: getattr(run, name) for name in self.__slots__} | self.given
 
 

@@ -1,7 +1,7 @@
 """Makes a prompt shorter: truncated tool results, dropped turns, or a summary by a model.
 
-The summarising model is shown the conversation as data, a JSON object on each line, so that nothing
-that a tool printed can pass for the end of it or for a word of Runner's.
+The summarising model gets the conversation as data, a JSON object on each line, so that no tool
+output can pass for its end or for Runner's words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OLD_RESULT = 768  # characters of an old result that stay, with its note
 MODEST_RESULT, LEAST_RESULT = 4_000, 256  # characters of a recent one, when it has to be cut
 
 _LEFT_OUT = "\n[… {:,} of {:,} characters left out to save context; {} …]\n"
-# The note of a tool whose output was too long to show (``tools.output``). It is kept, as it names the
+# The note of a tool whose output was too long (``tools.output``). It is kept, because it names the
 # file with all of the output.
 _OWN_NOTE = re.compile(r"\n\[… the middle is left out: [^\n]{1,600} …\]\n")
 _OWN_NOTE_ABOVE = 10_000
@@ -42,7 +42,7 @@ class Result:
 
 
 def sent_results(state: RunState) -> Iterator[Result]:
-    """The tool results that are sent."""
+    """Return the tool results that are sent."""
     compacted = state.context.compacted
     for number in range(compacted.last + 1, len(state.messages)):
         for position, block in enumerate(state.messages[number].blocks):
@@ -69,7 +69,7 @@ def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | N
 
 
 def where_output_is(state: RunState, call_id: str, name: str) -> str:
-    """Tells the model how to see the whole of what a call of this tool gave."""
+    """Return the text that tells the model how to read the whole output of a call of this tool."""
     if state.files.outputs and state.spec.tool("Read") and _FILE_NAME.fullmatch(call_id):
         return f"all of it is in {state.files.outputs}/{call_id}.txt: Read it with offset and limit"
     if state.spec.starts_children(name):
@@ -78,8 +78,8 @@ def where_output_is(state: RunState, call_id: str, name: str) -> str:
 
 
 def truncate_text(text: str, most: int, where: str) -> str:
-    """A text of at most ``most`` characters as it is. Of a longer one head and tail, and between them a
-    note on what is missing and ``where`` it is: at most ``most`` characters, if the note fits."""
+    """Return a text unchanged up to ``most`` characters; of a longer one, head and tail around a
+    note that says how much is missing and ``where`` it is, ``most`` characters if the note fits."""
     whole = len(text)
     if whole <= most:
         return text
@@ -93,14 +93,14 @@ def _head_and_tail(head: str, note: str, tail: str, room: int) -> str:
 
 
 def cut_points(state: RunState) -> list[int]:
-    """Numbers of the messages that may come first after what is dropped, ascending: replies to the user or
-    to tool results. A cut there parts no call from its result and no paused turn from its rest."""
+    """Return the numbers of messages that may be the first kept one, ascending. A cut there
+    separates no call from its result and no paused turn from its rest."""
     first, roles = max(2, state.context.compacted.last + 1), [one.role for one in state.messages]
     return [n for n in range(first, len(roles)) if roles[n - 1 : n + 1] == ["user", "assistant"]]
 
 
 def tail_start(state: RunState) -> int:
-    """Number of the first recent message. At least as many are recent as the job keeps; 1 if all are."""
+    """Return the number of the first recent message: the job's minimum is kept; 1 if all are."""
     most = len(state.messages) - state.spec.context.keep_messages
     return max((number for number in cut_points(state) if number <= most), default=1)
 
@@ -113,7 +113,7 @@ LEAST_PER_ESTIMATED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TokenEstimate:
-    """How long the next prompt is, and how long it may be."""
+    """The tokens of the next prompt, and their limit."""
 
     tokens: int  # real tokens, as well as they are known
     estimate: int  # the plain estimate of the same prompt
@@ -122,7 +122,7 @@ class TokenEstimate:
 
     @property
     def goal(self) -> int:
-        """The tokens that a compaction aims at."""
+        """The target size of a compaction in tokens."""
         return int(self.limit * ENOUGH)
 
     @property
@@ -131,14 +131,14 @@ class TokenEstimate:
         return self.tokens / max(1, self.estimate)
 
     def characters(self, share: float) -> int:
-        """The characters that fill a share of the limit, but always a few."""
+        """Return the characters that fill a share of the limit, at least a few."""
         tokens = self.limit * share / max(self.per_estimated, LEAST_PER_ESTIMATED)
         return max(LEAST_CHARACTERS, int(tokens * self.chars_per_token))
 
 
 def token_estimate(state: RunState) -> TokenEstimate:
-    """How long the next prompt is. The API's count comes first. A prompt that the API found too long is as
-    long as the window at least, whatever the estimate says."""
+    """Return the estimate of the next prompt. The API's count comes first. A prompt that the API
+    refused as too long counts as a full window at least."""
     context = state.context
     tokens, counted = context.tokens, context.counted
     if counted is not None and counted.tokens is not None and counted.estimate == context.estimate:
@@ -150,8 +150,8 @@ def token_estimate(state: RunState) -> TokenEstimate:
 
 
 def prompt_limit(state: RunState) -> int:
-    """The tokens of the window that a prompt may take: never less than half, as the reserve may be meant
-    for a larger window."""
+    """Return the window's tokens that a prompt may take: at least half, because the reserve may be
+    meant for a larger window."""
     window = state.context.window
     reserve = state.spec.context.reserve_in(window, state.limits.max_output_tokens)
     return window - min(reserve, window // 2)
@@ -200,8 +200,8 @@ class SummaryQuestion:
 
 
 def summary_question(state: RunState) -> SummaryQuestion | None:
-    """The request for a summary of all between the task and the recent messages; None if there is nothing
-    but an earlier summary, or if none of it fits the summary model's window."""
+    """Return the request for a summary of the messages between the task and the recent ones; None
+    if only an earlier summary is there, or nothing fits the summary model's window."""
     start, settings = tail_start(state), state.spec.context
     if start - 1 <= state.context.compacted.last:
         return None
@@ -220,7 +220,7 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
 
 
 def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplied:
-    """The entry of a reply to a summary call: a compaction, or why the summary is useless."""
+    """Return the entry of a summary reply: a compaction, or why the summary is useless."""
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
     if reply.stop_reason not in {"end_turn", "stop_sequence"} | conversation.CUT_REASONS:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
@@ -230,7 +230,7 @@ def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplie
     if compaction is not None:
         if reply.stop_reason in conversation.CUT_REASONS:
             text += "\n[the summary was cut off here]"
-        # Its end says what comes next, its beginning what it is all for.
+        # The end says what comes next, the beginning what the goal is.
         most = token_estimate(state).characters(MOST_REPLACEMENT)
         compaction = _stood_in(state, truncate_text(text, most, "they are gone"))
     why = "" if compaction is not None else "the summary is as long as what it is of"
@@ -238,14 +238,14 @@ def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplie
 
 
 def _stood_in(state: RunState, text: str) -> Compaction | None:
-    """The compaction that sends a summary; None if that is no shorter."""
+    """Return the compaction that sends a summary; None if it is not shorter."""
     made = Compaction("summary", 1, tail_start(state) - 1, f"{HEADING}\n\n{text}")
     found = _measured(state, token_estimate(state), made)
     return found if found is not None and found.tokens_after < found.tokens_before else None
 
 
 def _measured(state: RunState, now: TokenEstimate, made: Compaction) -> Compaction | None:
-    """A compaction with the tokens before and after it; None if it makes nothing shorter."""
+    """Return a compaction with the tokens before and after it; None if it saves nothing."""
     change = difference(state.messages, state.context.compacted, made, now.chars_per_token)
     if change >= 0:
         return None
@@ -254,8 +254,9 @@ def _measured(state: RunState, now: TokenEstimate, made: Compaction) -> Compacti
 
 
 def _conversation(state: RunState, start: int, most: int) -> str | None:
-    """The task, the earlier summary and the messages before ``start`` as lines of at most ``most``
-    characters. Texts are cut shorter first, then the oldest messages are dropped; None if all would be."""
+    """Return the task, the earlier summary and the messages before ``start`` as lines, ``most``
+    characters at most. Texts are shortened, then the oldest messages dropped; None if none is
+    left."""
     compacted, messages = state.context.compacted, state.messages[:start]
     calls = [call for message in messages for call in conversation.tool_uses(message.blocks)]
     names = {call["id"]: call["name"] for call in calls}
@@ -310,14 +311,14 @@ def _line(kind: str, **parts: Any) -> str:
 
 
 def _size(line: str) -> int:
-    """Characters of a line as the estimate counts them: as JSON, once more."""
+    """Return the characters of a line for the estimate, which counts its JSON."""
     return len(json.dumps(line, ensure_ascii=False))
 
 
 def shortened(state: RunState, now: TokenEstimate) -> Compaction | None:
-    """The mildest compaction without a model that is enough: old results are truncated, or the oldest turns
-    dropped. What does not reach the goal must at least fit. Only if the recent turns alone are too long
-    are their results truncated, and last of all the turns themselves dropped."""
+    """Return the mildest compaction without a model that is enough: truncate old results, or drop
+    the oldest turns; it should reach the goal and must fit. Only if the recent turns alone are too
+    long are their results truncated, and at last the turns dropped."""
     ways = _Shortening(state, now)
     tried = (ways.shorten_old, ways.truncate_recent, ways.drop_and_truncate)
     made = (way(limit) for way in tried for limit in (now.goal, now.limit))
@@ -347,14 +348,14 @@ class _Shortening:
         return self._truncated_to_fit(limit, 0, MODEST_RESULT)
 
     def drop_and_truncate(self, limit: int) -> Compaction | None:
-        """Drop all but the recent messages and truncate their results, then drop ever more of these, down
-        to the last reply and what answers it."""
+        """Drop all but the recent messages and truncate their results, then drop more of these,
+        down to the last reply and the message after it."""
         cuts = [self._start, *(cut for cut in self._cuts if cut > self._start)]
         attempts = (self._truncated_to_fit(limit, cut, LEAST_RESULT) for cut in cuts)
         return next(filter(None, attempts), None)
 
     def _truncated_to_fit(self, limit: int, cut: int, least: int) -> Compaction | None:
-        """Drop what is before ``cut`` and leave recent results as long as possible."""
+        """Drop the messages before ``cut`` and keep recent results as long as possible."""
         if (whole := self._fitting(limit, cut, None)) is not None:
             return whole
         if self._fitting(limit, cut, least) is None:

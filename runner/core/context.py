@@ -1,8 +1,8 @@
 """The context window: token estimates, compactions of what is sent, and the prompt cache.
 
-Messages never change; a compaction only changes what is sent for them. On the cache:
-https://docs.claude.com/en/docs/build-with-claude/prompt-caching: an entry lives for five minutes after
-its last use, or for an hour at a higher price of writing.
+Messages never change; a compaction only replaces them in requests. On the cache:
+https://docs.claude.com/en/docs/build-with-claude/prompt-caching: an entry lives for five minutes
+after its last use, or for an hour at a higher price of writing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.core.conversation import Block, Message, content_text, text_block
 DEFAULT_WINDOW = 200_000  # of a model that neither the API's list nor our own table knows
 AVERAGE_WEIGHT = 0.25  # of the newest reply in the moving average
 
-# Real over estimated tokens: outside of this it is not the estimate that is wrong.
+# Real over estimated tokens: outside this range the count is wrong, not the estimate.
 _LEAST_RATIO, _MOST_RATIO = 0.2, 5.0
 _MOST_DEFAULT_RESERVE = 32_000
 _OVERHEAD = 2_000
@@ -36,8 +36,8 @@ class Context:
     summary_instructions: str | None = None
 
     def reserve_in(self, window: int, max_output_tokens: int) -> int:
-        """The tokens of a window that stay free for a reply: the job's own number, or the largest of a
-        tenth, a quarter (at most 32,000), and what the longest reply takes."""
+        """Return the tokens of a window reserved for a reply: the job's number, or the largest of a
+        tenth, a quarter (at most 32,000) and the longest reply."""
         if self.reserve is not None:
             return self.reserve
         quarter = min(_MOST_DEFAULT_RESERVE, window // 4)
@@ -55,13 +55,13 @@ def estimate_text(text: str, chars_per_token: float) -> int:
 
 
 def is_measurement(real: int, estimated: int) -> bool:
-    """True if a reply's count of its prompt can be right. Some gateways count nothing, and where the API's
-    own tools run, it counts the prompts of all inner calls."""
+    """True if a reply's count of its prompt is plausible. Some gateways count nothing, and server
+    tools add the prompts of all inner calls."""
     return estimated > 0 and _LEAST_RATIO <= real / estimated <= _MOST_RATIO
 
 
 def corrected(average: float, real: int, estimated: int) -> float:
-    """The moving average of real over estimated tokens, after one more reply."""
+    """Return the moving average of real over estimated tokens after one more reply."""
     if not is_measurement(real, estimated):
         return average
     return average + AVERAGE_WEIGHT * (real / estimated - average)
@@ -81,7 +81,7 @@ class TruncatedResult:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """One change of what is sent."""
+    """One replacement of messages in requests."""
 
     kind: CompactionKind  # "clip" only truncates results; the others replace messages
     first: int  # messages ``first`` to ``last`` are affected
@@ -103,7 +103,7 @@ class Compacted:
     count: int = 0  # of the compactions
 
     def after(self, compaction: Compaction) -> Compacted:
-        """With one more compaction."""
+        """Return the compactions with one more."""
         last, text = self.last, self.text
         if compaction.kind != "clip":
             last, text = compaction.last, compaction.text
@@ -114,11 +114,11 @@ class Compacted:
 
     @property
     def replacement(self) -> tuple[Message, ...]:
-        """What is sent for messages 1 to ``last``."""
+        """The messages that are sent for messages 1 to ``last``."""
         return (Message("user", (text_block(self.text),)),) if self.last else ()
 
     def as_sent(self, message: Message, number: int) -> Message:
-        """A message with its results as short as they are sent."""
+        """Return a message with its truncated results."""
         places = [(number, position) for position in range(len(message.blocks))]
         if not any(place in self.truncated for place in places):
             return message
@@ -130,7 +130,7 @@ class Compacted:
 
 
 def sent_messages(messages: Sequence[Message], compacted: Compacted) -> tuple[Message, ...]:
-    """The messages as they are sent to the model."""
+    """Return the messages that are sent to the model."""
     if not compacted.count:
         return tuple(messages)
     rest = (
@@ -151,7 +151,7 @@ def difference(
     compaction: Compaction,
     chars_per_token: float,
 ) -> int:
-    """Estimated tokens that a compaction adds to what is sent; below 0 if it makes it shorter."""
+    """Return the estimated tokens that a compaction adds; negative if it saves some."""
     after = compacted.after(compaction)
     kept = sorted({result.message for result in compaction.truncated} - {*range(after.last + 1)})
     left_out = range(compacted.last + 1, after.last + 1)
@@ -174,7 +174,7 @@ WORTH_AN_HOUR = 0.07
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far apart the run's model calls begin."""
+    """The time between the starts of the run's model calls."""
 
     last_at: float | None = None  # when the last one began, in seconds since the epoch
     # Moving average of the share of calls that came too late for a cache of five minutes, and not
@@ -182,7 +182,7 @@ class Pace:
     slow: float = 0.0
 
     def after(self, at: float) -> Pace:
-        """The pace with one more call, which begins at ``at``."""
+        """Return the pace with one more call, which begins at ``at``."""
         if self.last_at is None:
             return Pace(at, self.slow)
         is_slow = SHORT_SECONDS < at - self.last_at < LONG_SECONDS

@@ -1,4 +1,4 @@
-"""What a model call takes and gives, as values: blocks, messages, requests, replies, results.
+"""Values of a model call: blocks, messages, requests, replies, results.
 
 Blocks are plain JSON objects exactly as in the Messages API; unknown kinds pass through untouched.
 """
@@ -14,7 +14,7 @@ Block = dict[str, Any]
 Role = Literal["user", "assistant"]
 Purpose = Literal["turn", "summary"]  # what a model call is for
 
-# What became of a tool call. Only "succeeded" is not an error for the model.
+# The outcome of a tool call. All but "succeeded" are errors for the model.
 ToolOutcome = Literal[
     "succeeded",
     "failed",  # the tool ran and reported an error, or raised
@@ -32,7 +32,7 @@ ToolOutcome = Literal[
 UNREADABLE_INPUT = "unreadable_arguments"
 
 
-# Stop reasons of a reply that was cut off: what it began is to be gone on with.
+# Stop reasons of a reply that was cut off and must be continued.
 CONTEXT_EXCEEDED = "model_context_window_exceeded"
 CUT_REASONS = frozenset({"max_tokens", CONTEXT_EXCEEDED})
 
@@ -126,7 +126,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool call gave."""
+    """The result of a tool call."""
 
     content: str  # for the model, already capped
     outcome: ToolOutcome = "succeeded"
@@ -140,7 +140,7 @@ class ToolResult:
 
 
 def content_text(block: Block) -> str:
-    """A block as JSON: what its size is counted on."""
+    """Return a block as JSON, on which its size is counted."""
     return json.dumps(block, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""What a run does next: a pure function of its state."""
+"""The next step of a run: a pure function of its state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_RESULT_NUDGES = 2
 
 
 def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Action]:
-    """The entries that are decided until there is an effect to carry out, and that effect, which comes
-    once they are stored, or the end of the attempt."""
+    """Return the entries up to the next effect, and that effect (carried out after they are stored)
+    or the end of the attempt."""
     decided: list[Applied] = []
     state = replace(state, now=now, draining=draining)
     while isinstance(step := decide(state), entries.Entry):
@@ -30,7 +30,7 @@ def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied],
 
 
 def decide(state: RunState) -> Step:
-    """The next step of a run: what the rules say, but an end only after what comes before it."""
+    """Return the next step of a run by the rules; an end only after the steps before it."""
     if state.outcome is not None:
         return steps.Done(state.outcome)
     match step := _by_rules(state):
@@ -82,7 +82,7 @@ def _continue_model_call(state: RunState) -> Step | None:
 
 
 def _continue_tools(state: RunState) -> Step | None:
-    """Calls that this attempt has started: others of their group have stored a result meanwhile."""
+    """Continue started calls: others of their group have stored a result meanwhile."""
     mine = tuple(
         call
         for call in state.calls
@@ -99,7 +99,7 @@ def _end_with_result(state: RunState) -> Step | None:
 
 
 def _answer_stop(state: RunState) -> Step | None:
-    """What follows from how the last reply ended. A paused turn goes back as it is."""
+    """Return the step after the last reply's stop reason. A paused turn goes back unchanged."""
     stop = state.model.stop
     if stop is None:
         return None
@@ -136,7 +136,7 @@ def _answer_stop(state: RunState) -> Step | None:
 
 
 def _end_children(state: RunState) -> Step | None:
-    """Stop the sub-agents before the files are committed, and record what each gave."""
+    """Stop the sub-agents before the files are committed, and record their results."""
     if not state.awaits_children:
         return None
     if not state.children.running:
@@ -188,7 +188,7 @@ def _check_limits(state: RunState) -> Step | None:
 
 
 def _finish(state: RunState, reason: str) -> Step:
-    """The end of a run that is done, once its task is split, its result given and its work verified."""
+    """Return the end of a run whose task is split, result submitted and work verified."""
     return (
         split_first(state) or _ask_for_result(state) or _verify(state) or end("succeeded", reason)
     )

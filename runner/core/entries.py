@@ -24,8 +24,8 @@ MessageCause = Literal[
     "queued", "nudge", "continue", "resume", "verify", "result", "hook", "split", "children"
 ]
 
-# How the workspace came to have a snapshot that no tool has made: it is new, someone else changed it,
-# or it was put back.
+# Why the workspace has a snapshot that no tool made: it is new, someone else changed it, or it was
+# restored.
 SnapshotCause = Literal["created", "changed", "restored", "incomplete", "children"]
 
 
@@ -40,8 +40,8 @@ class ModelCallStarted:
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
     reply: ModelReply
-    # Where each call of the reply would run: looked up before the reply is committed, so that the
-    # calls are decided in the same transaction.
+    # The resolved paths of each call: looked up before the reply is committed, so that the calls
+    # are decided in the same transaction.
     tool_contexts: tuple[ToolContext, ...] = ()
 
 
@@ -94,7 +94,7 @@ class ChildrenStarted:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeAsked:
-    """A person is asked what becomes of a call with an unknown outcome."""
+    """A person is asked about a call with an unknown outcome."""
 
     index: int
     unrecorded: str = ""  # what it may have changed that is in no snapshot: that was not put back
@@ -124,8 +124,8 @@ class HookFinished:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The hooks of a turn are through, and the results of its calls join the conversation. Without
-    such hooks the last result does that."""
+    """The hooks of a turn have ended, and the results of its calls join the conversation. Without
+    such hooks they join with the last result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class InstructionsRead:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecorded:
-    """The workspace as an attempt found or made it when it began."""
+    """The snapshot of the workspace at the start of an attempt."""
 
     snapshot: str
     cause: SnapshotCause
@@ -162,7 +162,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class UserMessageAdded:
-    """Texts for the model that are no tool results."""
+    """Texts for the model that are not tool results."""
 
     texts: tuple[str, ...]
     cause: MessageCause

@@ -1,4 +1,4 @@
-"""The audit record: what each entry says happened, in short lines without content."""
+"""The audit record: an event for each entry, short and without content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_MATCHED_RULES = 10
 _TELLING_INPUTS = ("command", "file_path", "path", "query", "pattern", "url")
 
 
-# The types of events that say who did it (``signed_event``), of runs.
+# The types of run events that name an author (``signed_event``).
 SIGNED = (
     "run_submitted",
     "approval_answered",
@@ -46,7 +46,7 @@ class Event:
 
 
 def summarise_input(arguments: Any) -> str:
-    """What a call is about: the first of its telling arguments, else all of them."""
+    """Return the most telling argument of a call in one line, else all of them."""
     if isinstance(arguments, dict):
         for name in _TELLING_INPUTS:
             if isinstance(value := arguments.get(name), str) and value.strip():
@@ -66,8 +66,8 @@ def signed_event(
     old: Mapping[str, Any] | None = None,
     new: Mapping[str, Any] | None = None,
 ) -> Event:
-    """The event of something that a person can do, with who did it and why. ``old`` and ``new`` are values
-    before and after, by name; None for what came to be, or is gone."""
+    """Return the event of an action with its author and reason. ``old`` and ``new`` are values by
+    name; None where a value did not exist before or after."""
     by = None if author.name is None else shorten(author.name, run.LONGEST_NAME)
     signed = {**(data or {}), "by": by, "why": shorten(author.why, run.LONGEST_WHY)}
     if old is not None or new is not None:
@@ -76,7 +76,7 @@ def signed_event(
 
 
 def events_of(applied: Applied) -> Iterator[Event]:
-    """The events of an entry, in order."""
+    """Return the events of an entry, in order."""
     state, entry, after = applied.before, applied.entry, applied.after
     if isinstance(entry, entries.ModelEntry):
         yield from _of_model(state, entry, after)
@@ -133,7 +133,7 @@ def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> It
 
 
 def usage_of(usage: Usage) -> dict[str, int]:
-    """Tokens by kind, as events hold them."""
+    """Return tokens by kind in the form of events."""
     return {
         "input": usage.input_tokens,
         "cache_read": usage.cache_read_tokens,

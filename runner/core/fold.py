@@ -1,4 +1,4 @@
-"""How the run state changes with each entry."""
+"""Apply entries to the run state."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Applied:
 
 
 def fold(state: RunState, happened: Iterable[Entry]) -> list[Applied]:
-    """The entries, each with the state before and after it."""
+    """Return the entries, each with the state before and after it."""
     happened = list(happened)
     states = list(accumulate(happened, apply, initial=state))
     return list(map(Applied, states, happened, states[1:]))
 
 
 def apply(state: RunState, entry: Entry) -> RunState:
-    """The state after one entry."""
+    """Return the state after one entry."""
     match entry:
         case entries.ModelCallStarted():
             return _started(state, entry)
@@ -102,21 +102,21 @@ def apply(state: RunState, entry: Entry) -> RunState:
 def opening(
     spec: JobSpec, prompt: str, *, warms_cache: bool = False
 ) -> tuple[tuple[conversation.Message, ...], Progress]:
-    """How a run begins: its first message, and a progress that counts what the first call sends."""
+    """Return a run's first message, and a progress that counts the first request."""
     message = conversation.Message("user", (conversation.text_block(prompt),))
     model = ModelState(warms_cache=warms_cache)
     return (message,), Progress(context=context_of(spec, [message]), model=model)
 
 
 def context_of(spec: JobSpec, sent: Sequence[conversation.Message]) -> ContextState:
-    """The estimates of a run whose next call sends these messages, and that has measured none."""
+    """Return the context state of a run that sends these messages first, without a measurement."""
     tokens = spec.shared_tokens + tokens_of(sent, spec.context.chars_per_token)
     return ContextState(estimate=tokens, appended_bytes=spec.request_bytes(sent))
 
 
 def rested(progress: P) -> P:
-    """The progress of a run that ended, so that it can be resumed: what ended it is no longer to be
-    answered. A paused turn stays paused: its server tools have no results yet."""
+    """Return the progress of an ended run for its resumption, without the cause of its end. A
+    paused turn stays paused: its server tools have no results yet."""
     stop = progress.model.stop
     if stop is not None and stop.reason != "pause_turn":
         stop = None
@@ -187,7 +187,7 @@ def _replied(state: RunState, entry: entries.ModelReplied) -> RunState:
 
 
 def _measured(context: ContextState, reply: conversation.ModelReply) -> ContextState:
-    """After a reply that says how long its prompt really was; what it says may be no measurement."""
+    """Return the state after a reply that counts its prompt; the count may be implausible."""
     too_long, real = reply.stop_reason == conversation.CONTEXT_EXCEEDED, reply.usage.prompt_tokens
     context = replace(
         context,
@@ -203,7 +203,7 @@ def _measured(context: ContextState, reply: conversation.ModelReply) -> ContextS
 
 
 def _charged_for(state: RunState, reply: conversation.ModelReply, model: str) -> RunState:
-    """After a reply that is charged by its real usage: the model answers again."""
+    """Return the state after a reply with known usage: failures in a row are forgotten."""
     call, tariff = state.model.open_call, state.money.tariffs.get(model)
     hour_cache = call is not None and call.reservation.hour_cache
     cost = tariff.cost(reply.usage, hour_cache=hour_cache) if tariff else 0
@@ -249,7 +249,7 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
 
 
 def _compacted(state: RunState, compaction: Compaction) -> RunState:
-    """For the bound of the next prompt, what is sent instead of messages counts as appended."""
+    """Return the state after a compaction, whose replacement counts as appended."""
     context, per_token = state.context, state.spec.context.chars_per_token
     texts = [compaction.text, *(result.text for result in compaction.truncated)]
     added = sum(conversation.content_bytes(conversation.text_block(text)) for text in texts)
@@ -267,7 +267,7 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
 
 
 def _appended(state: RunState, blocks: Iterable[conversation.Block]) -> RunState:
-    """With the size of blocks that joined the conversation counted, once and for all."""
+    """Return the state with the size of new blocks counted."""
     context, texts = state.context, [conversation.content_text(block) for block in blocks]
     tokens = sum(estimate_text(text, state.spec.context.chars_per_token) for text in texts)
     return _context(
@@ -288,7 +288,7 @@ def _calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> 
 
 
 def _decided(state: RunState, indexes: Collection[int]) -> RunState:
-    """After a decision on calls: later hooks look at what a person makes of them."""
+    """Return the state after a decision on calls: later hooks check a person's edits."""
     if not any(hooks_of(state.spec, "PreToolUse")):
         return state
     hooks = state.hooks
@@ -297,7 +297,7 @@ def _decided(state: RunState, indexes: Collection[int]) -> RunState:
 
 
 def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
-    """After a call has its result. A first split that was no good is asked for again."""
+    """Return the state after a call's result. An invalid first split is asked for again."""
     result, call = entry.result, state.calls[entry.index]
     block, source = conversation.result_block(call.id, result), state.spec.source_of(call.name)
     state = _calls(state, [entry.index], result=block, outcome=result.outcome)
@@ -329,7 +329,7 @@ def _turn_ended(state: RunState) -> RunState:
 
 
 def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunState:
-    """After children were started: each counts all that it may use from here on."""
+    """Return the state after children started: each is charged its limits from now on."""
     indexes = {child.index for child in started}
     new = tuple(
         Child(child.number, child.index, child.agent_type, Charged(child.tokens, child.cost or 0))
@@ -353,7 +353,7 @@ def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunStat
 
 
 def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
-    """After a hook has started or finished. One that was started before begins again under its number."""
+    """Return the state after a hook started or ended. A hook that starts again keeps its number."""
     runs = {run.number: run for run in state.hooks.runs}
     if isinstance(entry, entries.HookStarted):
         run = HookRun(entry.number, entry.hook, entry.event, entry.index, state.attempt)
@@ -369,7 +369,7 @@ def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
         state = replace(state, files=replace(state.files, tree=entry.snapshot))
     if (updated := entry.result.updated_input) is None:
         return state
-    # Where the call leads with another input is looked up before it is decided on.
+    # With another input, the call's paths are resolved again before it is decided.
     return _calls(state, [run.index], updated_input=updated, tool_context=None)
 
 
@@ -409,8 +409,8 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> RunState:
 
 
 def _user_message(state: RunState, entry: entries.UserMessageAdded) -> RunState:
-    """After the model is told more: the run goes on. What it was told of a verification is in the
-    conversation now."""
+    """Return the state after a new message: the run continues, and a verification's result is
+    told."""
     blocks, cause = tuple(map(conversation.text_block, entry.texts)), entry.cause
     model, ending, hooks, children = state.model, state.ending, state.hooks, state.children
     before, tail = state.messages, state.messages[-1]

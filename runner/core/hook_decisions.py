@@ -1,4 +1,4 @@
-"""Which hook runs next, what hooks are told, and what follows from their answers.
+"""Decisions about hooks: the next hook to run, its payload, and the effects of its answer.
 
 The payload uses Claude Code's names where it has the same thing (https://code.claude.com/docs/en/hooks).
 A hook that an attempt left unfinished runs again only if it is repeatable.
@@ -23,9 +23,9 @@ from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Effect, Request, Rule
 from runner.permissions.decisions import any_rule_matches
 
-# A call with one of these has not run: it was refused before, or as it was about to begin.
+# Outcomes of calls that have not run: refused earlier, or at their start.
 _NEVER_RAN: frozenset[ToolOutcome] = frozenset({"denied", "unknown_tool", "invalid_input"})
-# Unknown tools, and those that are part of how a run goes on: nothing runs for them, and no rule is asked.
+# Unknown tools, and tools that control the run: nothing runs for them, and no rule applies.
 _NEVER_HOOKED = frozenset({"", RESULT_SOURCE, SPLIT_SOURCE})
 
 _LONGEST_NAME = 100
@@ -41,12 +41,12 @@ def hooks_of(spec: JobSpec, event: HookEvent) -> Iterator[tuple[int, Hook]]:
 
 
 def end_turns(spec: JobSpec) -> bool:
-    """True if there are hooks to run once the calls of a turn have their results."""
+    """True if the job has hooks that run after the results of a turn."""
     return any(hook.event in ("PostToolUse", "TurnEnd") for hook in spec.hooks)
 
 
 def is_matched(hook: Hook, call: Call) -> bool:
-    """True if a hook is about a call, which has been located, as it would run."""
+    """True if a hook matches a located call with its current input."""
     if not hook.matcher:
         return True
     if not isinstance(call.input_to_run, Mapping) or call.tool_context is None:
@@ -65,26 +65,26 @@ def has_run(state: RunState, call: Call) -> bool:
 def run_of(
     state: RunState, place: int, index: int | None = None, *, since: int = 0
 ) -> HookRun | None:
-    """The newest run of a hook in this turn, about this call or none; of those after number ``since``."""
+    """Return the newest run of a hook in this turn after ``since``, about this call or none."""
     runs = (run for run in reversed(state.hooks.runs) if run.number > since)
     return next((run for run in runs if (run.hook, run.index) == (place, index)), None)
 
 
 def decided_at(state: RunState, call: Call) -> int:
-    """The number of the last hook that was started before a call was decided on, or a person was asked
-    about it again; 0 while it is not decided on."""
+    """Return the number of the last hook that started before a call was decided or asked about
+    again; 0 before the decision."""
     decided = state.hooks.decided
     return decided[call.index] if decided else 0
 
 
 def name_of(hook: Hook) -> str:
-    """What a hook is called: its command or its function."""
+    """Return a hook's name: its command or its function."""
     return hook.command or (hook.function or "").partition("@")[0]
 
 
 def undoes_hook(state: RunState) -> bool:
-    """True if what a hook has changed that an earlier attempt left in the middle is put back: it is run
-    again, or was one of RunEnd, which only look."""
+    """True if the changes of an unfinished hook are undone: it runs again, or is a RunEnd hook,
+    which must not change files."""
     return any(
         run.event == "RunEnd"
         or (state.spec.hooks[run.hook].repeatable and not _looked_at_what_is_over(state, run))
@@ -99,13 +99,13 @@ def _left_in_the_middle(state: RunState) -> Iterator[HookRun]:
 
 
 def _looked_at_what_is_over(state: RunState, run: HookRun) -> bool:
-    """True if a hook was to say if a call may run that has its result, or gets one without running."""
+    """True if a hook was to decide on a call that has its result, or gets one without running."""
     calls = (call for call in state.calls if call.index == run.index)
     return run.event == "PreToolUse" and all(c.interrupted or c.result is not None for c in calls)
 
 
 def tightened(state: RunState, call: Call, decision: Decision) -> Decision:
-    """The rules' decision on a call, or what its PreToolUse hooks make of it: never a looser one."""
+    """Return the decision of the rules on a call, tightened by its PreToolUse hooks."""
     effect, run = _objecting(state, call)
     if run is None or decision.effect == "deny":
         return decision
@@ -116,12 +116,12 @@ def tightened(state: RunState, call: Call, decision: Decision) -> Decision:
 
 
 def refuses(state: RunState, call: Call) -> bool:
-    """True if one of the PreToolUse hooks of a call denies it, as it would run."""
+    """True if one of a call's PreToolUse hooks denies it with its current input."""
     return _objecting(state, call)[0] == "deny"
 
 
 def refused_edit(state: RunState, call: Call) -> str | None:
-    """Why a call does not run that a person has approved with another input; None if no hook objects."""
+    """Return why a call that a person edited and approved does not run; None if no hook objects."""
     effect, run = _objecting(state, call)
     if run is None or effect != "deny" or not call.is_edited:
         return None
@@ -129,13 +129,13 @@ def refused_edit(state: RunState, call: Call) -> str | None:
 
 
 def asks(state: RunState, call: Call) -> bool:
-    """True if a person is asked about a call because a hook wants it: no rule answers that."""
+    """True if a hook wants a person asked about a call; no rule can answer that."""
     return _objecting(state, call)[0] == "ask"
 
 
 def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
-    """The first hook that denies a call that is to be decided on, or was edited since it was; or else the
-    first that wants a person asked."""
+    """Return the first hook that denies an undecided or edited call, else the first that wants a
+    person asked."""
     asking, since = None, decided_at(state, call)
     for run in state.hooks.runs:
         if run.event != "PreToolUse" or run.index != call.index:
@@ -153,8 +153,8 @@ def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
 
 
 def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookResult:
-    """What came of a hook that looked at an edited call. It cannot change the input again: the call is
-    denied where the hook would have another input run."""
+    """Return the result of a hook on an edited call. The hook cannot change the input again: if it
+    tries, the call is denied."""
     updated, answer = result.updated_input, result.answer
     if updated is None or run.index is None or not state.calls[run.index].is_edited:
         return result
@@ -164,7 +164,7 @@ def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookRes
 
 
 def objection(state: RunState, run: HookRun) -> str:
-    """In one line, what a hook has against something."""
+    """Return a hook's objection in one line."""
     answer, verb = run.said, "objects"
     if answer.outcome != "succeeded":
         verb = "gave no answer"
@@ -178,8 +178,8 @@ def objection(state: RunState, run: HookRun) -> str:
 
 
 def tell_of_hooks(state: RunState) -> Step | None:
-    """The message with what hooks have said since the last one; None when there is nothing to tell, or
-    nobody to tell it: what is no objection holds up no end."""
+    """Return the message with hooks' texts since the last one; None without any, or if the run ends
+    and there is no objection."""
     untold = [run for run in state.hooks.runs if run.number > state.hooks.told]
     texts = [text for run in untold for text in _texts(state, run)]
     if not texts or state.model.stop is not None:
@@ -211,7 +211,7 @@ def _texts(state: RunState, run: HookRun) -> Iterator[str]:
 
 
 def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict[str, Any]:
-    """All that a hook is told but the folder that it runs in. ``outcome``: how the run is about to end."""
+    """Return a hook's payload without its folder. ``outcome``: the coming end of the run."""
     above = lineage(state.run_id)[:-1]
     told: dict[str, Any] = {
         "session_id": state.run_id,
@@ -239,9 +239,9 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
 
 
 def continue_hook(state: RunState) -> Step | None:
-    """The hook that has just been started, or the end of one that nobody comes back to: the run was ended
-    from outside, and the start and the end to come have their own hooks, or the call does not run any
-    more. A hook of RunEnd is found where the run ends."""
+    """Return the step for a hook in hand: run it, or end it because it no longer matters: the run
+    was ended from outside, or the call does not run any more. ``end_run`` handles hooks of
+    RunEnd."""
     for run in _left_in_the_middle(state):
         is_past = run.event in ("RunStart", "RunEnd") and run.number <= state.hooks.ended
         if is_past or _looked_at_what_is_over(state, run):
@@ -251,14 +251,15 @@ def continue_hook(state: RunState) -> Step | None:
 
 
 def _in_hand(state: RunState) -> HookRun | None:
-    """The hook that this attempt has started and that has not ended."""
+    """Return the hook that this attempt has started and that has not ended."""
     unanswered = (run for run in state.hooks.runs if run.answer is None)
     return next((run for run in unanswered if run.started_by == state.attempt), None)
 
 
 def before_call(state: RunState, call: Call) -> Step | None:
-    """The next PreToolUse hook of a located call that the rules allow or ask about; None when all that are
-    about it have answered, or one denies it. After an approval: of those that look at what was approved."""
+    """Return the next PreToolUse hook of a located call that the rules allow or ask about; None if
+    all have answered or one denies it. After an approval, only hooks that check the approved
+    input."""
     if state.spec.source_of(call.name) in _NEVER_HOOKED or refuses(state, call):
         return None
     hooks = hooks_of(state.spec, "PreToolUse")
@@ -266,9 +267,9 @@ def before_call(state: RunState, call: Call) -> Step | None:
 
 
 def after_calls(state: RunState) -> Step | None:
-    """The next PostToolUse hook of the calls that have run, in the order of the calls and against that of
-    the hooks. None while sub-agents are waited for: they change files of the same folder, which would be
-    recorded half done, or taken back with what a hook that was cut off has left."""
+    """Return the next PostToolUse hook, by call and then in reverse order of the hooks. None while
+    the run waits for sub-agents: their half-done changes in the same folder would be recorded, or
+    undone with a hook that was cut off."""
     hooks = [*hooks_of(state.spec, "PostToolUse")][::-1]
     if state.awaits_children or not hooks:
         return None
@@ -278,14 +279,14 @@ def after_calls(state: RunState) -> Step | None:
 
 
 def end_turn(state: RunState) -> Step | None:
-    """The next TurnEnd hook, or the end of the turn; None where the last result ends it."""
+    """Return the next TurnEnd hook or the end of the turn; None if the last result ends it."""
     if not end_turns(state.spec):
         return None
     return _next_of(state, hooks_of(state.spec, "TurnEnd")) or TurnEnded()
 
 
 def start_run(state: RunState) -> Step | None:
-    """The next RunStart hook, before the run's first model call; one that objects ends the run."""
+    """Return the next RunStart hook before the first model call; an objection ends the run."""
     if state.model.calls:
         return None
     since = state.hooks.ended
@@ -296,7 +297,7 @@ def start_run(state: RunState) -> Step | None:
 
 
 def stop_for_hook(state: RunState) -> Step | None:
-    """The end of a run that a hook wants stopped."""
+    """Return the end of a run that a hook stops."""
     for run in state.hooks.runs:
         if run.said.stops and run.event != "RunEnd" and run.number > state.hooks.ended:
             return end("failed", "hook", objection(state, run))
@@ -304,7 +305,7 @@ def stop_for_hook(state: RunState) -> Step | None:
 
 
 def end_run(state: RunState, outcome: Ended) -> Step | None:
-    """The next RunEnd hook of a run that is about to end so; None when all have run."""
+    """Return the next RunEnd hook of a run about to end; None if all have run."""
     since, run = state.hooks.ended, _in_hand(state)
     if run is not None and run.event == "RunEnd" and run.number > since:
         return RunHook(run, payload(state, run, outcome))
@@ -315,8 +316,8 @@ def end_run(state: RunState, outcome: Ended) -> Step | None:
 def _next_of(
     state: RunState, hooks: Iterable[tuple[int, Hook]], call: Call | None = None, *, since: int = 0
 ) -> Step | None:
-    """The next step of these hooks, about a call or none; None when all have run. ``continue_hook`` takes
-    care of a hook in hand."""
+    """Return the next step of these hooks, about a call or none; None if all have run.
+    ``continue_hook`` handles a hook in hand."""
     index = None if call is None else call.index
     for place, hook in hooks:
         run = run_of(state, place, index, since=since)
@@ -330,7 +331,7 @@ def _next_of(
 
 
 def _gave_up(state: RunState, run: HookRun) -> Step:
-    """The end of a hook that was left in the middle. It may have changed files: the snapshot after it is
-    the one that was found, but a RunEnd hook leaves none."""
+    """Return the end of an unfinished hook. It may have changed files: the snapshot after it is the
+    one found, except for RunEnd hooks."""
     is_recorded = state.spec.is_recorded and run.event != "RunEnd" and not state.awaits_children
     return HookFinished(run.number, _UNKNOWN, state.files.tree if is_recorded else None)

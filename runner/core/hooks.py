@@ -16,16 +16,16 @@ HookEvent = Literal["RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd"
 OnHookFailure = Literal["deny", "continue"]
 
 HOOK_SECONDS = 60.0
-# In the environment of a hook: the folder that it works in.
+# The environment variable of a hook with the folder that it works in.
 FOLDER_NAME = "CLAUDE_PROJECT_DIR"
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A hook as the job has it: a ``command`` for bash or a ``function``."""
+    """A hook of a job: a ``command`` for bash or a ``function``."""
 
     event: HookEvent
-    matcher: tuple[str, ...] = ()  # rules, one of which has to match the call; empty: every call
+    matcher: tuple[str, ...] = ()  # rules, at least one must match the call; empty: every call
     command: str | None = None
     function: str | None = None  # ``package.module:function@/folder``
     timeout: float = HOOK_SECONDS
@@ -33,15 +33,15 @@ class Hook:
     repeatable: bool = False  # runs again if its worker died in the middle of it
 
 
-# Only "succeeded" says something of what the hook is about: a hook that was cut off ("interrupted" by a
-# shutdown, "unknown" by the death of its worker) has said nothing.
+# Only "succeeded" has an answer: a hook that was cut off ("interrupted" by a shutdown, "unknown" by
+# the death of its worker) has none.
 HookOutcome = Literal["succeeded", "failed", "timed_out", "interrupted", "unknown"]
 HookDecision = Literal["allow", "ask", "deny", "block"]
 
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:
-    """What a hook said."""
+    """The answer of a hook."""
 
     outcome: HookOutcome
     decision: HookDecision | None = None  # PreToolUse: allow, ask or deny; others: block
@@ -52,11 +52,11 @@ class HookAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HookResult:
-    """What came of running a hook."""
+    """The result of running a hook."""
 
     answer: HookAnswer
     updated_input: Mapping[str, Any] | None = None  # what it changed the call's input to
-    output: str = ""  # what it printed, as far as that is kept
+    output: str = ""  # its output, truncated
     errors: str = ""
     exit_code: int | None = None
     duration: float = 0.0  # seconds
@@ -75,7 +75,7 @@ class HookRun:
 
     @property
     def said(self) -> HookAnswer:
-        """The answer; one that says nothing until the hook has ended."""
+        """The answer; empty until the hook has ended."""
         return self.answer or HookAnswer("unknown")
 
 
@@ -94,7 +94,7 @@ End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How a hook's process ended, and what it printed."""
+    """The exit code and output of a hook's process."""
 
     end: End  # ``lost``: it was killed from outside
     exit_code: int = 0  # negative for a signal
@@ -113,11 +113,11 @@ _NO_ANSWER: Mapping[End, tuple[HookOutcome, str]] = {
 
 
 class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who wrote the hook
-    """The answer is not one that a hook can give; the text says why."""
+    """The answer is invalid; the text says why."""
 
 
 def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
-    """What a hook's end amounts to, whatever it printed."""
+    """Return the result of a hook from its exit code and output."""
     updated = None
     try:
         answer, updated = _answer(event, said, timeout)
@@ -133,7 +133,7 @@ def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
     )
 
 
-# What a hook said, and what it changed the call's input to.
+# A hook's answer, and the call's input after the hook's change.
 _Answer = tuple[HookAnswer, Mapping[str, Any] | None]
 
 
@@ -150,7 +150,7 @@ def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
         how = f"signal {-said.exit_code}" if said.exit_code < 0 else f"exit code {said.exit_code}"
         return HookAnswer("failed", reason=f"{how} {_shown(said.errors).strip()}".strip()), None
     if not said.output.lstrip().startswith(b"{"):
-        # As Claude Code does with what a SessionStart hook prints.
+        # As Claude Code does with the output of a SessionStart hook.
         context = _shown(said.output).strip() if event == "RunStart" else ""
         return HookAnswer("succeeded", context=context), None
     if said.cut or len(said.output) > MOST_JSON_BYTES:
@@ -164,7 +164,7 @@ def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
 
 
 def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
-    """Of what an answer says of a call in the old words and in the new ones the stricter holds."""
+    """Where an answer has both the old and the new fields about a call, the stricter holds."""
     specific = data.get("hookSpecificOutput")
     if specific is None:
         specific = {}

@@ -1,4 +1,4 @@
-"""Model calls: whether the next one may begin and fits the window, what it sends, when to retry it.
+"""Model calls: limits and context window before the next one, its request, and its retries.
 
 Which failures are retried follows https://docs.claude.com/en/api/errors.
 """
@@ -18,14 +18,14 @@ from runner.core.state import OpenCall, RunState
 from runner.core.steps import CountTokens, Step, end
 from runner.errors import ModelCallError
 
-# What others have reserved comes back when their calls end.
-# Hundreds of runs may wait for it: each asks less often the longer it has waited.
+# Other runs' reservations are released when their calls end. Hundreds of runs may wait for it: each
+# checks less often the longer it has waited.
 BUDGET_WAIT_SECONDS = 2.0
 LONGEST_BUDGET_WAIT_SECONDS = 20.0
 
 
 def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
-    """The tariffs of a job's models that have a price, by model."""
+    """Return the tariffs of a job's models that have a price, by model."""
     tariffs = {}
     for model in (spec.model, spec.summary_model):
         terms = Terms.of(spec.provider, spec.model_options, own_model=model == spec.model)
@@ -35,7 +35,7 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
 
 
 def start_turn(state: RunState) -> Step:
-    """The step that begins the run's next turn, or that says why it cannot."""
+    """Return the step that begins the next turn, or says why it cannot begin."""
     context, budget = state.context, state.money.budget
     model, most = state.spec.model, state.limits.max_output_tokens
     prompt = prompt_bound(context.last_prompt_tokens, context.appended_bytes)
@@ -46,7 +46,7 @@ def start_turn(state: RunState) -> Step:
         and (budget is None or budget.verdict(call) == "fits")
     )
     if context.compacted.count and not has_room:
-        # The last prompt was longer. What is sent by now takes long to count.
+        # The last prompt was longer, and counting a request takes long.
         sent = prompt_bound(None, state.spec.request_bytes(state.sent))
         call = _reserved(state, model, min(prompt, sent), most)
     if not isinstance(call, Reservation):
@@ -100,7 +100,7 @@ def _lacking(job_budget: JobBudget, call: Reservation) -> str:
 
 
 def stopped_by(state: RunState, ceiling: Ceiling) -> Step:
-    """The step that ends a run which has used up one of its ceilings."""
+    """Return the step that ends a run at one of its ceilings."""
     used, limits = state.used, state.limits
     if ceiling == "cost_ceiling":
         detail = f"{in_usd(used.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
@@ -126,8 +126,8 @@ def is_retried(error: ModelCallError) -> bool:
 
 
 def delay(failures: int, retry_after: float | None, jitter: float) -> float:
-    """Seconds to wait after the n-th failure in a row: exponential, at most ten minutes, of which
-    ``jitter`` (0 to 1) takes 50 to 100 %, and never less than the API asked for."""
+    """Return the seconds to wait after the n-th failure in a row: exponential, at most ten minutes,
+    times 50 to 100 % by ``jitter`` (0 to 1), and at least what the API asked for."""
     exponential = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
     wait = exponential * (0.5 + jitter / 2)
     return max(wait, (retry_after or 0.0) * (1.0 + jitter / 10))
@@ -142,8 +142,8 @@ def retry_at(
     jitter: float,
     patience: Patience,
 ) -> float | None:
-    """When to try again (seconds since the epoch), or None when that is the end of it. What was too
-    long is tried again at once, shorter, and so is what a shutdown cut."""
+    """Return when to retry (seconds since the epoch), or None for never. A prompt that was too long
+    is retried at once after compaction, and a call cut by a shutdown too."""
     if error.kind == entries.PROMPT_TOO_LONG or error.kind in entries.OUR_OWN_FAILURES:
         return now
     if not is_retried(error) or failures >= patience.max_attempts:
@@ -152,13 +152,13 @@ def retry_at(
     return at if at - first_failure_at <= patience.max_seconds else None
 
 
-# The options that say how any call is sent, and how it is billed.
+# The model options that control sending and billing.
 _SENDING = {"betas", "extra_headers", "metadata", "user_profile_id", "workspace_id"}
 _BILLING = {"inference_geo", "service_tier"}
 
 
 def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
-    """The request of a turn: the job's system prompt and tools, and the conversation as it is sent."""
+    """Return a turn's request: system prompt, tools, and the conversation after compaction."""
     return ModelRequest(
         model=state.spec.model,
         system=state.spec.system,
@@ -175,15 +175,15 @@ def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
 
 
 def next_request(state: RunState) -> ModelRequest:
-    """The request that the next turn would send."""
+    """Return the request of the next turn."""
     most = state.limits.max_output_tokens
     return turn_request(state, OpenCall(0, state.attempt, Reservation(most, 0, lowered=False)))
 
 
 def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
-    """The request for a summary of the middle of the conversation: without tools, and of the job's options
-    with those alone that say how calls are sent and billed. Not every model has a fast mode: only the
-    job's own is asked for it."""
+    """Return the request for a summary: without tools, and with only those model options that
+    control sending and billing. Fast mode is asked for only from the job's own model: not every
+    model has it."""
     question, spec = summary_question(state), state.spec
     if question is None:
         raise ValueError(f"there is nothing to summarise in {state.run_id}")
@@ -204,14 +204,14 @@ def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
 
 MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
 
-# Of the room: from here on the API is asked how long a prompt is that has only been estimated, and so
-# close to the gate every other.
+# Shares of the limit: the API counts an estimated prompt above the first, and any prompt within the
+# second of the limit.
 ESTIMATED_CLOSE, CLOSE = 0.5, 0.1
 
 
 def fit_context(state: RunState) -> Step | None:
-    """The next step towards a request that fits; None if it fits, at a cost that does not grow with the
-    conversation."""
+    """Return the next step towards a request that fits; None if it fits. The cost does not grow
+    with the conversation."""
     context = state.context
     if state.spec.context.compaction == "off":
         if not context.must_shrink:
@@ -235,8 +235,8 @@ def fit_context(state: RunState) -> Step | None:
 
 
 def _is_in_doubt(state: RunState, found: TokenEstimate) -> bool:
-    """True if the API should be asked how long the prompt is: at most once a turn, so not when a call is
-    retried or waited for a budget."""
+    """True if the API should count the prompt: at most once a turn, so not for a retry or after a
+    budget wait."""
     counted = state.context.counted
     is_counted = counted is not None and counted.turns == state.turns
     if is_counted or state.model.tries or state.money.budget_waits:
@@ -263,7 +263,7 @@ def _shrink(state: RunState, found: TokenEstimate) -> Step:
 
 
 def _summary(state: RunState) -> Step | None:
-    """The call for a summary; None if it is useless or cannot be paid for."""
+    """Return the call for a summary; None if it is useless or over budget."""
     asked, model = summary_question(state), state.spec.summary_model
     if state.context.summary_failed or asked is None:
         return None

@@ -1,4 +1,4 @@
-"""What model calls cost: prices of tokens, and sums of them that are exact.
+"""Prices of model calls, and exact sums of their costs.
 
 Source: https://docs.claude.com/en/docs/about-claude/pricing.
 """
@@ -32,7 +32,7 @@ class Rates:
     output: Decimal
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> Decimal:
-        """USD of tokens that were used. ``hour_cache``: what was written to the cache lives for an hour."""
+        """USD of tokens that were used. ``hour_cache``: cache writes live for an hour."""
         return (
             self.input * usage.input_tokens
             + self._write(hour_cache) * usage.cache_creation_tokens
@@ -62,34 +62,34 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """What the calls of one model cost a job, in whole billionths of a USD, rounded up."""
+    """The billing of one model's calls in a job, in whole billionths of a USD, rounded up."""
 
     standard: Rates
     long: Rates | None = None  # of calls with a longer prompt than ``long_above``, if they differ
     long_above: int = 0  # tokens
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> int:
-        """What a call cost that used this."""
+        """Return the cost of a call with this usage."""
         rates = self._possible(usage.prompt_tokens)[-1]
         return _rounded_up(rates.cost(usage, hour_cache=hour_cache))
 
     def cost_at_most(self, prompt: int, output: int, *, hour_cache: bool) -> int:
-        """What a call can cost, given bounds of its tokens."""
+        """Return the most that a call can cost, given bounds of its tokens."""
         return max(
             _rounded_up(rates.cost_at_most(prompt, output, hour_cache=hour_cache))
             for rates in self._possible(prompt)
         )
 
     def output_for(self, left: int, prompt: int, *, hour_cache: bool, most: int) -> int:
-        """The tokens of output, at most ``most``, with which a call surely costs no more than
-        ``left``; less than 0 when its prompt alone may cost more."""
+        """Return the output tokens, at most ``most``, that a call can have within ``left``;
+        negative if its prompt alone may cost more."""
         return min(
             rates.output_for(left, prompt, hour_cache=hour_cache, most=most)
             for rates in self._possible(prompt)
         )
 
     def _possible(self, prompt: int) -> tuple[Rates, ...]:
-        """The rates that a call may be billed at whose prompt has at most so many tokens."""
+        """Return the possible rates of a call with at most ``prompt`` tokens."""
         if self.long is None or prompt <= self.long_above:
             return (self.standard,)
         return (self.standard, self.long)
@@ -101,7 +101,7 @@ def _rounded_up(usd: Decimal) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a model costs. None: the list has no such rates."""
+    """The price of a model. None: the list has no such rates."""
 
     standard: Rates
     fast: Rates | None = None  # in fast mode
@@ -112,7 +112,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a job's calls are billed, as its model options ask for it; a script costs nothing."""
+    """The billing terms in a job's model options; a script costs nothing."""
 
     scripted: bool = False
     fast: bool = False
@@ -149,12 +149,12 @@ class PriceList:
         return self.models.get(model) or self.models.get(_RELEASE.sub("", model))
 
     def window(self, model: str) -> int | None:
-        """The most tokens that a prompt to a model can have, or None when the list does not say."""
+        """Return the size of a model's context window, or None if the list has none."""
         price = self.price(model)
         return None if price is None else price.window
 
     def rates(self, model: str, terms: Terms, above: int) -> Rates | None:
-        """What a call is billed at, or None when the list does not say. ``above``: the largest of
+        """Return the rates of a call, or None if the list has none. ``above``: the largest of
         ``thresholds`` that its prompt exceeds, 0 for none."""
         price = self.price(model)
         if price is None:
@@ -164,7 +164,7 @@ class PriceList:
         return rates.times(self.us_inference) if rates and terms.us_only else rates
 
     def tariff(self, model: str, terms: Terms) -> Tariff | None:
-        """What a job's calls of a model are billed at, or None when the list does not say."""
+        """Return the tariff of a job's calls of a model, or None if the list has none."""
         if terms.scripted:
             return FREE
         standard, price = self.rates(model, terms, 0), self.price(model)
@@ -187,7 +187,7 @@ class Calls:
     model: str
     terms: Terms
     above: int  # as in ``PriceList.rates``
-    count: int  # of all of them; those that the API refused used nothing
+    count: int  # of all of them; refused ones used nothing
     usage: Usage  # of those whose usage is known
     unknown: int = 0  # calls that were charged at their worst case
     unknown_prompt: int = 0  # bounds of their tokens
@@ -196,7 +196,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What calls used and cost."""
+    """The usage and cost of calls."""
 
     calls: int = 0
     scripted: int = 0
@@ -219,13 +219,13 @@ class Spending:
 
     @property
     def cache_share(self) -> float | None:
-        """The share of the prompts' tokens that was read from the cache; None without any."""
+        """Return the share of prompt tokens read from the cache; None without prompts."""
         prompt = self.usage.prompt_tokens
         return self.usage.cache_read_tokens / prompt if prompt else None
 
 
 def spending(prices: PriceList, calls: Calls) -> Spending:
-    """What calls cost by a price list. A model without a price is named, never taken to be free."""
+    """Return the cost of calls by a price list. A model without a price is named, never free."""
     if calls.terms.scripted:
         return Spending(calls.count, calls.count, calls.usage)
     spent = Spending(calls.count, 0, calls.usage, unknown=calls.unknown)

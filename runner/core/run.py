@@ -1,4 +1,4 @@
-"""A run's states, the legal ways between them, and how an attempt can end.
+"""A run's states, the legal transitions, and the outcomes of an attempt.
 
 Who changes something, and why.
 """

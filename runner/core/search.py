@@ -1,4 +1,4 @@
-"""What a search means: words, the query language, matching and excerpts.
+"""The meaning of a search: words, the query language, matching and excerpts.
 
 A word is a run of letters and digits; everything else separates. Case and accents do not count.
 Invisible characters (joiners, soft hyphens, marks of direction) are dropped, so that nothing hides
@@ -143,7 +143,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an exact text tells about the words around it. An empty part tells nothing."""
+    """Facts about the words around an exact text. An empty part has none."""
 
     whole: tuple[str, ...] = ()  # words that stand side by side
     first: str = ""  # how the word before them ends
@@ -203,7 +203,7 @@ def _term(text: str, is_prefix: bool) -> Term | None:
 
 
 def parts_of(exact: str) -> Parts:
-    """Return what the index can be asked about an exact text."""
+    """Return the parts of an exact text that the index can answer."""
     folded = fold(exact)
     runs = folded.split()
     if not runs:
@@ -270,7 +270,7 @@ class Matcher:
 
 
 def _needle(term: Term) -> str:
-    """Return what the blank-separated words of a text contain if it has the term."""
+    """Return a part that the blank-separated words of a text contain if it has the term."""
     return f" {' '.join(term.words)}{'' if term.is_prefix else ' '}"
 
 
@@ -336,7 +336,7 @@ def _fold_length(character: str) -> int:
 
 
 def _best_start(spans: Sequence[_Span], width: int) -> int:
-    """Return where the stretch starts that has most parts of the query, and most often."""
+    """Return the start of the stretch that has the most parts of the query, most often."""
     best, best_start = (0, 0), 0
     for index, (start, _, _) in enumerate(spans):
         within = [number for at, end, number in spans[index:] if at < start + width >= end]

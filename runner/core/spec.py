@@ -1,4 +1,4 @@
-"""A job as it is stored: everything that its runs need, resolved and immutable."""
+"""A stored job: everything that its runs need, resolved and immutable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.permissions import Default, Rule
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a job bears with a model that does not answer."""
+    """The limits on retrying a job's model calls."""
 
     max_attempts: int = 1_000  # in a row
     max_seconds: float = 6 * 3600.0  # from the first failure in a row
@@ -29,14 +29,14 @@ Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
 OnTimeout = Literal["deny", "stop"]
 
-# Keys of a script: for items without replies of their own; for a type of sub-agent, with its name
-# behind it; for what the model says when it is to sum up a conversation.
+# Keys of a script: for items without replies of their own; for a type of sub-agent, followed by its
+# name; for the summary of a conversation.
 ANY_ITEM, OF_AGENT, SUMMARY = "*", "@", "summary"
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What happens when no rule allows or denies a call, and when one asks."""
+    """The default decision without a matching rule, and the handling of questions."""
 
     default: Default = "deny"
     timeout: float | None = None  # seconds; None: the run waits as long as it takes
@@ -46,7 +46,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What every run of a job shares. Rendered prompts and items are the runs' own."""
+    """The part of a job that its runs share. Rendered prompts and items are the runs' own."""
 
     name: str
     model: str
@@ -78,7 +78,7 @@ class JobSpec:
         return next((agent for agent in self.agents if agent.name == name), None)
 
     def source_of(self, name: str) -> str:
-        """Where the job's tool of that name comes from; empty if it has none."""
+        """Return the source of the job's tool of that name; empty if it has none."""
         tool = self.tool(name)
         return tool.source if tool is not None else ""
 
@@ -112,7 +112,7 @@ class JobSpec:
 
     @property
     def shared_texts(self) -> tuple[str, ...]:
-        """What every call of a turn sends before the messages: system prompt and tool definitions."""
+        """The texts before the messages of every request: system prompt and tools."""
         return (self.system or "", *(content_text(tool.definition()) for tool in self.tools))
 
     @property
@@ -122,7 +122,7 @@ class JobSpec:
         return sum(estimate_text(text, per_token) for text in self.shared_texts)
 
     def request_bytes(self, messages: Iterable[Message]) -> int:
-        """UTF-8 bytes of a turn's request: what is shared, the messages and the model options."""
+        """UTF-8 bytes of a turn's request: shared texts, messages and model options."""
         blocks = (block for message in messages for block in message.blocks)
         texts = (*self.shared_texts, content_text(dict(self.model_options)))
         return sum(map(text_bytes, texts)) + sum(map(content_bytes, blocks))

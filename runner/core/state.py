@@ -1,4 +1,4 @@
-"""The run state: what is stored of a run as one value, and what only the attempt in hand knows of it.
+"""The run state: a run's stored state as one value, with the attempt's transient fields.
 
 ``core.fold`` says how each entry changes it. The store writes an entry as rows and reads the
 rows back as a run state; a test holds that both ways give equal states.
@@ -35,7 +35,7 @@ class Call:
     id: str  # the API's
     name: str  # of the tool
     input: Any  # as the model gave it
-    # Where the call would run, from when it is located until it is decided.
+    # The resolved paths of the call, from when it is located until it is decided.
     tool_context: ToolContext | None = field(default=None, compare=False)
     decision: Decision | None = None
     answer: Answer | None = None  # a person's, to the decision to ask
@@ -48,7 +48,7 @@ class Call:
 
     @property
     def input_to_run(self) -> Any:
-        """The input with the last change to it: the person's who approved it, else a hook's."""
+        """The input after the last change: by the person who approved it, else by a hook."""
         changed = self.answer.input if self.answer is not None else None
         if changed is None:
             changed = self.updated_input
@@ -82,7 +82,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How the last reply ended."""
+    """The end of the last reply."""
 
     reason: str  # the API's stop reason
     lowered: bool  # a ceiling left room for fewer tokens of output than the job asks for
@@ -104,7 +104,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """Where the run is with the model."""
+    """The state of the run's model calls."""
 
     calls: int = 0  # model calls started, those for summaries among them
     tries: int = 0  # of the next turn: calls since the last reply
@@ -119,7 +119,7 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """The API's answer to how long the next prompt is."""
+    """The API's token count of the next prompt."""
 
     tokens: int | None  # None: it did not say
     estimate: int  # of the same prompt
@@ -128,7 +128,7 @@ class CountedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ContextState:
-    """How much of the model's context window the run uses. Estimates are plain: not corrected."""
+    """The use of the model's context window. Estimates are uncorrected."""
 
     estimate: int = 0  # tokens of all that the next request holds
     measured: int | None = None  # real tokens of the last prompt, less what was compacted since
@@ -147,7 +147,7 @@ class ContextState:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the next prompt, as well as they are known."""
+        """The best estimate of the next prompt's tokens."""
         if self.measured is None:
             return round(self.estimate * self.correction)
         return self.measured + round(self.estimate_since * self.correction)
@@ -155,7 +155,7 @@ class ContextState:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What the run has used, and what it may use."""
+    """The usage and the limits of the run."""
 
     usage: Usage = field(default=Usage(), metadata=IN_ROWS)  # of all replies
     # Real usage, and the worst case where that is unknown; the cost in billionths of a USD.
@@ -177,16 +177,16 @@ class Files:
     tree: str | None = None  # the last snapshot of the workspace
     instructed: bool = False  # the workspace's instructions are read, and in the system prompt
     outputs: str = field(default="", compare=False)  # the folder where tools find whole results
-    # What calls in doubt may have changed that is in no snapshot, by index: they cannot be undone.
+    # Unrecorded paths that calls in doubt may have changed, by call index: they cannot be undone.
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
-    # Snapshot of the folder that the run shares with one above it, for sub-agents about to start;
-    # empty: that folder is not recorded; None: not looked at yet.
+    # Snapshot of the folder that the run shares with a parent, for sub-agents about to start;
+    # empty: not recorded; None: not checked yet.
     shared_snapshot: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class EndingState:
-    """How far the run is with what comes before its end."""
+    """The progress of the steps before the run's end."""
 
     submitted: bool = False  # the last reply submitted a valid result
     result_nudges: int = 0  # times in a row that it was asked for its result
@@ -203,7 +203,7 @@ class Children:
     split: Split = ""  # how far a coordinator is
     # Started by calls of the last reply, or with a coordinator's whole task until the model was told.
     current: tuple[Child, ...] = field(default=(), metadata=IN_ROWS)
-    # What all that it ever started were charged, or may still use.
+    # Charges and open limits of all sub-agents that it ever started.
     reserved: Charged = field(default=Charged(0), metadata=IN_ROWS)
     tree_size: int = field(default=0, metadata=IN_ROWS)  # runs below the item's, all together
     cancelled: bool = field(default=False, compare=False)  # by this attempt, as the run is to end
@@ -216,15 +216,15 @@ class Children:
 
 @dataclass(frozen=True, slots=True)
 class HookState:
-    """How far the run is with its hooks. Hooks that were started are numbered from 1."""
+    """The progress of the run's hooks. Started hooks are numbered from 1."""
 
     started: int = 0  # the number of the last one
     past: int = 0  # those up to this one are of earlier turns
     told: int = 0  # what those up to this one said was told to the model
     ended: int = 0  # those up to this one ran before the run last ended
     closed: int = 0  # the last turn whose hooks are through
-    # Of each call of the last reply, ``started`` when it was decided on; empty before the first is.
-    # Later hooks look at what a person has made of the call.
+    # For each call of the last reply, ``started`` at its decision; empty before the first. Later
+    # hooks check a person's edit of the call.
     decided: tuple[int, ...] = ()
     runs: tuple[HookRun, ...] = field(default=(), metadata=IN_ROWS)  # of this turn
 
@@ -239,7 +239,7 @@ class QueuedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """What people have said to the run that it has not acted on."""
+    """Messages and requests of people that the run has not acted on."""
 
     messages: tuple[QueuedMessage, ...] = ()
     pause_requested: bool = False
@@ -263,7 +263,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState(Progress):
-    """A run as it is stored, and as the attempt in hand knows it."""
+    """A stored run, with the transient fields of the current attempt."""
 
     run_id: str
     item_key: str
@@ -276,20 +276,20 @@ class RunState(Progress):
     limits: Limits
 
     messages: tuple[Message, ...]  # the conversation, but for ``calls``
-    # Of the last reply. Once each has its result and hooks are through with them, the results join
+    # Calls of the last reply. When all have results and hooks have ended, the results join
     # ``messages`` as one user message.
     calls: tuple[Call, ...] = ()
     inbox: Inbox = Inbox()
     outcome: Outcome | None = None  # of the attempt
     revision: int = 0  # transactions that its attempts have stored
 
-    # Of the decision in hand: the time in seconds since the epoch, and whether the worker shuts down.
+    # For a decision: the time in seconds since the epoch, and True if the worker shuts down.
     now: float = field(default=0.0, compare=False)
     draining: bool = field(default=False, compare=False)
 
     @property
     def used(self) -> Charged:
-        """What the run was charged, with what its sub-agents were charged or may still use."""
+        """The run's charges, with its sub-agents' charges and open limits."""
         return self.money.charged + self.children.reserved
 
     @property
@@ -309,7 +309,7 @@ class RunState(Progress):
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """The messages as they are sent to the model."""
+        """The messages that are sent to the model."""
         return sent_messages(self.messages, self.context.compacted)
 
     @property

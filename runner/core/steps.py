@@ -1,4 +1,4 @@
-"""What a run does next, as values: ``core.decide`` chooses one.
+"""The steps of a run, as values: ``core.decide`` chooses one.
 
 A step is an entry that needs no effect (it is appended, and the next decision follows in the same
 transaction), an effect that the engine carries out and reports, or the end of the attempt.
@@ -23,24 +23,24 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Ask the API how long the next prompt is: by the estimate it is about as long as it may be."""
+    """Ask the API to count the next prompt, which by the estimate is near its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocateCalls:
-    """Look where the paths in these calls lead: rules are about places."""
+    """Resolve the paths in these calls: rules match real places."""
 
     calls: tuple[Call, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordShared:
-    """Record the folder that the run shares with one above it: a sub-agent begins with its files."""
+    """Record the folder that the run shares with a parent: a sub-agent begins with its files."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndChildren:
-    """Cancel the sub-agents that are under way: the run is about to end."""
+    """Cancel the running sub-agents: the run is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RunTools:
 
 @dataclass(frozen=True, slots=True)
 class RunHook:
-    """Run a hook, which has started. ``told`` is what it is told, but for its folder."""
+    """Run a hook, which has started. ``told`` is its payload without the folder."""
 
     run: HookRun
     told: Mapping[str, Any]
@@ -67,7 +67,7 @@ class RunVerify:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Commit what the run leaves on its branch, before it ends so."""
+    """Commit the run's files on its branch before its end."""
 
     outcome: Ended
 
@@ -99,28 +99,28 @@ Step = Entry | Action
 
 
 def end(state: EndState, reason: str, detail: str = "") -> Step:
-    """The step that ends the run."""
+    """Return the step that ends the run."""
     return RunSettled(Ended(state, reason, detail))
 
 
 def tell(cause: MessageCause, *texts: str) -> Step:
-    """The step that tells the model more."""
+    """Return the step that adds a message for the model."""
     return UserMessageAdded(texts, cause)
 
 
 def locate(calls: Sequence[Call]) -> Step | None:
-    """The step that looks up where calls would run; None if all of these are located."""
+    """Return the step that resolves the paths of calls; None if all are located."""
     unlocated = tuple(call for call in calls if call.tool_context is None)
     return LocateCalls(unlocated) if unlocated else None
 
 
 def leave(state: RunState) -> Step | None:
-    """The step that ends the attempt at this boundary, if a person pauses the run or the worker drains."""
+    """Return the step that ends the attempt if a person pauses the run or the worker drains."""
     if state.inbox.pause_requested:
         return RunSettled(Waiting("paused"))
     return RunSettled(Requeued(state.now, "shutdown")) if state.draining else None
 
 
 def stop_at_deadline(state: RunState) -> Step:
-    """The step that ends a run whose deadline has passed."""
+    """Return the step that ends a run whose deadline has passed."""
     return end("stopped", "deadline", f"the deadline of {state.limits.deadline:g} s")

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-# Every control character but tab and newline, and what UTF-8 cannot hold.
+# Every control character but tab and newline, and lone surrogates.
 _HARMFUL = re.compile(r"\r\n?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -54,8 +54,8 @@ def shorten(text: str, length: int) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-# Whoever goes through a value calls itself for what is in it, some several times a level, and Python
-# ends that after 1,000 calls (https://docs.python.org/3/library/sys.html#sys.getrecursionlimit).
+# Code that walks a value recurses, some several times a level, and Python stops after 1,000 calls
+# (https://docs.python.org/3/library/sys.html#sys.getrecursionlimit).
 DEEPEST = 200
 _LONGEST_KEY = 60
 
@@ -132,7 +132,7 @@ VERIFY_TEXT = (
     "Your work was verified and does not pass yet. This is what the command below gave; mend what "
     "it shows, and end your turn when it is mended.\n\n$ {command}\n{output}"
 )
-# To a coordinator, after its task.
+# For a coordinator, after its task.
 SPLIT_TEXT = (
     "Do not do this task yourself. First look at as much as you need to see its parts, then call "
     "split_task with the parts: others work on them side by side. You are given what they made of "
@@ -143,7 +143,7 @@ WHOLE_TEXT = (
     "As the task was not split, one sub-agent was given the whole of it. What it gave is below. Say "
     "what came of the task.\n\n{result}"
 )
-# To a run that goes on from a turn of another, when that one's folders are named there.
+# For a fork, when the copied conversation names the folders of the other run.
 _FORKED = (
     "Where paths above have {theirs}, yours have {ours} in its place: use those, or paths below your "
     "current folder, and leave the others alone."
@@ -154,7 +154,7 @@ FORKED_WITH_FILES_TEXT = (
     f"same files. {_FORKED}"
 )
 
-# To a sub-agent that begins with the conversation of another, when that one's outputs are named there.
+# For a sub-agent that begins with another run's conversation, when that names the other's outputs.
 SNAPSHOT_TEXT = (
     "What the paths of outputs above say is in the folder outputs/{theirs} is for you in "
     "outputs/{ours}, under the same name."
@@ -177,7 +177,7 @@ _REPLACED = (
     (re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,}\b", re.IGNORECASE), "<hex>"),
     (re.compile(r"\d+(?:[.,:]\d+)*"), "<n>"),
 )
-# The first kind of line that there is tells the most: an exception, an error, whatever comes last.
+# The first kind of line found tells the most: an exception, an error, the last line.
 _TELLING = (
     re.compile(r"^(?:E\s+)?(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)\b"),
     re.compile(r"\b(?:error|fatal|panicked|FAILED|not found|No such)\b"),
@@ -186,8 +186,8 @@ _TELLING = (
 
 
 def signature(text: str, item_key: str = "") -> str:
-    """A line without its numbers, ids, paths and hexadecimal digits, and without the item's key: the
-    same for failures that are the same but for these. It is safe to print."""
+    """Return a line without numbers, ids, paths, hexadecimal digits and the item's key, so that
+    equal failures have equal signatures. Safe to print."""
     line = visible(text[:_LONGEST_READ]).strip()
     if len(item_key) > 1 and (key := visible(item_key)) in line:
         line = re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", "<item>", line)
@@ -198,14 +198,14 @@ def signature(text: str, item_key: str = "") -> str:
 
 
 def telling_line(output: str) -> str:
-    """The line of a command's output that says best why it failed; empty when it said nothing."""
+    """Return the line of an output that best explains the failure; empty without any."""
     lines = [line.strip()[:_LONGEST_READ] for line in output.splitlines() if line.strip()]
     telling = (line for pattern in _TELLING for line in lines if pattern.search(line))
     return next(telling, lines[-1] if lines else "")
 
 
 def failure_signature(detail: str, item_key: str, output: str | None) -> str:
-    """The signature of a run that failed or was stopped: of the output of its last verification where it
-    failed by that, else of its own words."""
+    """Return the signature of a run that failed or was stopped: of its last verification's output
+    if that failed, else of its reason."""
     said = telling_line(output) if output else ""
     return signature(said or detail, item_key)

@@ -18,10 +18,10 @@ SETUP_SECONDS = 1_800.0
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the job's runs work."""
+    """The workspace of a job's runs."""
 
     path: str | None = None  # absolute folder or repository; None: cloned from ``url``
-    mode: WorkspaceMode = "shared"  # the folder as it is, a copy, or a worktree for each run
+    mode: WorkspaceMode = "shared"  # the folder itself, a copy, or a worktree for each run
     url: str | None = None
     base: str = "HEAD"  # the ref that the job names
     commit: str = ""  # of ``base`` at the submission
@@ -44,7 +44,7 @@ class Workspace:
         return self.url or self.path or ""
 
 
-# What of a repository runs may be told to do without: they do not see it as its users do.
+# Features of a repository that a job can accept although runs see them differently.
 Accepted = Literal["submodules", "lfs", "links", "case"]
 
 
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The repository as it was found at the submission. With ``problems``, the rest says nothing."""
+    """The repository at the submission. With ``problems``, the other fields mean nothing."""
 
     path: str | None = None  # its folder with links resolved; None for a URL
     commit: str = ""  # where runs begin
@@ -127,7 +127,7 @@ _PART = "# {path} of the workspace\n\n{text}"
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """A file of instructions as a run has read it."""
+    """A file of instructions that a run has read."""
 
     path: str
     sha256: str  # hex, of the bytes of the file
@@ -135,6 +135,6 @@ class Instructions:
 
 
 def with_instructions(system: str | None, files: Sequence[Instructions]) -> str | None:
-    """A system prompt that goes on with what the files say."""
+    """Return a system prompt followed by the instructions in the files."""
     parts = [_PART.format(path=file.path, text=file.text.rstrip()) for file in files]
     return "\n\n".join(filter(None, (system, *parts))) or None

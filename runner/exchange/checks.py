@@ -202,7 +202,7 @@ _TOGETHER = {
     "approvals": ("answered_at", "answer"),
     "hook_runs": ("position", "message"),
 }
-# Tables whose rows are of tool calls; those of hooks may be of none.
+# Tables about tool calls; rows of hooks may be about none.
 _OF_CALLS = ("tool_outputs", "approvals", "hook_runs")
 _IDS = {"jobs": "job", "runs": "run", "approvals": "apr"}
 

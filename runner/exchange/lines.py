@@ -1,8 +1,8 @@
 """Runner's own export format: a file of lines, each a JSON object.
 
-    {"runner_export": 2, "job": "job_…", "run": null}     the header: a whole job, or one run of it
-    {"table": "jobs", "row": {…}}                         the rows of the job, then those of each run
-    {"end": {"rows": 2731, "sha256": "…"}}                the digest of all bytes before this line
+{"runner_export": 2, "job": "job_…", "run": null} the header: a whole job, or one run of it
+{"table": "jobs", "row": {…}} the rows of the job, then of each run {"end": {"rows": 2731, "sha256":
+"…"}} the digest of all bytes before this line
 
 The same rows give the same bytes. A file without its last line was cut off.
 """
@@ -36,8 +36,8 @@ def encoded(value: Any) -> bytes:
 
 
 def file_lines(job_id: str, run_id: str | None, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file with these rows, as ``TableFormat.line`` returns them: an export of
-    a run, with those that it came from, or (None) of the whole job."""
+    """Yield the lines of a file with these rows from ``TableFormat.line``: an export of a run with
+    its source runs, or (None) of the whole job."""
     digest, count = hashlib.sha256(), 0
     header = encoded({"runner_export": VERSION, "job": job_id, "run": run_id})
     for count, line in enumerate(chain((header,), rows)):  # noqa: B007 - used after the loop
@@ -47,8 +47,8 @@ def file_lines(job_id: str, run_id: str | None, rows: Iterable[bytes]) -> Iterat
 
 
 class Reader:
-    """Reads a file: the header at once, then its rows. ``number`` is the line that was read last; raises
-    ``ValueError``: what is wrong with that line."""
+    """Reads a file: the header at once, then its rows. ``number`` is the last line read; raises
+    ``ValueError`` with its problem."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -107,7 +107,7 @@ class Reader:
 
 
 def parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON, of which ``LONGEST_LINE + 1`` bytes were read at most. Raises
+    """Return the value of a line of JSON, read up to ``LONGEST_LINE + 1`` bytes. Raises
     ``ValueError``."""
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
@@ -191,7 +191,7 @@ class _Column(NamedTuple):
 
 
 class TableFormat:
-    """How the rows of a table are written to a file and read again, by the types of its columns."""
+    """Writes the rows of a table to a file and reads them, by the types of its columns."""
 
     def __init__(self, table: Table) -> None:
         # A database numbers some rows itself; those keep the order that they have in the file.
@@ -208,8 +208,8 @@ class TableFormat:
         return encoded({"table": self.name, "row": values})
 
     def row(self, values: Any) -> dict[str, Any]:
-        """Return a row of a file as the database takes it. Raises ``ValueError``: what is wrong
-        with which column."""
+        """Return a row of a file as the database takes it. Raises ``ValueError`` with the column
+        and its problem."""
         if not isinstance(values, dict):
             raise ValueError(f"a row of {self.name} is an object")
         if unknown := values.keys() - {column.name for column in self._columns}:

@@ -1,4 +1,4 @@
-"""A run as it is recorded, as one value: the source of ATIF trajectories and of Claude Code sessions."""
+"""A recorded run as one value: the source of ATIF trajectories and of Claude Code sessions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecordedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run with everything that belongs to it. Rows are mappings by column."""
+    """A run with all of its rows, as mappings by column."""
 
     run: Row
     item: Any

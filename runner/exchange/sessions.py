@@ -213,7 +213,7 @@ class _Message:
     role: str
     asked_at: float = 0.0
     said: list[_Said] = field(default_factory=list)
-    uses: list[_Said] = field(default_factory=list)  # those of ``said`` that are tool calls
+    uses: list[_Said] = field(default_factory=list)  # the tool calls in ``said``
     results: dict[int, _Said] = field(default_factory=dict)  # by index in ``uses``
     lines: list[_Line] = field(default_factory=list)
 

@@ -91,7 +91,7 @@ class CuttableBackend(httpcore2.SyncBackend):
                 opened = super(CuttableBackend, self).connect_tcp(
                     host, port, timeout, local_address, socket_options
                 )
-            except Exception as error:  # whatever it is, the caller raises it
+            except Exception as error:  # of any kind: the caller raises it
                 if opening.set_running_or_notify_cancel():
                     opening.set_exception(error)
                 return
@@ -182,10 +182,10 @@ CONNECT_TIMEOUT = 30.0  # seconds; everything after that is the watchdog's
 class MessagesClients:
     """Streams calls of the Messages API.
 
-    The body is sent as it is and events come as plain JSON: the SDK's own walk over every message
+    The body is sent unchanged and events come as plain JSON: the SDK's own walk over every message
     of a request and its models for events cost more than everything else in a turn. A client has
-    one pool of connections, and what a call costs in it grows with the calls in flight (measured
-    at 500: 5.8 ms of CPU a turn with one client, 2.4 ms with many), so each takes a few.
+    one pool of connections, and what a call costs in it grows with the calls in flight (measured at
+    500: 5.8 ms of CPU a turn with one client, 2.4 ms with many), so each takes a few.
 
     Raises:
         ModelCallError: there is no key.
@@ -314,7 +314,7 @@ class Watch:
 
     @property
     def due_at(self) -> float:
-        """When the call is to be cut if nothing happens."""
+        """Return when the call is cut if nothing happens."""
         return min(self.deadline, self.progress_at + self.stall_timeout)
 
 

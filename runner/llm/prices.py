@@ -21,9 +21,9 @@ _MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
 
 def load_prices(own: Path | None = None) -> PriceList:
     """Return the prices that Runner comes with, changed by the TOML file ``own``, of the form of
-    runner/llm/prices.toml. Its models take the place of those of the same id and the others stay;
-    ``date``, ``source``, ``us_inference`` and a model's ``window`` do if they are there. Raises
-    UsageError with the line that is wrong."""
+    runner/llm/prices.toml. Its models replace built-in models of the same id; ``date``, ``source``,
+    ``us_inference`` and a model's ``window`` do if they are there. Raises UsageError with the line
+    that is wrong."""
     shipped = _parse("prices.toml", files("runner.llm").joinpath("prices.toml").read_text("utf-8"))
     prices = _Part("prices.toml", shipped).apply(PriceList(date.min, "", {}))
     if own is None:
@@ -44,7 +44,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A price list as it was written."""
+    """A price list in its file's form."""
 
     name: str
     data: Mapping[str, Any]

@@ -126,7 +126,7 @@ class Accumulator:
         return ""
 
     def _count(self, usage: Mapping[str, Any] | None) -> None:
-        """Counts are totals; one that is left out stands as it was."""
+        """Counts are totals; a missing one does not change."""
         for name in _USAGE_FIELDS:
             value = (usage or {}).get(name)
             if value is None:
@@ -225,7 +225,7 @@ def _parsed(source: str) -> dict[str, Any]:
 
 def _sendable(blocks: list[Block]) -> list[Block]:
     """Return the blocks in an order that the API takes back: it refuses text after a tool call, and
-    thinking as the last block. A reply of nothing but thinking is left as it is."""
+    thinking as the last block. A reply of only thinking does not change."""
     types = [block["type"] for block in blocks]
     first_call = types.index("tool_use") if "tool_use" in types else len(blocks)
     ordered = blocks[:first_call] + sorted(blocks[first_call:], key=lambda b: b["type"] != "text")
@@ -269,7 +269,7 @@ FAILURES = (
     StreamEndedError,
     *_UNREADABLE,
 )
-"""What a call raises when it fails; anything else is a fault of ours."""
+"""The exceptions of a failed call; any other one is a bug of ours."""
 
 
 def failure(

@@ -1,4 +1,4 @@
-"""What a call accesses: each command and redirect of a script, each path, the host, the type of
+"""The accesses of a call: each command and redirect of a script, each path, the host, the type of
 sub-agent. Rules are tried on each access by itself.
 
 A rule catches an access (deny and ask: any reading of it will do) or grants it (allow: every reading
@@ -41,7 +41,7 @@ class Request:
 # Not frozen: a decision makes several, and a frozen dataclass takes three times as long to make.
 @dataclass(eq=False, slots=True, kw_only=True)
 class Access:
-    """One thing to decide on. By itself, a call of which rules see only the tool's name."""
+    """One thing to decide on. This class itself: a call matched by its tool's name only."""
 
     tools: tuple[str, ...]  # the tools whose rules look at it
     shown: str  # what it is, for people
@@ -81,7 +81,7 @@ class Command(Access):
         # A file system that ignores case runs /bin/rm for RM.
         for name, blank, rest in [form.partition(" ") for form in every if not form.islower()]:
             every.setdefault(name.lower() + blank + rest)
-        # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
+        # An unreadable script is the last part, as a whole; its readable commands come before.
         complete = script.complete or part is not script.parts[-1]
         hides = part.hides if complete else script.unanalyzable
         return cls(
@@ -176,8 +176,8 @@ class SubAgent(Access):
 
 
 def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths that rules look at in a call, as written: what a file tool is given, what a
-    Bash command redirects to or from. A search without a path looks at ``.``."""
+    """Return the paths in a call that rules match, as written: a file tool's arguments, and a Bash
+    command's redirects. A search without a path has ``.``."""
     match tool:
         case "Read" | "Write" | "Edit":
             return _texts(arguments.get("file_path"))
@@ -199,7 +199,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 def accesses_of(
     tool: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> tuple[Access, ...]:
-    """Return what a call accesses; at least one access is required."""
+    """Return the accesses of a call; at least one is required."""
     found: list[Access] = []
     command, url = arguments.get("command"), arguments.get("url")
     agent_type = arguments.get("agent_type")

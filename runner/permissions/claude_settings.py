@@ -18,7 +18,7 @@ _ELSEWHERE = {
     "disableBypassPermissionsMode": "no job bypasses its rules",
 }
 _BESIDE = {
-    "hooks": "Runner runs the job file's own: write those that refuse calls there",
+    "hooks": "Runner runs only the job file's hooks: write hooks that refuse calls there",
     "sandbox": "Runner does not read it",
     "enabledMcpjsonServers": "Runner does not read it",
     "disabledMcpjsonServers": "Runner does not read it",
@@ -28,12 +28,12 @@ _BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class ImportedRules:
-    """What a settings file gave."""
+    """The rules of a settings file."""
 
     rules: tuple[Rule, ...]  # denials first
-    # One line for each thing that was left out: none would have denied or asked about a call of the job.
+    # One line for each skipped part; none would deny or ask about a call of the job.
     left_out: tuple[str, ...]
-    # What is wrong with it, so that nobody can say what it would have denied.
+    # Why the file cannot be used: its denials are unknown.
     problems: tuple[str, ...]
 
 

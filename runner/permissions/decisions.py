@@ -35,7 +35,7 @@ Default = Literal["ask", "deny"]
 _MOST_KEPT = 64  # tools whose rules are kept: a model can make up names of tools
 _POSITION = itemgetter(0)
 _LENIENCY: Mapping[Effect, int] = {"deny": 1, "ask": 2, "allow": 3}
-# A decision is made while others wait for the database, and who is asked has to be able to read it.
+# The limit keeps decisions fast (others wait for the database) and questions readable.
 MOST_ACCESSES = 300
 _TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several calls"
 
@@ -50,15 +50,15 @@ class MatchedRule:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the rules say of a call."""
+    """The decision of the rules on a call."""
 
     effect: Effect
     # The rules that decided: one for a denial or a question, for an allowed call one for each of its
     # commands and each path that it writes; none when the default decided.
     matched_rules: tuple[MatchedRule, ...] = ()
     snapshot: int = 1  # the number of the rules that it was made by
-    # Why nothing allowed the call, where there is more to say than that no rule matched (a command
-    # that hides what it runs), or why a rule asks that may not be about it.
+    # Why nothing allowed the call, if there is more to say than that no rule matched (an
+    # unanalyzable command), or why a rule asks that may not concern it.
     reason: str = ""
     barred: bool = field(default=False, compare=False)  # no rule of a sub-agent's type allows it
 
@@ -68,7 +68,7 @@ class Decision:
         return self.effect == "deny" and (self.barred or bool(self.matched_rules))
 
     def shortened(self) -> Decision:
-        """Return the decision with only the first rule that decided: all that a run goes by later."""
+        """Return the decision with only the first rule that decided: a run needs no more later."""
         first = tuple(MatchedRule(each.rule, "") for each in self.matched_rules[:1])
         return replace(self, matched_rules=first)
 
@@ -107,7 +107,7 @@ class RuleIndex:
         return [rule for _, rule in sorted((*self._for_any, *found), key=_POSITION)]
 
 
-# By effect, and under REMEMBERED what a person's answers allow, which is under "allow" too.
+# By effect, and under REMEMBERED the rules from people's answers, which are under "allow" too.
 _Rules = Mapping[str, RuleIndex]
 
 
@@ -118,7 +118,7 @@ class RuleSet:
     rules: tuple[Rule, ...] = ()
 
     def about(self, tools: tuple[str, ...]) -> _Rules:
-        """Return the rules that have a say in calls of one of the tools."""
+        """Return the rules that concern one of the tools."""
         found = self._kept.get(tools)
         if found is None:
             groups: dict[str, list[ParsedRule]]
@@ -140,12 +140,12 @@ class RuleSet:
 
 @dataclass(frozen=True)
 class Restriction(RuleSet):
-    """The rules of a type of sub-agent: they tighten what the job's allow, and never loosen it. Its
-    deny and ask rules always count."""
+    """The rules of a type of sub-agent: they tighten the job's rules and never loosen them. Deny
+    and ask rules always count."""
 
     agent_type: str = ""
-    # It has rules that allow: what none of them matches is denied, whoever approves it. Without any,
-    # it says nothing of what none of its rules matches.
+    # True if it has allow rules: a call that none of them matches is denied, even if approved.
+    # Without allow rules, unmatched calls are not restricted.
     closed: bool = False
 
 
@@ -155,12 +155,12 @@ class Policy(RuleSet):
 
     default: Default = "deny"
     snapshot: int = 1  # the rules' number
-    # For a sub-agent: the rules of its type, and of the types of those that it works for.
+    # For a sub-agent: the rules of its type, and of its parents' types.
     restrictions: tuple[Restriction, ...] = ()
 
     def restricted(self, agent_type: str, rules: Iterable[Rule]) -> Policy:
-        """Return what holds for a sub-agent of that type, started by whoever this holds for. ``rules``
-        are the type's own, if it has any."""
+        """Return the policy of a sub-agent of that type below this one. ``rules`` are the type's
+        own, if any."""
         own = tuple(rules)
         if not own:
             return self
@@ -171,7 +171,7 @@ class Policy(RuleSet):
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What the rules say of one access."""
+    """The decision of the rules on one access."""
 
     access: Access
     effect: Effect | None  # None when no rule matched
@@ -193,8 +193,8 @@ def evaluate(policy: Policy, request: Request) -> Decision:
 
 
 def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Access, Decision], ...]:
-    """Return each access of a call with what the rules say of it by itself, in the order of the call,
-    for a reader. What is not required and that no rule matched is left out. Never raises."""
+    """Return each access of a call with the decision on it, in order, for a reader. Optional
+    accesses that no rule matched are left out. Never raises."""
     decided = ((access, _decide(policy, (access,))) for access in _accesses(request))
     return tuple(
         (access, decision)
@@ -210,8 +210,8 @@ def may_touch(policy: Policy, tool: str, place: ResolvedPath, context: ToolConte
 
 
 def any_rule_matches(rules: tuple[Rule, ...], request: Request) -> bool:
-    """True if one of the rules matches any part of a call, whatever it would decide: a command of its
-    script, a path. A call with too many parts to look at counts as matched."""
+    """True if one of the rules, of any effect, matches a part of a call: a command of its script, a
+    path. A call with too many parts counts as matched."""
     decision = evaluate(_asking_about(rules), request)
     return decision.effect == "deny" or bool(decision.matched_rules)
 
@@ -227,7 +227,7 @@ def _accesses(request: Request) -> tuple[Access, ...]:
 
 
 def _decide(policy: Policy, accesses: Sequence[Access]) -> Decision:
-    """Return the strictest of what the policy's own rules and each of its restrictions say."""
+    """Return the strictest decision among the policy's own rules and its restrictions."""
     decisions = [_sum(policy, [_judge(policy, access) for access in accesses])]
     if not decisions[0].is_final:
         for restriction in policy.restrictions:
@@ -253,8 +253,8 @@ def _judge(policy: Policy, access: Access) -> _Verdict:
 
 
 def _judge_restricted(policy: Policy, restriction: Restriction, access: Access) -> _Verdict:
-    """What a person remembered for the runs of a job answers the questions of these rules as well,
-    and allows nothing else."""
+    """Return the restriction's verdict. A remembered rule of the job also answers questions of
+    these rules, and allows nothing else."""
     rules = restriction.about(access.tools)
     if (denied := _caught(access, "deny", rules)) is not None:
         return denied
@@ -270,7 +270,7 @@ def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
             return _Verdict(access, effect, (MatchedRule(rule.rule, matched),))
     if not access.unknown:
         return None
-    # A file that nobody knows may be one that a rule is about: nothing allows it then.
+    # An unknown file may be one that a rule names: nothing allows it then.
     for rule in rules[effect].for_any_word:
         if isinstance(rule.specifier, PathPattern):
             maybe = (MatchedRule(rule.rule, access.shown),)
@@ -289,8 +289,7 @@ def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
 
 
 def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
-    """Return the least allowed of what was said of each access by the rules of the job, or
-    ``whose``."""
+    """Return the least allowed verdict on the accesses, by the rules of the job or ``whose``."""
     first = {verdict.effect: verdict for verdict in reversed(verdicts)}
     unmatched = next((each for each in verdicts if each.is_open), None)
     if "deny" in first:
@@ -312,18 +311,18 @@ AnswerEffect = Literal["approved", "denied", "expired"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a question."""
+    """The answer to a question."""
 
     effect: AnswerEffect
     input_digest: str  # of the input that was asked about
     by: str = ""  # who answered, or the rule that did
     reason: str = ""  # reaches the model on a denial
     input: Mapping[str, Any] | None = None  # what a person changed the input to
-    # The real paths of the call as it was approved.
+    # The real paths of the call at its approval.
     places: tuple[str, ...] = field(default=(), compare=False)
 
     def covers(self, place: ResolvedPath) -> bool:
-        """True if an approval was about this place, or a folder that it is in."""
+        """True if an approval was about this place or a folder above it."""
         return any(
             place.real == known or place.real.startswith(known.rstrip("/") + "/")
             for known in self.places
@@ -359,17 +358,17 @@ class Authorization:
             raise ValueError("a call cannot run with another input than the one that was approved")
 
     def check(self, tool: str, place: ResolvedPath, context: ToolContext) -> Decision:
-        """Return whether the call may show or change this file: asked when it is about to, by where
-        the path really leads at that moment. The effect is allow or deny."""
+        """Return the decision (allow or deny) to show or change this file, by the path's real place
+        at the time of access."""
         return self._settled(may_touch(self.policy, tool, place, context), (place,))
 
     def check_again(self, request: Request) -> Decision:
-        """Return whether the call may still run, now that it is known where its paths lead at this
-        moment. The effect is allow or deny."""
+        """Return the decision (allow or deny) to run the call now, by the current real places of
+        its paths."""
         return self._settled(evaluate(self.policy, request), request.context.places.values())
 
     def _settled(self, decision: Decision, places: Iterable[ResolvedPath]) -> Decision:
-        """A person's approval stands above everything but a denial that is final."""
+        """A person's approval overrides all but a final denial."""
         if decision.effect == "allow" or decision.is_final:
             return decision
         approved = self.answer is not None and all(map(self.answer.covers, places))

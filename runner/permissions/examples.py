@@ -1,4 +1,4 @@
-"""Calls as people write them in job files and on the command line: ``Bash(git push -f)``."""
+"""Calls in job files and on the command line: ``Bash(git push -f)``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WORKSPACE, _HOME = "/workspace", "/home/user"  # nothing is looked up there
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the tool and the input of a call that is written as ``Tool(what)``. Raises ValueError when
-    it is not written so, or lacks what the tool works on."""
+    """Return the tool and the input of a call written as ``Tool(argument)``. Raises ValueError if
+    the text has another form or no argument."""
     found = _CALL.fullmatch(text)
     if found is None:
         raise ValueError(
@@ -39,9 +39,9 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def matches(rule: Rule, example: str) -> bool:
-    """True if the rule decides the example (a call, or for a rule of Bash the bare command): it alone,
-    with no other rule beside it. Paths are taken to be where they say: relative ones in the workspace,
-    without symlinks. Raises ValueError when the example is not a call."""
+    """True if the rule alone decides the example (a call, or for a rule of Bash the bare command).
+    Paths count as written: relative ones are in the workspace, without symlinks. Raises ValueError
+    if the example is not a call."""
     if covers(name_of(rule.text), "Bash") and not example.startswith("Bash("):
         tool, arguments = "Bash", {"command": example}
     else:

@@ -1,4 +1,4 @@
-"""What ``mode`` stands for: ordinary rules, which anyone can list.
+"""The rules that each ``mode`` stands for; ``runner rules`` lists them.
 
 ``read_only`` reads. ``workspace_write`` also changes files in the workspace and runs every command
 that can be read, but asks before one that deletes, rewrites history, changes permissions, publishes,
@@ -18,7 +18,7 @@ ORIGIN = "mode"
 
 _DELETES = "it deletes"
 _REWRITES = "it rewrites history, or drops work that is not committed"
-_PERMISSIONS = "it changes permissions, or runs with those of another user"
+_PERMISSIONS = "it changes permissions, or runs as another user"
 _PUBLISHES = "it publishes, or changes what others see"
 _SYSTEM = "it reaches beyond the workspace into the system"
 _HIDES = "it hides what it runs, or where it writes"

@@ -1,5 +1,5 @@
-"""Where the paths of a call lead, and which paths a rule of Read, Edit, Write, Grep or Glob matches, by
-gitignore's patterns.
+"""Resolved paths of a call, and the path patterns of rules of Read, Edit, Write, Grep and Glob, by
+gitignore's syntax.
 
 A pattern hangs on an anchor: ``//etc/**`` on the root, ``~/notes/*`` on the home folder, all others on
 the workspace: ``/docs/*.md`` and ``./docs/*.md`` from its top, ``*.env`` at any depth. It never matches
@@ -36,7 +36,7 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """Where a path leads. The two differ only where a symlink is on the way."""
+    """The resolution of a path. The two differ only if a symlink is on the way."""
 
     named: str  # as written, absolute and without "." and ".."
     real: str  # with symlinks resolved too
@@ -44,7 +44,7 @@ class ResolvedPath:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """Where a call would run. The folders are absolute, symlinks resolved."""
+    """The folders and paths of a call. Folders are absolute, symlinks resolved."""
 
     workspace: str | None = None
     outputs: str | None = None  # the folder of the run's long outputs
@@ -191,7 +191,7 @@ def fold(path: str) -> str:
 
 
 def absolute(text: str, context: ToolContext) -> tuple[str, ...]:
-    """Return where a path that nobody resolved may lead, by its letters alone."""
+    """Return the absolute path of an unresolved one, by its letters alone."""
     found = [posixpath.join(context.workspace or "/", text)]
     if context.home is not None and (text == "~" or text.startswith("~/")):
         found.append(context.home + text[1:])

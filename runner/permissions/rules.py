@@ -37,7 +37,9 @@ class Rule:
     position: int | None = None  # in the job's list, once it is stored
 
 
-UNANALYZABLE = ":opaque"  # Bash(:opaque): a command that hides what it runs, or where it writes
+UNANALYZABLE = (
+    ":unanalyzable"  # Bash(:unanalyzable): a command that hides what it runs, or where it writes
+)
 
 AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -23,7 +23,7 @@ _PATH_NAMES = frozenset({"file_path", "path"})
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What a question is grouped by, and what may be remembered of its answer."""
+    """The group of a question, and the rule that may be remembered from its answer."""
 
     key: str  # alike only for calls that would do the same, so that one answer is right for all
     rule: str  # the text of a narrow rule that would allow the call, "" where there is none

@@ -48,7 +48,7 @@ _COMMAND_COLUMNS = columns(
 MOST_TAKEN_APART = 1_000
 # More candidates than this, and the newest calls are as likely to match.
 MOST_CANDIDATES = 20_000
-# The newest calls are looked for among the calls of so many of the newest runs first.
+# The newest calls are first searched among this many of the newest runs.
 NEWEST_RUNS = 200
 # Indexing more texts than this takes longer than looking at every call.
 MOST_UNINDEXED = 5_000
@@ -101,9 +101,9 @@ def tool_rows(database: Database, filters: Filters, *, limit: int | None = None)
 def command_rows(
     database: Database, filters: Filters, pattern: str | None = None, *, limit: int | None = None
 ) -> Rows:
-    """The calls of Bash (only commands that match ``command_pattern(pattern)``), the newest first.
-    ``command`` is what the model asked for, and ``ran`` what a person or a hook replaced it with. A pattern
-    without a word, such as ``:opaque``, is tried on the newest calls only, unless ``limit`` is None."""
+    """Return the calls of Bash (only commands that match ``command_pattern(pattern)``), the newest
+    first: ``command`` is the model's, ``ran`` a person's or hook's replacement. A pattern without a
+    word, such as ``:unanalyzable``, is tried on the newest calls only, unless ``limit`` is None."""
     wanted = None if pattern is None else command_pattern(pattern)
     among = candidates(database, filters, wanted.terms, "Bash") if wanted else None
     needles = wanted.needles if wanted else ()
@@ -145,8 +145,8 @@ def _command(arguments: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What to look for among commands or paths. The terms and the needles narrow the search: a text
-    that spells its words in pieces (quotes, backslashes) may match without them."""
+    """A pattern of commands or paths. The terms and needles narrow the search: a text with words in
+    pieces (quotes, backslashes) may match without them."""
 
     matches: Callable[[str], bool]
     terms: tuple[Term, ...]  # for the search index: every matching text has them
@@ -297,7 +297,7 @@ def walk(
     among: Sequence[Message] | None = None,  # the caller skips calls that no such reply asked for
     results: bool = False,  # include their results
 ) -> Iterator[Call]:
-    """Tool calls with their inputs, the newest first, as far as the caller iterates."""
+    """Yield tool calls with their inputs, the newest first."""
     calls = filters.tool_calls(*KEY, CALLED_AT.label("at")).where(*conditions)
     lots: Iterable[Iterable[Any]]
     if among is None:

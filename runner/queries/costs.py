@@ -1,4 +1,4 @@
-"""What model calls used and cost, in sums or call by call.
+"""Usage and cost of model calls, in sums or call by call.
 
 The database sums tokens, and a price list turns them into money: prices change, and a stored cost
 could not be corrected. The view ``v_costs`` computes the same for SQL.
@@ -42,7 +42,7 @@ _MODEL_COLUMNS = columns(
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the calls of one job, run, tree, model, day or purpose have cost."""
+    """The cost of the calls of one job, run, tree, model, day or purpose."""
 
     key: str  # its id, its name, or its date in UTC by the start of the calls
     label: str  # the job's name or the run's item, else empty
@@ -69,9 +69,9 @@ def costs_by(
     run_id: str | None = None,
     conditions: Collection[ColumnElement[bool]] = (),
 ) -> list[Cost]:
-    """What the model calls of a job or a run (without its sub-agents) cost that have ended and that meet
-    the conditions on ``model_calls`` and ``runs``, in the order of the keys. ``tree`` sums by the run of an
-    item with all of its sub-agents."""
+    """Return the costs of the ended model calls of a job or a run (without its sub-agents) that
+    meet the conditions on ``model_calls`` and ``runs``, ordered by key. ``tree`` sums by the run of
+    an item with all of its sub-agents."""
     of_job = () if job_id is None else (runs.c.job_id == job_id,)
     of_run = () if run_id is None else (runs.c.id == run_id,)
     calls = _ended_calls(prices, _key(database, by)).where(*of_job, *of_run, *conditions)
@@ -105,10 +105,10 @@ def cost_rows(
     *,
     limit: int | None = None,
 ) -> Rows:
-    """What model calls cost, in USD at list prices, the same as ``costs_by``; the dearest first.
+    """Return the cost of model calls in USD, as in ``costs_by``; the most expensive first.
 
     ``cost_usd`` covers the calls whose usage is known; it is None if their model has no price
-    (``unpriced`` names it). ``unknown_calls`` counts the others, with what they cost at most.
+    (``unpriced`` names it). ``unknown_calls`` counts the others, with their highest possible cost.
     """
     found = costs_by(database, prices, by, conditions=tuple(filters.of_model_calls()))
     found.sort(key=lambda each: (-each.spending.usd, each.key))
@@ -127,8 +127,8 @@ def model_rows(
     """A row for each model, of its calls that have ended; the dearest first.
 
     ``replies`` counts replies to turns, ``summaries`` replies with a summary for compaction, and
-    ``failed`` calls without a reply. ``average`` and ``longest`` are of replies. The other columns are
-    those of ``cost_rows``.
+    ``failed`` calls without a reply. ``average`` and ``longest`` are of replies. The other columns
+    are as in ``cost_rows``.
     """
     calls = _ended_calls(prices, model_calls.c.model).where(*filters.of_model_calls())
     by_model = database.read(lambda connection: _sums(connection, prices, calls))
@@ -177,9 +177,9 @@ def _key(database: Database, by: By) -> ColumnElement[Any]:
     return (keys | {"job": runs.c.job_id, "tree": ROOT_RUN, "day": day})[by]
 
 
-# What a call can have read at most.
+# The most that a call can have read.
 _PROMPT_BOUND = model_calls.c.worst_case - model_calls.c.max_tokens
-# Columns by which calls are priced alike, and those that are summed.
+# Columns by which calls are priced alike, and columns that are summed.
 _ALIKE = ("key", "job_id", "model", "purpose", "agent_type", "run_model", "hour_cache", "above")
 _SUMMED = (*_TOKENS, "unknown", "unknown_prompt", "unknown_output")
 
@@ -243,7 +243,7 @@ def _priced(connection: Connection, prices: PriceList, query: Select[Any]) -> li
 
 
 def _spending(prices: PriceList, row: Row[Any], spec: Mapping[str, Any]) -> Spending:
-    """What calls that are priced alike cost. ``spec`` is the stored spec of their job."""
+    """Return the cost of calls that are priced alike. ``spec`` is the stored spec of their job."""
     types = {agent["name"]: agent.get("model") for agent in spec.get("agents") or ()}
     own = row.run_model or types.get(row.agent_type) or spec["model"]
     summary_model = (spec.get("context") or {}).get("summary_model")

@@ -81,8 +81,8 @@ DeniedKind: TypeAlias = dict[str, Any]
 
 
 def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
-    """The denied calls of a run, in order, without those that a fork is a copy of: with ``id``,
-    ``run_id``, ``item_key``, ``turn``, ``tool``, the keys of ``Why`` and those of the answer."""
+    """Return the denied calls of a run in order, without calls that a fork copied: with ``id``,
+    ``run_id``, ``item_key``, ``turn``, ``tool``, and the keys of ``Why`` and of the answer."""
     call = (*(tool_calls.c[name] for name in ("run_id", "position", "turn")), runs.c.item_key)
     why = (tool_calls.c.name.label("tool"), *_WHY, tool_calls.c.matched)
     query = (
@@ -97,8 +97,8 @@ def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
 
 
 def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
-    """What was denied in a job's runs and to their sub-agents, by ``tool``, the keys of ``Why`` and those
-    of the answer, with the number of ``calls`` and ``runs``; the most frequent first. Runs that were
+    """Return the denials in a job's runs and sub-agents by ``tool`` and the keys of ``Why`` and of
+    the answer, with the number of ``calls`` and ``runs``; the most frequent first. Runs that were
     started afresh are left out, as in ``jobs.current_runs``."""
     alike = (tool_calls.c.name.label("tool"), *_WHY, *_ANSWER)
     counts = (*_COUNTS, func.min(tool_calls.c.matched).label("matched"))
@@ -108,7 +108,7 @@ def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
 
 
 def denied_counts(database: Database, job_id: str) -> tuple[int, int]:
-    """How many calls ``denied_kinds`` covers, and in how many runs."""
+    """Return the number of calls in ``denied_kinds``, and of their runs."""
     ((calls, in_runs),) = database.rows(_calls_with_reasons(*_COUNTS).where(*_denied_in(job_id)))
     return calls, in_runs
 
@@ -142,8 +142,8 @@ def whys(database: Database, approval_ids: Sequence[str]) -> dict[str, Why]:
 
 
 def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
-    """What is known of the decision on a call beside its own row: ``rule_why``, ``rule_origin``, and
-    ``approval``, the question with its answer, or None."""
+    """Return details of the decision on a call: ``rule_why``, ``rule_origin``, and ``approval``,
+    the question with its answer, or None."""
     query = _calls_with_reasons(permission_rules.c.why, permission_rules.c.origin, *_APPROVAL)
     ((why, origin, *approval),) = database.rows(query.where(has_id(call_id)))
     asked = dict(zip((column.name for column in _APPROVAL), approval, strict=True))
@@ -178,20 +178,20 @@ def find_approval(database: Database, name: str) -> str | None:
 
 
 def open_approval_counts(database: Database, job_id: str) -> dict[str, int]:
-    """How many questions wait for an answer in the tree of each item's run that has any."""
+    """Return the number of open questions in the tree of each item's run."""
     query = _count_by_tree(approvals).where(approvals.c.job_id == job_id, IS_OPEN_APPROVAL)
     return dict(database.rows(query))
 
 
 def unknown_outcome_counts(database: Database, job_id: str) -> dict[str, int]:
-    """How many tool calls have an unknown outcome in the tree of each item's run that has any."""
+    """Return the number of calls of unknown outcome in the tree of each item's run."""
     is_unknown = and_(runs.c.job_id == job_id, IS_OWN_CALL, tool_calls.c.outcome == "unknown")
     return dict(database.rows(_count_by_tree(tool_calls).where(is_unknown)))
 
 
 def answer_counts(database: Database, job_id: str) -> dict[str, dict[tuple[str, str], int]]:
-    """How the questions of each tree were answered: by the item's run, then by the answer and what it
-    came from (``approved`` by a ``person``). Open questions are left out."""
+    """Return the number of answers in each tree: by the item's run, then by the answer and its
+    source (``approved`` by a ``person``). Open questions are left out."""
     query = _count_by_tree(approvals, approvals.c.answer, approvals.c.answered_via)
     query = query.where(approvals.c.job_id == job_id, approvals.c.answer.is_not(None))
     found: dict[str, dict[tuple[str, str], int]] = {}
@@ -208,7 +208,7 @@ def _count_by_tree(table: sa.Table, *columns: ColumnElement[Any]) -> Select[Any]
 def decision_rows(
     database: Database, filters: Filters, *, each: bool = False, limit: int | None = None
 ) -> Rows:
-    """How tool calls were decided on, grouped by decision; the most frequent first.
+    """Return the decisions on tool calls, grouped; the most frequent first.
 
     ``verdict`` is what became of a call: ``allowed``, ``denied``, ``waiting`` for an answer,
     ``undecided``, or ``interrupted`` when its run ended or continued first. ``decision`` is what the
@@ -255,7 +255,7 @@ _SEPARATOR = "\x1e"  # not in any tool's name
 
 
 def _allowed(connection: Connection, filters: Filters) -> Counter[tuple[str, int, str]]:
-    """How many calls a rule simply allowed, as most are, by job, position of the rule, and tool.
+    """Return the number of calls that a rule simply allowed, by job, rule position and tool.
 
     Concatenates the calls of each run: to group all calls the database would sort them, which takes
     several times as long.

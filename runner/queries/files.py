@@ -65,8 +65,8 @@ def file_rows(
     differences: Differences | None = None,  # None: only what tools were asked to do is known
     limit: int | None = None,
 ) -> Rows:
-    """What tool calls and hooks did to files (only paths that match ``path_pattern(pattern)``), the newest
-    first: a row for each call and file.
+    """Return the file accesses of tool calls and hooks (only paths that match
+    ``path_pattern(pattern)``), the newest first: a row for each call and file.
 
     ``action`` is ``read``, ``searched`` (a search was told to look there), ``created``, ``changed``,
     ``deleted``, or ``written`` for what a command says that it writes. ``known_from`` is ``input`` (a

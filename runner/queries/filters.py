@@ -45,7 +45,7 @@ _ITEM_RUN = runs.alias()
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a question is limited to. Every filter that is set must hold."""
+    """Filters of a question. All given filters must hold."""
 
     job_id: str | None = None
     run_id: str | None = None  # includes the runs of its sub-agents
@@ -124,7 +124,7 @@ class Filters:
 
 
 def at_most(limit: int | None) -> int | None:
-    """How many rows to query so that ``answer`` knows if there are more than ``limit``."""
+    """Return the number of rows to query: one more than ``limit`` for ``answer``."""
     return None if limit is None else limit + 1
 
 

@@ -61,8 +61,9 @@ _JOB_STATE_ORDER: tuple[RunStatus, ...] = (
 
 
 def job_state(counts: Mapping[RunStatus, int]) -> RunStatus:
-    """The state of a job with so many runs in each state: ``running`` if any run is, else ``queued`` if
-    any is, else ``waiting``, else the worst end: failed, cancelled, stopped, succeeded."""
+    """Return a job's state from the number of its runs in each state: ``running`` if any run is,
+    else ``queued`` if any is, else ``waiting``, else the worst end: failed, cancelled, stopped,
+    succeeded."""
     return next((state for state in _JOB_STATE_ORDER if counts.get(state)), "succeeded")
 
 
@@ -150,7 +151,7 @@ def pruned_turns(database: Database, job_id: str, run_id: str | None = None) -> 
 
 
 def runs_without_workspace(database: Database) -> dict[str, int]:
-    """How many runs wait for each workspace path that no worker sees."""
+    """Return the number of runs that wait for each workspace path that no worker sees."""
     query = (
         select(runs.c.workspace_path, func.count())
         .where(runs.c.state == "waiting", runs.c.reason == "workspace")
@@ -160,8 +161,8 @@ def runs_without_workspace(database: Database) -> dict[str, int]:
 
 
 def show_job(database: Database, job_id: str) -> dict[str, Any]:
-    """A job as it was submitted, its summary, the rules that hold for all of its runs now, and its budget
-    with what is spent and reserved of it (None without a budget)."""
+    """Return a job's row, its summary, the rules that hold for all of its runs now, and its budget
+    with spent and reserved amounts (None without a budget)."""
 
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, job_id)

@@ -1,4 +1,4 @@
-"""What went wrong: errors, and limits that runs have reached."""
+"""Problems: errors, and limits that runs have reached."""
 
 from __future__ import annotations
 

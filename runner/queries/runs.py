@@ -1,4 +1,4 @@
-"""What came of runs: their sub-agents, results, verifications and snapshots."""
+"""The outcomes of runs: sub-agents, results, verifications and snapshots."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def children_of(database: Database, run_id: str) -> list[ChildSummary]:
 
 
 def _description(asked: Any, number: int) -> str:
-    """What a call says of the sub-agent that it asks for, or of one of the parts of a task."""
+    """Return a call's description of its sub-agent, or of one part of a task."""
     parts = asked.get("parts") if isinstance(asked, dict) else None
     if isinstance(parts, list):
         asked = parts[number] if number < len(parts) else None
@@ -224,7 +224,7 @@ def items_of_runs(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshots:
-    """A run as far as its files go. Trees are git's."""
+    """The snapshots of a run. Trees are git's."""
 
     run_id: str
     job_id: str

@@ -33,8 +33,8 @@ def events_after(
     *,
     whole_tree: bool = False,
 ) -> list[dict[str, Any]]:
-    """The events of a run, or of it and all runs below it by time; those of one run stay in their order.
-    Each has the table's columns, and ``root``, ``parent``, ``depth`` and ``label`` of the run; an event
+    """Return the events of a run, or of its tree by time; the events of one run stay in order. Each
+    has the table's columns, and ``root``, ``parent``, ``depth`` and ``label`` of the run; an event
     about a tool call has the call's ``label``."""
     had = last or {}
     condition = and_(runs.c.id == run_id, events.c.number > had.get(run_id, 0))
@@ -100,7 +100,7 @@ def _call_of(data: Any) -> tuple[Any, ...]:
     return call if all(isinstance(number, int) for number in call) else ()
 
 
-# --- A run's events together with those of its job
+# --- Events of a run and its job
 
 # Stages of a turn: after its reply, and after the results of its tool calls.
 REPLIED = 1
@@ -109,7 +109,7 @@ ENDED = 2
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in the conversation something happened."""
+    """A place in the conversation."""
 
     turn: int  # 0 is before turn 1
     stage: int  # REPLIED or ENDED
@@ -196,7 +196,7 @@ _TOLD_ELSEWHERE = (
 
 
 def history_of_run(database: Database, run_id: str) -> list[HistoryEvent]:
-    """What people did, what the run waited for, what was retried, and its end; in order."""
+    """Return people's actions, waits, retries and the end of a run, in order."""
 
     def work(connection: Connection) -> list[HistoryEvent]:
         names = ("id", "job_id", "fork_turn", "created_at", "ended_at")

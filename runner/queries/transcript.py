@@ -105,8 +105,8 @@ def compactions_of_run(database: Database, run_id: str) -> list[StoredCompaction
 
 
 def show_call(database: Database, call_id: str) -> dict[str, Any]:
-    """A tool call: its row, its ``label`` in the tree, its whole input, and its output as far as it was
-    kept. Raises ``NotFoundError``."""
+    """Return a tool call: its row, its ``label`` in the tree, its whole input, and its stored
+    output. Raises ``NotFoundError``."""
 
     def work(connection: Connection) -> dict[str, Any]:
         key = call_key(connection, call_id)
@@ -176,7 +176,7 @@ def system_prompt(database: Database, run_id: str) -> str | None:
 
 
 def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
-    """The request of a turn (from 1) as it was sent; the last one, if it took several. Raises
+    """Return the request of a turn (from 1); the last one, if it took several. Raises
     ``NotFoundError``: there is no such run, or nothing was sent in that turn."""
 
     def work(connection: Connection) -> ModelRequest:
@@ -240,8 +240,8 @@ def _messages_before(connection: Connection, run_id: str, call: Row[Any]) -> lis
 
 
 def _texts_added_since(connection: Connection, run_id: str, number: int) -> int:
-    """How many texts were added since a call without a reply started, by the events: the clocks of two
-    workers may differ."""
+    """Return the number of texts added since a call without a reply started, by the events, because
+    workers' clocks may differ."""
     wanted = events.c.type.in_(("model_call_started", "message_added"))
     query = select(events.c.type, events.c.data).where(events.c.run_id == run_id, wanted)
     count = 0

@@ -60,7 +60,7 @@ class Telemetry:
     exporter: spans.Spans
     meter: InitVar[Meter]  # makes the instruments
     with_content: bool  # also tell what was said and what tools printed
-    endings: Callable[[Sequence[str]], Sequence[Ending]]  # of these runs, those that have ended
+    endings: Callable[[Sequence[str]], Sequence[Ending]]  # the ends of the given runs
     export_rest: Callable[[], None]  # sends what is left
 
     def __post_init__(self, meter: Meter) -> None:
@@ -87,7 +87,7 @@ class Telemetry:
         try:
             for applied in stored.applied:
                 self._tell(stored, applied)
-        except Exception:  # whatever it is: no run may end for its telemetry
+        except Exception:  # of any kind: telemetry must not end a run
             logger.exception("some telemetry of %s is lost", stored.lease.run_id)
 
     def close(self) -> None:

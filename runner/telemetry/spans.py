@@ -179,8 +179,8 @@ def measured(state: RunState, model: str) -> dict[str, Any]:
 
 
 def of_usage(usage: Usage) -> dict[str, int]:
-    """Return the tokens of a call. Input tokens include those that were read from the cache or written
-    to it, as the conventions have it."""
+    """Return the tokens of a call. Input tokens include cache reads and writes, by the
+    conventions."""
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,

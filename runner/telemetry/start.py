@@ -24,7 +24,7 @@ _CONTENT_IN_SPANS = frozenset({"true", "span_only", "span_and_event"})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a collector is told."""
+    """The configuration of exports to a collector."""
 
     traces: bool
     metrics: bool
@@ -49,7 +49,7 @@ def start_telemetry(
     environment: Mapping[str, str], endings: Callable[[Sequence[str]], Sequence[Ending]]
 ) -> Telemetry | None:
     """Return what tells the environment's collector of runs, to be closed at the end; None where
-    nothing is to be told. ``endings`` gives those of some runs that have ended."""
+    nothing is exported. ``endings`` returns the ends of the given runs that have ended."""
     wanted = wanted_by(environment)
     if not (wanted.traces or wanted.metrics):
         return None

@@ -1,1 +1,1 @@
-"""What the model can do: the builtin tools, own tools, and the host that starts their processes."""
+"""The model's tools: builtin tools, own tools, and the host that starts their processes."""

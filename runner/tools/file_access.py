@@ -126,7 +126,7 @@ def unusable(path: str) -> str | None:
 
 
 def resolve(path: str, *, strict: bool = False) -> str:
-    """Return an absolute path with its symlinks resolved. What is missing at its end stays as it is.
+    """Return an absolute path with its symlinks resolved. Missing parts at its end stay.
 
     Args:
         strict: raise where symlinks lead in a circle or a name is too long, in place of giving a
@@ -226,9 +226,9 @@ def explained(name: str) -> Iterator[None]:
 def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> ToolContext:
     """Return where a run's tools would work, and where ``paths`` lead from there.
 
-    A leading ``~/`` is the user's home, as it is where a shell redirects to; file tools refuse such a
-    path. What leads nowhere, or nowhere that can be told beforehand, is left out: no pattern of a
-    rule allows it.
+    A leading ``~/`` is the user's home, as in a shell's redirects; file tools refuse such a path.
+    What leads nowhere, or nowhere that can be told beforehand, is left out: no pattern of a rule
+    allows it.
     """
     context = tool_context_of(places)
     located = {path: _locate(path, surroundings, places, context.home) for path in paths}
@@ -276,8 +276,8 @@ def require_command(call: ToolCall, places: Places) -> None:
 
 
 def named(path: str, surroundings: Surroundings, places: Places) -> str:
-    """Return a path as it is written, absolute and without ``.`` and ``..``. The run's own folders have one
-    name, the one without symlinks, whichever was used."""
+    """Return a path as written, absolute and without ``.`` and ``..``. The run's own folders have
+    one name, the one without symlinks, whichever was used."""
     absolute = os.path.normpath(os.path.join(places.workspace or places.outputs, path))
     absolute = "/" + absolute.lstrip("/")  # POSIX lets two slashes mean something else
     for folder, real in (

@@ -173,7 +173,7 @@ def _not_found(content: bytes, old: bytes, path: str) -> str:
                 f"line {number} differs from it only in white space; "
                 "copy the indentation exactly as Read shows it"
             )
-    return message + "read the file and give the text exactly as it is there"
+    return message + "read the file and give its exact text"
 
 
 def _stripped(text: str) -> str:
@@ -211,7 +211,7 @@ def read(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
 
 
 class _Shown:
-    """The lines to show, up to what the model is shown at once, and what is to be said of them."""
+    """Return the lines to show, up to the model's limit, and a note about them."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

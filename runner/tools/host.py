@@ -55,7 +55,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a call's process ended."""
+    """The end of a call's process."""
 
     end: End  # "lost": the host or the keeper died, and the process with it
     exit_code: int = 0  # negative for a signal

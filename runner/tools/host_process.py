@@ -192,8 +192,8 @@ class _Host:
             os._exit(1)
 
     def _bury_keepers(self) -> None:
-        """Take note of the keepers that ended. One that was killed left its processes to the host, and
-        each of those that ends may leave others: they are killed until there are none."""
+        """Take note of the keepers that ended. One that was killed left its processes to the host,
+        and each may leave others at its end: they are killed until none is left."""
         orphaned = False
         for pid, status in _reap().items():
             orphaned = orphaned or status != 0 or pid not in self._keepers
@@ -270,7 +270,7 @@ def _answer(
 
 
 class _Collected:
-    """What came through one pipe of a tool: the first ``most`` bytes of it."""
+    """The first ``most`` bytes from one pipe of a tool."""
 
     def __init__(self, most: int) -> None:
         self.kept = bytearray()

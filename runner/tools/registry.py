@@ -104,7 +104,7 @@ _EDIT = Tool(
     name="Edit",
     description=(
         "Replaces an exact text in a file of the workspace.\n\n"
-        "- Read the file first. Give `old_string` exactly as it is there, indentation included, without "
+        "- Read the file first. Give `old_string` exactly as in the file, indentation included, without "
         "the line numbers that Read puts before it.\n"
         "- `old_string` has to be unique in the file: add lines around it until it is, or set "
         "`replace_all` to change every place."
@@ -157,7 +157,7 @@ _GREP = Tool(
             "description": "What to show (default files_with_matches)",
         },
         multiline=_flag("Let the pattern match across lines, and . match line ends"),
-        head_limit=_number("Show only the first so many lines of the result; 0: all of them", 0),
+        head_limit=_number("The most lines of the result to show; 0: all", 0),
         **{
             "-i": _flag("Ignore case"),
             "-n": _flag("Show line numbers (content mode; default true)"),

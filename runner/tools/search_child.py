@@ -60,7 +60,7 @@ def main() -> None:
 
 def _files(request: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return the files below the base that may be shown, by path, and a line on the others if there
-    are any. It counts all of them: a count of those that a pattern names would tell their names."""
+    are any. It counts all of them: a count by pattern would reveal their names."""
     found = regular_files(request["base"], frozenset(request["excluded"]))
     if request["permission"] is None:
         return found, []

@@ -1,4 +1,4 @@
-"""Which files a search may show, by the rules of the call's authorization.
+"""The files that a search may show, by the rules of the call's authorization.
 
 The worker packs the needed rules into the child's request; the child decides file by file.
 """
@@ -37,7 +37,7 @@ def packed(
         for rules in (policy.rules, *(restriction.rules for restriction in policy.restrictions))
     )
     restrictions = tuple(
-        replace(restriction, rules=rules)  # it is as closed as it was
+        replace(restriction, rules=rules)  # it stays as closed
         for restriction, rules in zip(policy.restrictions, narrower, strict=True)
     )
     # Where there is no rule, a closed restriction shows nothing.

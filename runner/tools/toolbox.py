@@ -44,7 +44,7 @@ class LocalTools:
             the store; None when there is none.
         watchdog_seconds: tools are killed when ``alive`` was not called for so long.
 
-    ``host`` starts every process, in ``environment``; what else works in a run's workspace is to be
+    ``host`` starts every process, in ``environment``; other programs in a run's workspace are
     started by it too.
     """
 

@@ -144,10 +144,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"deny": [{"rule": "Read(.env)", "match": ["((("]}]},
         "permissions.deny[0].match[0]: '(((' is not a call: ",
     ),
-    ({"allow": ["Bash(:opaque)"]}, "permissions.allow[0]: the rule 'Bash(:opaque)' allows nothing"),
     (
-        {"allow": [{"rule": "Bash(:opaque)"}]},
-        "permissions.allow[0].rule: the rule 'Bash(:opaque)' allows nothing",
+        {"allow": ["Bash(:unanalyzable)"]},
+        "permissions.allow[0]: the rule 'Bash(:unanalyzable)' allows nothing",
+    ),
+    (
+        {"allow": [{"rule": "Bash(:unanalyzable)"}]},
+        "permissions.allow[0].rule: the rule 'Bash(:unanalyzable)' allows nothing",
     ),
     ({"default": "allow"}, 'permissions.default: must be "ask" or "deny", not \'allow\''),
     ({"mode": "readonly"}, "not 'readonly'; did you mean read_only?"),

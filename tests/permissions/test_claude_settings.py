@@ -30,7 +30,7 @@ def test_rules_are_taken_with_where_they_are_from():
 def test_what_is_left_out_is_said_line_by_line():
     data = {
         "permissions": {
-            "allow": ["WebSearch", "Bash(", "Bash(:opaque)"],
+            "allow": ["WebSearch", "Bash(", "Bash(:unanalyzable)"],
             "deny": ["WebFetch(x)", "Agent(Explore)", "WebSearch(x)", "Write(a)"],
             "defaultMode": "acceptEdits",
             "additionalDirectories": ["../x"],
@@ -53,12 +53,12 @@ def test_what_is_left_out_is_said_line_by_line():
         f"{ORIGIN}: permissions.allow: the rule 'WebSearch' is about WebSearch, "
         "which this job does not have",
         f"{ORIGIN}: permissions.allow: the rule 'Bash(' has no ')' at its end",
-        f"{ORIGIN}: permissions.allow: the rule 'Bash(:opaque)' allows nothing: a command that hides "
+        f"{ORIGIN}: permissions.allow: the rule 'Bash(:unanalyzable)' allows nothing: a command that hides "
         "what it runs is allowed by 'Bash' alone",
         f"{ORIGIN}: permissions.defaultMode: say 'mode' or 'default' in the job file",
         f"{ORIGIN}: permissions.additionalDirectories: tools work in the job's workspace",
         f"{ORIGIN}: permissions.made_up: Runner does not know it",
-        f"{ORIGIN}: hooks: Runner runs the job file's own: write those that refuse calls there",
+        f"{ORIGIN}: hooks: Runner runs only the job file's hooks: write hooks that refuse calls there",
     )
 
 

@@ -95,7 +95,8 @@ def test_a_file_that_a_command_reads_from_can_be_denied():
 def test_a_target_known_only_at_run_time_is_allowed_by_bash_alone():
     assert bash(["allow Bash(**)", "allow Edit"], 'echo b > "$F"').effect == "deny"
     assert (
-        bash(["allow Bash(**)", "allow Edit", "ask Bash(:opaque)"], 'echo b > "$F"').effect == "ask"
+        bash(["allow Bash(**)", "allow Edit", "ask Bash(:unanalyzable)"], 'echo b > "$F"').effect
+        == "ask"
     )
     assert bash(["allow Bash"], 'echo b > "$F"').effect == "allow"
 
@@ -149,9 +150,9 @@ def test_no_pattern_allows_a_command_that_hides_what_it_runs(command):
     hidden = bash(["allow Bash(**)", "remembered Bash(**)", "allow Edit"], command)
     assert hidden.effect == "deny"
     assert "hides" in hidden.explain()
-    assert bash(["allow Bash(**)", "ask Bash(:opaque)"], command).effect == "ask"
-    assert bash(["allow Bash(:opaque)"], command).effect == "deny"
-    assert bash(["allow Bash", "deny Bash(:opaque)"], command).effect == "deny"
+    assert bash(["allow Bash(**)", "ask Bash(:unanalyzable)"], command).effect == "ask"
+    assert bash(["allow Bash(:unanalyzable)"], command).effect == "deny"
+    assert bash(["allow Bash", "deny Bash(:unanalyzable)"], command).effect == "deny"
     assert bash(["allow Bash"], command).effect == "allow"
     assert bash(["allow Bash(*)"], command).effect == "allow"
 
@@ -167,7 +168,7 @@ def test_a_command_that_runs_its_arguments_is_allowed_by_the_very_same_words_alo
 
 
 def test_a_plain_command_is_analyzable():
-    assert bash(["allow Bash(**)", "ask Bash(:opaque)"], "ls -la").effect == "allow"
+    assert bash(["allow Bash(**)", "ask Bash(:unanalyzable)"], "ls -la").effect == "allow"
 
 
 @pytest.mark.parametrize("command", ["", "  ", "# nothing", None, 7, ["ls"]])

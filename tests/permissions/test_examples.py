@@ -39,7 +39,7 @@ def test_what_is_not_a_call_says_so_in_one_line(text):
         ("allow", "Bash(npm run *)", "Bash(npm run test)", True),
         ("allow", "Bash(npm run *)", "npm run test && ls", False),
         ("deny", "Bash(npm run *)", "ls && npm run test", True),
-        ("ask", "Bash(:opaque)", "$x", True),
+        ("ask", "Bash(:unanalyzable)", "$x", True),
         ("allow", "Read(src/**)", "Read(src/a.py)", True),
         ("allow", "Read(src/**)", "Grep(lib)", False),
         ("allow", "Read(src/**)", "Edit(src/a.py)", False),

@@ -14,7 +14,7 @@ TEXTS = st.sampled_from(
         "Bash",
         "Bash(*)",
         "Bash(**)",
-        "Bash(:opaque)",
+        "Bash(:unanalyzable)",
         "Bash(ls *)",
         "Bash(rm *)",
         "Bash(rm x)",
@@ -147,7 +147,7 @@ def test_one_more_deny_never_allows_more(policy, text, tool, arguments):
     st.lists(SIMPLE, min_size=2, max_size=3),
     st.sampled_from(["; ", " && ", " || ", " | ", "\n", " & "]),
 )
-@example(Policy((Rule("ask", "Bash(:opaque)"),)), ["ls", "$cmd x"], "; ")
+@example(Policy((Rule("ask", "Bash(:unanalyzable)"),)), ["ls", "$cmd x"], "; ")
 @example(Policy((Rule("allow", "Bash(ls *)"), Rule("deny", "Bash(rm *)"))), ["ls", "rm x"], " && ")
 @example(Policy((Rule("deny", "Edit(a)"),), "ask"), ["echo a > a", "cd src"], "; ")
 @example(Policy((Rule("deny", "Edit(a)"),), "ask"), ["cd src", "echo a > a"], "; ")

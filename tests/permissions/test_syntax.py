@@ -46,7 +46,7 @@ def test_rules_about_files_concern_what_commands_are_redirected_to():
         "Bash(*)",
         "own_tool(*)",
         "Bash(**)",
-        "Bash(:opaque)",
+        "Bash(:unanalyzable)",
         "Bash(echo (a))",
         "Read(a)",
         "*",

@@ -1,4 +1,4 @@
-"""What a bash command runs, reads and writes, as far as permission rules must know it."""
+"""The analysis of bash commands for permission rules: what they run, read and write."""
 
 from __future__ import annotations
 

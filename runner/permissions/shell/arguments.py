@@ -1,5 +1,5 @@
-"""What the arguments of a program run: the command of a wrapper (``timeout 5 ls``) or a runner (``npx
-jest``), or what an option or a script among them says."""
+"""Commands in the arguments of a program: after a wrapper (``timeout 5 ls``) or a runner (``npx
+jest``), in an option or in a script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What a wrapper runs."""
+    """The command of a wrapper."""
 
     words: tuple[Word, ...] = ()  # the command; empty when it runs none
     assigned: tuple[str, ...] = ()  # the variables that it sets for the command
@@ -27,7 +27,7 @@ class Wrapped:
 
 
 def unwrap(name: str, arguments: Sequence[Word]) -> Wrapped:
-    """Return what the wrapper ``name``, one of ``programs.WRAPPERS``, runs."""
+    """Return the command of the wrapper ``name``, one of ``programs.WRAPPERS``."""
     wrapper = WRAPPERS[name]
     not_literal = f"the arguments of {name} are not literal"
     at, replaced, hides = 0, None, ""

@@ -1,4 +1,4 @@
-"""One simple command: what rules see of it, and what it runs in turn."""
+"""One simple command: its forms for rules, and the commands that it runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Command:
 
     @property
     def text(self) -> str:
-        """What an allow rule must match."""
+        """The text that an allow rule must match."""
         return " ".join([*self.kept, self.shown])
 
 
@@ -180,8 +180,8 @@ class Commands:
         findings.add(command.text, forms, hides)
 
     def _runner(self, program: str, command: _Command, forms: Forms) -> str:
-        """Have deny and ask rules see what ``npx`` and its like run. Return why that is not known in
-        any reading of the options before it, "" if it is."""
+        """Show deny and ask rules the commands of ``npx`` and its like. Return why they are not
+        known in any reading of the options before them, "" if they are."""
         hidden = []
         findings = self.findings
         for words in inner_commands(program, command.words[1:]):
@@ -227,8 +227,8 @@ def _asks(program: str, first: Word) -> bool:
 
 
 def _spell(forms: Forms, values: list[str], shown: str) -> None:
-    """Add a command's forms: without quotes, as it is shown, its program without folder, and in
-    other words."""
+    """Add a command's forms: without quotes, as shown, its program without folder, and other
+    spellings."""
     forms |= {" ".join(values): None, shown: None}
     if "/" in values[0]:
         values = [values[0].rstrip("/").rpartition("/")[2], *values[1:]]

@@ -43,15 +43,14 @@ _MAY_EVALUATE = "a test may evaluate what a variable holds"
 
 
 class Expansions(Tree):
-    """Reads words, and visits what bash evaluates; what is not understood makes the script
-    unanalyzable."""
+    """Reads words and visits what bash evaluates; unknown syntax makes the script unanalyzable."""
 
     @abstractmethod
     def lone_redirect(self, node: Node) -> None:
         """Visit a redirect that no word may follow."""
 
     def word(self, node: Node) -> Word:
-        """Return a word as it is written."""
+        """Return a word as written."""
         start, end = node.start_byte, node.end_byte
         if not node.child_count and node.type in ("word", "number"):
             source = self.text[start:end]
@@ -123,7 +122,7 @@ class Expansions(Tree):
             self.calculate(inside[1], [node])
 
     def calculate(self, text: str, nodes: Sequence[Node]) -> None:
-        """Note the variables in arithmetic: bash evaluates what they hold, as far as a command in it."""
+        """Note the variables in arithmetic: bash evaluates their values, even a command in them."""
         if not _ARITHMETIC.fullmatch(text):
             for node in nodes:
                 self.give_up(node, "bash evaluates what is in this arithmetic")

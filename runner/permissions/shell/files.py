@@ -1,4 +1,4 @@
-"""Which files the arguments of well-known programs name, as far as they are literal."""
+"""Files that the arguments of well-known programs name, if literal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Files:
 
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files:
-    """Return the files in the arguments of a program, as far as it is known."""
+    """Return the files in the arguments of a program, if it is known."""
     paths = map(path_of, _written(program, arguments))
     files = Files(writes=[path for path in paths if path not in _NO_FILE])
     if program in programs.READERS:

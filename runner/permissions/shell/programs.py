@@ -1,4 +1,4 @@
-"""What is known of programs, as data. ``arguments``, ``files`` and ``spellings`` interpret it.
+"""Facts about programs, as data. ``arguments``, ``files`` and ``spellings`` interpret them.
 
 Collected from the programs' manuals, https://gtfobins.github.io and the published advisories of tools
 with such rules.
@@ -15,7 +15,7 @@ from runner.permissions.shell.words import names
 # --- Wrappers: they run the command in their arguments.
 
 
-# Options are those of GNU coreutils, util-linux and the bash manual; one with a value ends in ":". A
+# Options are from GNU coreutils, util-linux and the bash manual; one with a value ends in ":". A
 # command with another option hides what it runs. OPERAND: a word stands between the options and the
 # command. ASSIGNS: assignments may come before the command. NUMBERS: "-5" is an option.
 _WRAPPERS = {

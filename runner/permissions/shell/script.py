@@ -1,5 +1,5 @@
-"""What is known of a script: its simple commands, the files that it opens, and why the rest is not
-known."""
+"""The analysis of a script: its simple commands, the files that it opens, and why the rest is
+unknown."""
 
 from __future__ import annotations
 

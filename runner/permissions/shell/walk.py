@@ -93,7 +93,7 @@ class Walk(Expansions):
             self.visit_each(children, {}, _SEPARATORS, named=self.visit)
 
     def _function(self, node: Node) -> None:
-        """What a function runs is taken for run, at any time from here on."""
+        """Count a function's commands as run, at any time from here on."""
         deferred, self.findings.deferred = self.findings.deferred, True
         visitors: dict[str, Visitor] = dict.fromkeys(_FUNCTION_BODIES, self.visit)
         visitors |= {"word": self._function_name, "file_redirect": self.lone_redirect}

@@ -27,7 +27,7 @@ class UnclearError(Exception):
 class Word:
     """A word of a command."""
 
-    source: str  # as it is written
+    source: str  # as written
     value: str  # without its quotes, expansions in it as written
     exact: bool = True  # the value is just what the program gets
     loose: bool = False  # it may become several words, or one that starts with "-"

@@ -62,7 +62,7 @@ Tell = Callable[[str], None]
 
 
 class Place(NamedTuple):
-    """Where the text of a document is stored."""
+    """The stored place of a document's text."""
 
     kind: Kind
     job_id: str

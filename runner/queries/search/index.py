@@ -1,4 +1,4 @@
-"""What an index holds of a document, what a search needs it to hold, and what both indexes can do."""
+"""Entries of an index, the needs of a search, and the interface of both indexes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ UNREAD = f"{MARK}unread"
 DAY_SECONDS = 86_400.0
 AHEAD = "ahead"
 
-# An index is asked for at most so many words that an exact text could start or lie in.
+# The most words that an exact text could start or lie in for which the index is asked.
 MOST_WORDS = 1_000
 _MOST_OPTIONAL_WORDS = 100
 _MOST_DAYS = 100
 
-# A batch has at most so many characters for each of its documents, and one long text more.
+# The most characters of a batch for each of its documents, beside one long text.
 CHARACTERS_EACH = 2_000
 
 # Receives how many rows are indexed, and how many there are.
@@ -53,7 +53,7 @@ _Group = tuple[Term, ...]
 
 
 class Entry(NamedTuple):
-    """What an index holds of a document."""
+    """A document in an index."""
 
     place: Place
     at: float
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(document: Document, now: float, tell: Tell) -> Entry:
-    """Return what an index holds of a document. ``now`` is in seconds since the epoch."""
+    """Return the index entry of a document. ``now`` is in seconds since the epoch."""
     try:
         return _entry_of(document, now)
     except Exception as error:  # the row holds anything: all others are still to be found
@@ -104,7 +104,7 @@ def _day(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a document must have to be found."""
+    """Conditions on a document that a search finds."""
 
     terms: tuple[Term, ...] = ()  # all of these
     groups: tuple[_Group, ...] = ()  # one of each group
@@ -114,7 +114,7 @@ class Needs:
 
 
 class Match(NamedTuple):
-    """A document that has what is needed, as far as the index knows."""
+    """A document that by the index meets the needs."""
 
     number: int  # documents that are indexed later have higher numbers
     place: Place
@@ -125,8 +125,8 @@ class Match(NamedTuple):
 class Lookup(Protocol):
     """An index that is up to date, to be asked."""
 
-    # True if the index knows that the words of a phrase stand side by side. If not, some matches of a
-    # phrase do not have it, and an unwanted phrase rules out nothing.
+    # True if the index knows that the words of a phrase stand side by side. If not, some matches of
+    # a phrase do not have it, and an unwanted phrase excludes nothing.
     knows_phrases: bool
 
     def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
@@ -176,8 +176,8 @@ def needs_of(
     now: float,  # seconds since the epoch
     below: Collection[str] = (),  # the runs below the run of the filters
 ) -> Needs:
-    """Return what a document must have to be found. For an exact text other documents have it too, and
-    ``UsageError`` is raised if too many words contain it."""
+    """Return the needs of a query. For an exact text they match other documents too; raises
+    ``UsageError`` if too many words contain it."""
     runs = (filters.run_id, *sorted(below)) if filters.run_id is not None else ()
     days = sorted(set(_days(filters.since, filters.until, now)))
     given: dict[str, Sequence[str | None]] = {

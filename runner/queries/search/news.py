@@ -1,4 +1,4 @@
-"""What an index lacks, found by what runs count; the same for both databases.
+"""Documents missing in an index, found by the counters of runs; the same for both databases.
 
 Both keep a table ``search_runs`` that says how much of each run the index holds.
 """
@@ -105,7 +105,7 @@ def add_all(add: Callable[[Progress], int], progress: Progress) -> int:
 
 @dataclass(slots=True)
 class _Seen:
-    """How much of a run the index holds."""
+    """The indexed part of a run."""
 
     number: int  # of the run in the index
     job_id: str
@@ -117,7 +117,7 @@ class _Seen:
     verifications: list[int] = field(default_factory=list)
 
     def add(self, origin: Origin, row: Any) -> None:
-        """Count a row among those that the index holds."""
+        """Count a row as indexed."""
         if origin is COMPACTIONS:
             self.compactions = row.number
         elif origin is VERIFICATIONS:
@@ -148,7 +148,7 @@ class News:
         self.forgotten: list[int] = []  # runs that are read again from the start
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
-        """Yield what is to be added, each with the number of its run."""
+        """Yield the missing entries, each with the number of its run."""
         for (job_id,) in self._pages(_NEW_JOBS):
             seen = self._new(job_id)
             for row in SYSTEMS.rows(self._source, [(job_id,)]):
@@ -166,7 +166,7 @@ class News:
         ]
 
     def _of_run(self, changed: Sequence[Any]) -> Iterator[tuple[int, Entry]]:
-        """Yield what is to be added of a run, a row of ``_CHANGED_RUNS``."""
+        """Yield the missing entries of a run, a row of ``_CHANGED_RUNS``."""
         run_id, job_id, source, counted, number, before, *held = changed
         seen = self._new(job_id, run_id) if number is None else _Seen(number, job_id, run_id)
         if number is not None and source == SESSIONS and before != -counted:

@@ -44,8 +44,8 @@ _WHILE_ASKING = (
     "set_config('work_mem', '64MB', true)"
 )
 
-# Each document has a word for its stretch of so many documents that were indexed together, and one
-# for a longer stretch.
+# Each document has a word for its stretch of documents that were indexed together, and one for a
+# longer stretch.
 STRETCH_BITS = (14, 17)
 
 # A tsvector has less than 1 MB. The words of a longer text are in several rows, its parts.
@@ -137,7 +137,7 @@ def _lock(connection: Connection) -> None:
 
 
 class _Rows:
-    """Makes the rows of documents, after those that the index has. Its caller holds the lock."""
+    """Makes the rows of documents after the existing rows. Its caller holds the lock."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -28,11 +28,11 @@ from runner.queries.search.postgres import PostgresIndex
 from runner.queries.search.sqlite import SqliteIndex
 from runner.store.database import Database
 
-# The newest so many matches are ranked, by length; the texts of the first of them are read and scored:
-# so many, but fewer if they are long.
+# The limits of a search: the newest matches are ranked by length, and the texts of the first are
+# read and scored (fewer if they are long).
 MOST_RANKED = 1_000
 MOST_SCORED, _LEAST_SCORED, _MOST_WORDS_SCORED = 100, 20, 50_000
-# If the index is not sure of its matches, so many texts at most are read for a page.
+# The most texts that are read for a page if the index is not sure of its matches.
 MOST_READ = 20_000
 _MOST_AT_ONCE = 2_000
 
@@ -104,14 +104,14 @@ class Found:
 
     @property
     def count(self) -> str:
-        """How many matches there are, as told to a person."""
+        """The number of matches in words."""
         if not self.is_least:
             return f"{self.total:,}"
         return f"{'more than' if self.total == MOST_RANKED else 'at least'} {self.total:,}"
 
     @property
     def note(self) -> str:
-        """What a person must know of the page, or nothing."""
+        """A note about the page for the reader, or empty."""
         notes = []
         if self.is_bounded:
             notes.append(

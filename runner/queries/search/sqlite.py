@@ -59,7 +59,7 @@ VERSION = 4
 # "RnSe" (https://sqlite.org/pragma.html#pragma_application_id)
 _APPLICATION = 0x526E5365
 
-# FTS5 gathers so many bytes in memory before it writes.
+# The bytes that FTS5 gathers in memory before it writes.
 _GATHERED_BYTES = 32 * 1024 * 1024
 
 _SCHEMA = f"""
@@ -180,7 +180,7 @@ class _Writer:
         return len(entries)
 
     def _store(self, entries: Sequence[tuple[int, Entry]], news: News) -> None:
-        """Store documents of runs, after those that are there, and note what the index holds now."""
+        """Store documents of runs after the existing ones, and note what the index holds now."""
         connection = self.connection
         (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM documents").fetchone()
         numbered = [(number, *each) for number, each in enumerate(entries, last + 1)]
@@ -212,8 +212,8 @@ class _Writer:
 
 
 def _key(source: Connection, last: int) -> str:
-    """Return what tells a database, as it is now, from others and from copies that went on otherwise: a
-    digest of its oldest job and of a block. SQLite numbers rows in the order of their commits."""
+    """Return a key that tells a database from others and from diverged copies: a digest of its
+    oldest job and of a block. SQLite numbers rows in the order of their commits."""
     found = [source.execute(query).first() for query in (_OLDEST_JOB, _BLOCK.where(last == _ROWID))]
     return blake2b(repr(found).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -34,7 +34,7 @@ _CHILD = "runner.queries.sql.child"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a question may take."""
+    """The limits of a question."""
 
     seconds: float = 30.0
     rows: int | None = None  # None: all; a note says when rows are left out
@@ -43,10 +43,10 @@ class Bounds:
 
 
 def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -> Rows:
-    """Ask one question, a SELECT over the views of docs/audit.md or any other table, and return the whole
-    answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in base 16, on both
-    databases. On Postgres the question has the rights of ``role``; without one those of
-    ``pg_read_all_data`` where the user may create a login with it, else the user's own.
+    """Ask one question, a SELECT over the views of docs/audit.md or any other table, and return the
+    whole answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in base
+    16, on both databases. On Postgres the question has the rights of ``role``, else of
+    ``pg_read_all_data`` if the user may create a login with it, else the user's own.
 
     Raises ``UsageError`` if it is no question, or the database cannot answer it, and ``RunnerError`` if it
     took too long, or too much memory."""

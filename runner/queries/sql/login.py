@@ -35,8 +35,8 @@ _Connection = psycopg.Connection[tuple[Any, ...]]
 def login_for_question(
     arguments: dict[str, Any], role: str | None, seconds: float
 ) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Connection arguments for one question that may take so many seconds, and the role whose rights it
-    is to take: from the arguments of the user who asks, and the role that the user named, if any."""
+    """Yield connection arguments for one question with a time limit in seconds, and the role whose
+    rights it takes, from the user's arguments and the role that the user named, if any."""
     rights = role or _READER
     user, password = _PREFIX + secrets.token_hex(8), secrets.token_urlsafe(32)
     login = {**arguments, "user": user, "password": password}

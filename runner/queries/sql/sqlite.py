@@ -17,7 +17,7 @@ from urllib.parse import quote
 from runner.errors import UsageError
 
 _BUSY_SECONDS = 10
-_HEAP_SHARE = 2  # of the process's memory, one part in so many
+_HEAP_SHARE = 2  # SQLite's share of the process's memory is 1 / this
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 100_000_000,  # bytes of a value, and of a row
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4_000_000,

@@ -11,7 +11,7 @@ from runner.core.text import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT
 from tests.core.sendable import faults
 from tests.core.story import Story, outcome_of, says, started, text_of, thinks, uses
 
-OPAQUE = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
+SERVER_TOOL = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
 
 
 def test_a_run_begins_with_a_model_call():
@@ -150,23 +150,23 @@ def test_unknown_kinds_of_blocks_are_content():
 
 def test_a_paused_turn_goes_back_as_it_is():
     story = Story()
-    assert isinstance(story.reply("pause_turn", OPAQUE), CallModel)
-    assert story.tail == (OPAQUE,)
+    assert isinstance(story.reply("pause_turn", SERVER_TOOL), CallModel)
+    assert story.tail == (SERVER_TOOL,)
     assert story.state.messages[-1].role == "assistant"
 
 
 def test_a_paused_turn_goes_back_after_a_crash_too():
     story = Story()
-    story.reply("pause_turn", OPAQUE)
+    story.reply("pause_turn", SERVER_TOOL)
     assert isinstance(story.claim(), CallModel)
-    assert story.tail == (OPAQUE,)
+    assert story.tail == (SERVER_TOOL,)
 
 
 def test_endless_pausing_is_bounded_by_the_turn_limit():
     story = Story()
     effect = story.go_on()
     while not isinstance(effect, Done):
-        effect = story.reply("pause_turn", OPAQUE)
+        effect = story.reply("pause_turn", SERVER_TOOL)
     assert outcome_of(effect).reason == "max_turns"
 
 
@@ -261,10 +261,10 @@ def test_a_run_told_to_go_on_may_still_be_continued_twice():
 def test_a_paused_turn_that_met_a_limit_goes_back_as_it_is_when_taken_up():
     story = Story()
     story.claim(limits=Limits(max_turns=1))
-    assert isinstance(story.reply("pause_turn", OPAQUE), Done)
+    assert isinstance(story.reply("pause_turn", SERVER_TOOL), Done)
     story.say("And?")
     assert isinstance(story.claim(limits=Limits()), CallModel)
-    assert story.tail == (OPAQUE,)
+    assert story.tail == (SERVER_TOOL,)
 
 
 def test_a_run_stopped_by_its_cuts_may_be_continued_twice_when_taken_up():

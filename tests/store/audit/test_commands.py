@@ -87,10 +87,10 @@ def test_pattern_that_can_find_nothing_is_refused(database: Database, pattern: s
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_spelled_to_hide_is_found_by_opaque(database: Database) -> None:
+def test_what_is_spelled_to_hide_is_found_by_unanalyzable(database: Database) -> None:
     attempt = claim(database, submit(database, "a").runs[0])
     turn(attempt, *bash("$cmd now", "ls -l", "eval $x"))
-    assert found(database, ":opaque") == ["eval $x", "$cmd now"]
+    assert found(database, ":unanalyzable") == ["eval $x", "$cmd now"]
 
 
 def test_pattern_without_a_word_is_tried_on_the_newest_commands_alone(
@@ -99,10 +99,10 @@ def test_pattern_without_a_word_is_tried_on_the_newest_commands_alone(
     monkeypatch.setattr(calls, "MOST_TAKEN_APART", 2)
     attempt = claim(database, submit(database, "a").runs[0])
     turn(attempt, *bash("$cmd old", "ls 1", "ls 2"))
-    rows = command_rows(database, ALL, ":opaque", limit=5)
+    rows = command_rows(database, ALL, ":unanalyzable", limit=5)
     assert list(rows) == []
     assert rows.note.startswith("only the newest 2 commands were looked at")
-    assert found(database, ":opaque") == ["$cmd old"]
+    assert found(database, ":unanalyzable") == ["$cmd old"]
     assert command_rows(database, ALL, "ls *", limit=5).note == ""
 
 
