@@ -22,6 +22,7 @@ from runner.core.prices import PriceList
 from runner.core.run import Author
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError
+from runner.logs import Outage
 from runner.settings import Secrets, Settings
 from runner.store import ids, jobs, migrate
 from runner.store.database import Database
@@ -122,7 +123,7 @@ def start_worker(
     when nothing is due. ``only``: it works this run and ends. Raises ``UnreachableError``."""
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
-    from runner.queue.connection import check_queue, connect
+    from runner.queue.connection import connect
     from runner.queue.notify import RqNotifier
     from runner.queue.worker import QueueWorker
 
@@ -134,7 +135,6 @@ def start_worker(
         url, server = _queue(settings, opened)
         connection = connect(url)
         opened.callback(connection.close)
-        check_queue(connection)
         notifier: Notifier = RqNotifier(connection)
         if server is not None:
             notifier = _RestartingNotifier(server, notifier)
@@ -148,7 +148,12 @@ def start_worker(
             burst=burst,
             only=only,
             queue_side=lambda handle, on_slot_free: QueueWorker(
-                connection, name=worker_id, slots=slots, handle=handle, on_slot_free=on_slot_free
+                connection,
+                name=worker_id,
+                slots=slots,
+                handle=handle,
+                on_slot_free=on_slot_free,
+                outage=machine.queue_outage,
             ),
         )
         worker.start()
@@ -200,6 +205,8 @@ def _surroundings(
         tell=lambda notice: _tell(notice, secrets),
         index=open_index(database, logger.warning),
         close=opened.close,
+        database_outage=Outage("the database", logger),
+        queue_outage=Outage("Redis", logger),
     )
     return machine, ports
 

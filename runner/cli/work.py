@@ -230,7 +230,7 @@ def work_job(
                     if asker is not None:
                         asker.ask(job_id, is_to_end, progress.paused)
                     job = work.progress_of(app, job_id)
-                except UnreachableError as error:
+                except (UnreachableError, UsageError) as error:  # the worker ends if it has to
                     progress.say(f"waiting: {cell(error)}")
                     continue
                 progress.update(job.items)

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError
+from runner.logs import Outage
 from runner.ports import Clock, Index, Notifier
 from runner.store import children, leases, runs
 from runner.store.approvals import apply_new_rules, expire
@@ -59,6 +60,8 @@ class Machine:
     tell: Callable[[Notice], None]  # runs a job's notification command
     index: Index  # the search index, kept up to date
     close: Callable[[], None]  # ends all tool processes
+    database_outage: Outage
+    queue_outage: Outage
 
 
 @dataclass(eq=False)
@@ -145,7 +148,7 @@ class Dispatcher:
                 else:
                     self.dispatch()
             except UnreachableError as error:
-                logger.warning("waiting: %s", error)
+                self.machine.database_outage.failed(error)
             self._poked.wait(PASS_SECONDS)
             stopping.wait(LEAST_GAP_SECONDS)
 
@@ -219,7 +222,7 @@ class Dispatcher:
         try:
             self.machine.notifier.notify(run_ids)
         except UnreachableError as error:
-            logger.warning("working without the queue: %s", error)
+            self.machine.queue_outage.failed(error)
             left = [run_id for run_id in run_ids if not self.queue.offer(run_id)]
             runs.not_notified(self.database, left)
 
@@ -231,22 +234,26 @@ LONGEST_PAUSE_SECONDS = 60.0
 _PAUSES_PER_WORK = 20
 
 
-def follow_index(index: Index, stopping: threading.Event, *, pause: float = PAUSE_SECONDS) -> None:
+def follow_index(
+    index: Index, stopping: threading.Event, outage: Outage, *, pause: float = PAUSE_SECONDS
+) -> None:
     """Add what is stored to the index until ``stopping`` is set, looking again after ``pause``
-    seconds. Errors are logged once and end no worker: a search reports them too."""
-    logged, wait = "", pause
+    seconds. An error that comes twice in a row is logged once, unless it is an outage of the database.
+    It ends no worker: a search reports it too."""
+    before, logged, wait = "", "", pause
     while not stopping.wait(wait):
         began, least = time.thread_time(), pause
         try:
             least = 0.0 if index.follow() else pause
-            logged = ""
+            before = logged = ""
         except Exception as error:  # any error: runs continue without an index
             if stopping.is_set():
                 return  # it is not waited for: its database may be closed already
             known = isinstance(error, RunnerError)
             said = str(error) if known else repr(error)
-            if said != logged:
+            if said == before != logged and not outage.why:
                 logger.warning("the search index waits: %s", said, exc_info=not known)
-            logged = said
+                logged = said
+            before = said
         worked = time.thread_time() - began
         wait = min(max(least, _PAUSES_PER_WORK * worked), LONGEST_PAUSE_SECONDS)

@@ -15,9 +15,9 @@ from pathlib import Path
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
-from runner.errors import Interrupted, LeaseLost, UnreachableError
+from runner.errors import Interrupted, LeaseLost, UnreachableError, UsageError
 from runner.ports import Interrupt
-from runner.store import leases, runs
+from runner.store import leases, migrate, runs
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Worker:
             now=machine.clock.now(),
         )
         machine.still_alive()
-        self._thread("supervisor", self._supervise)
+        self._thread("supervisor", self._supervise, then=self._ended.set)
 
     def drain(self) -> None:
         """Take nothing new and end the steps in hand; what still runs after ten seconds is left to
@@ -108,14 +108,20 @@ class Worker:
 
     # --- its threads ------------------------------------------------------------------------------
 
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+    def _thread(
+        self, name: str, work: Callable[[], None], then: Callable[[], None] = lambda: None
+    ) -> threading.Thread:
         def guarded() -> None:
             try:
                 work()
             except BaseException as error:
+                if isinstance(error, Exception) and self._is_outdated():
+                    return
                 self.failure = error
                 logger.exception("the worker's %s failed; it drains", name)
                 self._ports.stopping.set()
+            finally:
+                then()
 
         thread = threading.Thread(target=guarded, name=f"runner-{name}", daemon=True)
         thread.start()
@@ -136,7 +142,8 @@ class Worker:
             else:
                 working = self._thread("queue", self._queue_side.run)
                 dispatch = self._thread("dispatcher", lambda: self._dispatcher.run(stopping))
-                follow = partial(follow_index, self._machine.index, stopping)
+                machine = self._machine
+                follow = partial(follow_index, machine.index, stopping, machine.database_outage)
                 index = self._thread("indexer", follow)
             stopping.wait()
             self._queue_side.stop()
@@ -151,10 +158,7 @@ class Worker:
         finally:
             stop_watching.set()
             watch.join()
-            try:
-                self._leave()
-            finally:
-                self._ended.set()
+            self._leave()
 
     def _leave(self) -> None:
         self._machine.close()
@@ -174,15 +178,35 @@ class Worker:
         while not stop.wait(WATCH_SECONDS):
             try:
                 if machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
+                    self._is_outdated()
                     with self._renewing:
                         self._renew()
+                    machine.database_outage.worked()
                 else:
                     self._look_for_lost_runs()
                 is_idle = self._burst and not self._held
                 if is_idle and not runs.unfinished(machine.database, machine.clock.now()):
                     self._ports.stopping.set()
             except UnreachableError as error:
-                logger.warning("waiting: %s", error)
+                machine.database_outage.failed(error)
+            except Exception:
+                if not self._is_outdated():
+                    raise
+
+    def _is_outdated(self) -> bool:
+        """True if the database has the schema of another version by now: then the worker drains, and
+        what it cannot read is no fault of a run or of its own."""
+        try:
+            migrate.require_current(self._machine.database)
+        except UnreachableError:
+            return False
+        except UsageError as error:
+            if self.failure is None:
+                logger.warning("draining: %s", error)
+                self.failure = error
+            self._ports.stopping.set()
+            return True
+        return False
 
     def _renew(self) -> None:
         """The leases count from before they are stored, so that they end here before elsewhere; what
@@ -244,7 +268,10 @@ class Worker:
             else:
                 self._work(run)
         except UnreachableError as error:
-            logger.warning("%s is left to be taken up again: %s", run_id, error)
+            machine.database_outage.failed(error)
+        except Exception:
+            if not self._is_outdated():
+                raise
 
     def _is_quiet(self, run: runs.DueRun) -> bool:
         """True if no process of the run's last attempt or of its ended sub-agents is left here: a
@@ -279,6 +306,9 @@ class Worker:
         except UnreachableError:
             raise
         except Exception:  # any bug: it fails one run, not the worker
+            if self._is_outdated():
+                self._give_back({lease})
+                return
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
             logger.error("a bug ended an attempt at %s:\n%s", lease.run_id, error_text)
             now = self._machine.clock.now()

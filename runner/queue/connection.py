@@ -59,11 +59,9 @@ def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis
     )
 
 
-def check_queue(connection: redis.Redis) -> None:
-    """Raise ``UnreachableError`` when the server does not answer now."""
-    try:
-        connection.ping()
-    except redis.RedisError as error:
-        raise UnreachableError(
-            f"the queue does not answer ({error}): start Redis, mend RUNNER_REDIS_URL, or unset it"
-        ) from error
+def unreachable(error: redis.RedisError) -> UnreachableError:
+    """Return the error for a server that does not answer, or refuses."""
+    said = str(error).rstrip(".")
+    return UnreachableError(
+        f"{said}; due runs are taken from the database: check that it runs, and RUNNER_REDIS_URL"
+    )

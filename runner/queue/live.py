@@ -95,7 +95,7 @@ class RedisLive:
         except redis.RedisError as error:
             self._followed = frozenset()
             if self._reached:
-                log.info("live text is dropped while Redis is away: %s", error)
+                log.debug("live text is dropped while Redis is away: %s", error)
             self._reached = False
         else:
             self._reached = True

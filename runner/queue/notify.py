@@ -12,8 +12,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from runner.core.agents import DEEPEST
-from runner.errors import UnreachableError
-from runner.queue.connection import connect_impatiently
+from runner.queue.connection import connect_impatiently, unreachable
 
 QUEUE_NAME = "runner"
 
@@ -79,7 +78,4 @@ class RqNotifier:
         try:
             self._queue.enqueue_many(messages)
         except redis.RedisError as error:
-            raise UnreachableError(
-                f"Redis takes no queue messages ({error}); the runs stay due: check that it runs and"
-                " that RUNNER_REDIS_URL names it"
-            ) from error
+            raise unreachable(error) from error

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from typing import cast
 
@@ -28,7 +28,8 @@ from rq.serializers import JSONSerializer
 from rq.utils import current_timestamp, now, utcformat
 from rq.worker import BaseWorker, WorkerStatus
 
-from runner.queue.connection import connect_impatiently
+from runner.logs import Outage
+from runner.queue.connection import connect_impatiently, unreachable
 from runner.queue.notify import QUEUE_NAME, read_run_id
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,8 @@ class Presence:
             except Exception as error:
                 # Whatever lies in Redis under RQ's keys, it must not end the telling, and the next
                 # heartbeat tells everything again.
-                if self._reached:
+                is_away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+                if self._reached and not is_away:  # the loop that takes messages says so
                     log.warning("RQ's tools do not see this worker at the moment: %s", error)
                 self._reached = False
             else:
@@ -227,6 +229,7 @@ class QueueWorker:
     handle: Callable[[str], None]  # does the work for a run id, in a thread of the pool
     # Called in that thread after each queue message, when its slot is free again.
     on_slot_free: Callable[[], None] = lambda: None
+    outage: Outage = field(default_factory=lambda: Outage("Redis", log))
 
     def __post_init__(self, connection: redis.Redis, name: str) -> None:
         self._connection = connect_impatiently(connection, ANSWER_SECONDS)
@@ -254,14 +257,12 @@ class QueueWorker:
                 try:
                     self._take_one()
                 except redis.RedisError as error:
-                    if pause == FIRST_PAUSE_SECONDS:
-                        log.warning("the queue does not answer, trying on: %s", error)
+                    self.outage.failed(unreachable(error))
                     with self._changed:
                         self._changed.wait_for(lambda: self._stopping, pause)
                     pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 else:
-                    if pause > FIRST_PAUSE_SECONDS:
-                        log.info("the queue answers again")
+                    self.outage.worked()
                     pause = FIRST_PAUSE_SECONDS
         finally:
             self.stop()

@@ -36,6 +36,9 @@ _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
 # Classes of Postgres errors that are the server's own trouble: it is full, shutting down, or read-only
 # after a failover (https://www.postgresql.org/docs/current/errcodes-appendix.html).
 _OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58"}
+# A table or a column is not there: by Postgres' codes, and in SQLite's words.
+_UNDEFINED = {"42P01", "42703"}
+_UNDEFINED_ON_SQLITE = ("no such table", "no such column", "has no column named")
 
 # A Postgres host that disappears is noticed in seconds, not hours
 # (https://www.postgresql.org/docs/current/libpq-connect.html).
@@ -161,8 +164,9 @@ def reachable(database: Database) -> Iterator[None]:
         raise _unreachable(database, error) from error
     except DBAPIError as error:
         is_no_database = type(error.orig) is sqlite3.DatabaseError
-        is_outage = str(getattr(error.orig, "sqlstate", None))[:2] in _OUTAGE_CLASSES
-        if error.connection_invalidated or is_no_database or is_outage:
+        state = str(getattr(error.orig, "sqlstate", None))
+        is_known = state[:2] in _OUTAGE_CLASSES or state in _UNDEFINED
+        if error.connection_invalidated or is_no_database or is_known:
             raise _unreachable(database, error) from error
         raise
 
@@ -170,8 +174,9 @@ def reachable(database: Database) -> Iterator[None]:
 def _unreachable(database: Database, error: Exception) -> RunnerError:
     reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
     where = database.where
-    if "no such table" in reason or "no such column" in reason:
-        return UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
+    is_undefined = getattr(getattr(error, "orig", None), "sqlstate", None) in _UNDEFINED
+    if is_undefined or any(words in reason for words in _UNDEFINED_ON_SQLITE):
+        return UsageError(f"the database {where} has another schema: see `runner db check`")
     return UnreachableError(f"the database {where} does not answer ({reason})")
 
 

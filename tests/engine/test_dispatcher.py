@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from runner.core.workspace import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
+from runner.logs import Outage
 from runner.store import jobs, leases, runs
 from runner.store.database import Database
 from runner.store.questions import Notice
@@ -75,6 +77,7 @@ class Post:
             clock=self.time,
             visible=lambda path, identity: identity in self.seen,
             tell=self.told.append,
+            queue_outage=Outage("Redis", logging.getLogger()),
         )
         self.dispatcher = Dispatcher(machine, self, worker_id)
 

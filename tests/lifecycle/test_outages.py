@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
 import redis
 
-from tests.lifecycle.site import Site, bash, done
+from runner.engine.worker import RENEW_SECONDS
+from runner.logs import QUIET_SECONDS
+from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.queue.conftest import Server
+from tests.upgraded import Upgraded
 
 STEPS = 25
 OUTAGE = 12.0
@@ -52,6 +59,42 @@ def test_work_goes_on_when_the_queue_lost_everything(site: Site) -> None:
     assert worker.poll() is None
 
 
+@pytest.fixture
+def absent() -> Iterator[Server]:
+    """A Redis that has not been started."""
+    with tempfile.TemporaryDirectory(prefix="rq-") as folder:
+        server = Server(Path(folder))
+        yield server
+        server.kill()
+
+
+@pytest.mark.slow
+def test_worker_and_submit_need_no_redis_and_say_in_one_line_that_it_is_away_and_back(
+    tmp_path: Path, empty_url: str, upgraded: Upgraded, absent: Server
+) -> None:
+    settings = {"RUNNER_DATABASE_URL": empty_url, "RUNNER_REDIS_URL": absent.url}
+    site = Site(tmp_path / "site", upgraded, **settings)
+    try:
+        job = steps_job(site)
+        worker = site.start("worker")
+        check_done(site, job)
+        absent.start()
+        with redis.Redis.from_url(absent.url) as connection:
+            wait_until(lambda: connection.exists("rq:workers"), "the worker to find Redis")
+        threading.Event().wait(QUIET_SECONDS + 2)  # it has to answer for so long to be back
+        later = site.submit(site.job({"b": [bash("echo b > b"), done()]}, "later"))
+        site.wait_for(later, "b", "succeeded")
+        worker.terminate()
+        _, said = worker.communicate(timeout=30)
+    finally:
+        site.stop_all()
+    away, back = [line for line in said.splitlines() if "Redis" in line]
+    assert "WARNING Redis is away, trying on: " in away
+    assert "due runs are taken from the database: check that it runs, and RUNNER_REDIS_URL" in away
+    assert "WARNING Redis is back" in back
+    assert worker.returncode == 0
+
+
 def test_an_outage_of_the_database_loses_nothing_that_was_not_in_a_tool(site: Site) -> None:
     steps = [bash(f"echo {n} >> log", delay=1.5) for n in range(6)]
     job = site.submit(site.job({"a": [*steps, done()]}))
@@ -79,9 +122,16 @@ def test_work_goes_on_when_postgres_was_restarted(tmp_path: Path, own_postgres: 
         site.wait_for_file("log")
         own_postgres.stop()
         reached = (site.workspace / "log").read_text()
+        threading.Event().wait(OUTAGE)
         own_postgres.ensure_postgres_running()
         check_done(site, job)
         assert len(reached.split()) < STEPS, "it was down while there was work"
         assert worker.poll() is None
+        threading.Event().wait(RENEW_SECONDS + QUIET_SECONDS + 2)
+        worker.terminate()
+        _, said = worker.communicate(timeout=30)
+        away, back = [line for line in said.splitlines() if "the database" in line]
+        assert "WARNING the database is away, trying on: " in away
+        assert "WARNING the database is back" in back
     finally:
         site.stop_all()

@@ -266,7 +266,7 @@ def test_work_goes_on_when_redis_hung_for_longer_than_its_answer_may_take(
     with working(connection, handler):
         until(lambda: blocked_clients(connection) == 1)
         server.freeze()
-        until(lambda: "the queue does not answer" in caplog.text)
+        until(lambda: "Redis is away" in caplog.text)
         server.thaw()
         notifier.notify(RUN_IDS[:2])
         until(lambda: len(handler.ended) == 2)
@@ -400,7 +400,7 @@ def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
     handler = Handler()
     connection.set(QUEUE_KEY, "not a list")
     with working(connection, handler):
-        until(lambda: "the queue does not answer" in caplog.text)
+        until(lambda: "Redis is away" in caplog.text)
         connection.delete(QUEUE_KEY)
         notifier.notify([RUN_IDS[0]])
         until(lambda: handler.ended == [RUN_IDS[0]])
