@@ -46,9 +46,7 @@ def test_what_goes_wrong_is_logged_once_and_outlived(caplog: pytest.LogCaptureFi
     ] * 2
 
 
-def test_an_outage_of_the_database_is_for_others_to_tell(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_outage_of_the_database_is_for_others_to_tell(caplog: pytest.LogCaptureFixture) -> None:
     stopping, away = threading.Event(), UnreachableError("the database is away")
     outage = Outage("the database", logging.getLogger("runner.test"))
     outage.failed(away)
