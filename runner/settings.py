@@ -100,5 +100,5 @@ class Settings:
         return names | ({PRICES: str(self.prices)} if self.prices else {})
 
     def secrets(self) -> Secrets:
-        """What must not reach a tool, the store or a terminal."""
+        """Secrets to hide from tools, the store and terminals."""
         return Secrets(self.keys, (self.database_url, self.redis_url or ""))

@@ -1,4 +1,4 @@
-"""What a fleet of workers needs: the state of each worker, the order of work, and times to work in."""
+"""Columns and tables for a fleet: worker states, the order of work, and working times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``export`` and ``import``: taking jobs and runs to other databases and programs, and back."""
+"""``export`` and ``import``: move jobs and runs between databases and programs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def import_(
     as_json: bool,
     author: Author,
 ) -> int:
-    """Bring in runs that `runner export` wrote, or sessions that Claude Code keeps.
+    """Import runs from `runner export`, or sessions of Claude Code.
 
-    Each file is looked through before anything of it is stored; one with a bad line is refused whole,
-    and the others are brought in. What is here already stays as it is, so that a file can be brought in
-    again. A run that had not ended is cancelled here: it goes on where it was exported. Sessions
-    become runs of a job named claude-code, with their project as item.
+    Each file is checked before anything of it is stored; a file with a bad line is refused whole,
+    and the others are imported. Stored rows do not change, so a file can be imported again. A run
+    that had not ended is cancelled here: it continues where it was exported. Sessions become runs
+    of a job named claude-code, with their project as item.
 
     \b
     Example:
@@ -126,9 +126,9 @@ def export(
 ) -> None:
     """Write a run, or a job with its runs, in a format that others read.
 
-    `jsonl` loses nothing: `runner import` makes the same of it in another database. The other formats
-    are for other programs, one file for each run. All hold what was said and what tools gave, with
-    whatever secrets are in it: files are made for their owner alone.
+    `jsonl` loses nothing: `runner import` restores it in another database. The other formats are
+    for other programs, one file for each run. All contain the conversation and tool output with any
+    secrets in them: only their owner can read the files.
 
     \b
     Example:

@@ -207,8 +207,8 @@ def list_(app: handle.App, job: str | None, as_json: bool) -> None:
 def prune(app: handle.App, job: str | None, force: bool, author: Author, as_json: bool) -> None:
     """Remove the workspaces of runs that have ended.
 
-    One with work that is saved nowhere else is kept, and said why; --force removes it. Branches and
-    recorded files stay: a run that is taken up again gets its workspace back. Workspaces of runs that
+    A workspace with work that is saved nowhere else is kept, with the reason; --force removes it.
+    Branches and recorded files stay: a resumed run gets its workspace back. Workspaces of runs that
     have not ended are never removed.
 
     \b

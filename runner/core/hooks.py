@@ -164,7 +164,7 @@ def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
 
 
 def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
-    """Where an answer has both the old and the new fields about a call, the stricter holds."""
+    """Read an answer; of the old and the new fields about a call, the stricter holds."""
     specific = data.get("hookSpecificOutput")
     if specific is None:
         specific = {}

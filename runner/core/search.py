@@ -295,7 +295,7 @@ def excerpt(text: str, query: Query, length: int = EXCERPT_LENGTH) -> Excerpt:
     start -= sum(1 for _ in takewhile(str.isalnum, reversed(edge)))
     end = min(len(text), start + length)
     end += sum(1 for _ in takewhile(str.isalnum, text[end : end + _LONGEST_EDGE]))
-    return _squeezed(text, start, end, spans)
+    return _excerpt_of(text, start, end, spans)
 
 
 # Start and end of a match in a text, and the number of the wanted term (-1: the exact text).
@@ -346,8 +346,8 @@ def _best_start(spans: Sequence[_Span], width: int) -> int:
     return best_start
 
 
-def _squeezed(text: str, start: int, end: int, spans: Sequence[_Span]) -> Excerpt:
-    """Return the part with its blanks squeezed, piece by piece so that the marks stay right."""
+def _excerpt_of(text: str, start: int, end: int, spans: Sequence[_Span]) -> Excerpt:
+    """Return the part with single blanks, piece by piece so that the marks stay right."""
     shown, marks, at = "…" if start else "", [], start
     for from_, to, _ in spans:
         if from_ < at or from_ >= end:
@@ -362,5 +362,5 @@ def _squeezed(text: str, start: int, end: int, spans: Sequence[_Span]) -> Excerp
 
 
 def _with(shown: str, more: str) -> str:
-    squeezed = _BLANKS.sub(" ", more)
-    return shown + (squeezed.lstrip() if shown in ("", "…") or shown.endswith(" ") else squeezed)
+    spaced = _BLANKS.sub(" ", more)
+    return shown + (spaced.lstrip() if shown in ("", "…") or shown.endswith(" ") else spaced)

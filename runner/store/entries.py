@@ -212,7 +212,7 @@ class Rows:
             first_message=compaction.first,
             last_message=compaction.last,
             text=compaction.text,
-            clips=[[clip.message, clip.position, clip.text] for clip in compaction.truncated],
+            clips=[[each.message, each.position, each.text] for each in compaction.truncated],
             tokens_before=compaction.tokens_before,
             tokens_after=compaction.tokens_after,
             turn=state.turns + 1,

@@ -207,7 +207,7 @@ def load_compacted(
         query = query.where(compactions.c.turn <= until_turn)
     compacted = Compacted()
     for kind, first, last, text, clips, before, after in connection.execute(query):
-        truncated = tuple(TruncatedResult(*clip) for clip in clips)
+        truncated = tuple(TruncatedResult(*each) for each in clips)
         compacted = compacted.after(Compaction(kind, first, last, text, truncated, before, after))
     return compacted
 

@@ -59,7 +59,7 @@ _OUR_OWN = f"\n/{EXCLUDED}\n/{MANIFEST.decode()}\n".encode()
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the index holds."""
+    """The content of the index."""
 
     stamp: tuple[int, int, int] | None  # changes when the index does
     manifest: bytes

@@ -20,7 +20,14 @@ from tests.cli.conftest import Result
 from tests.cli.questions import app_on
 from tests.cli.test_terminal import steers
 from tests.store.attempts import Attempt, claim, submit_one, text
-from tests.store.compacting import HOSTILE, ask_for_summary, clip, compact, stand_in, summarise
+from tests.store.compacting import (
+    HOSTILE,
+    ask_for_summary,
+    compact,
+    stand_in,
+    summarise,
+    truncation,
+)
 from tests.store.examples import NOW
 
 NEXT = Usage(input_tokens=100, output_tokens=10)
@@ -39,7 +46,7 @@ def sent(database: Database) -> tuple[str, list[bytes]]:
     run_id = submit_one(database)
     attempt = claim(database, run_id)
     sent = [last_request(attempt)]
-    compact(attempt, clip(2, said="cut short"))
+    compact(attempt, truncation(2, said="cut short"))
     sent.append(last_request(attempt))
     ask_for_summary(attempt)
     summarise(attempt, stand_in(4, f"[Earlier conversation summary] {HOSTILE}"))

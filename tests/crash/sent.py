@@ -32,8 +32,8 @@ def check(record: Record, turns: Sequence[Asked], variant: Scenario) -> None:
     """Raise ``Violation`` unless each request held what the conversation and its compactions say."""
     states = [Compacted()]
     for row in record.compactions:
-        clips = tuple(TruncatedResult(*clip) for clip in row.clips)
-        found = Compaction(row.kind, row.first_message, row.last_message, row.text, clips)
+        truncated = tuple(TruncatedResult(*result) for result in row.clips)
+        found = Compaction(row.kind, row.first_message, row.last_message, row.text, truncated)
         states.append(states[-1].after(found))
     messages = [Message(one["role"], tuple(one["content"])) for one in record.messages]
     replies = [n for n, message in enumerate(messages) if message.role == "assistant"]

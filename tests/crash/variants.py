@@ -194,7 +194,7 @@ def _prints(position: int) -> Reply:
 
 
 def _muses(position: int) -> Reply:
-    """What it says itself no clip shortens."""
+    """No truncation shortens its own words."""
     return Reply([text(f"I muse ({position}). " * 400), bash(position, 0, "")])
 
 

@@ -34,7 +34,7 @@ from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.children import family
-from tests.store.compacting import ask_for_summary, clip, compact, stand_in, summarise
+from tests.store.compacting import ask_for_summary, compact, stand_in, summarise, truncation
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.exchange.files import lines_of, renamed, signed
 
@@ -79,7 +79,7 @@ def take_turns(database: Database) -> None:
 
 
 def be_compacted(database: Database) -> None:
-    attempt = compact(claim(database, submit_one(database)), clip(2))
+    attempt = compact(claim(database, submit_one(database)), truncation(2))
     summarise(ask_for_summary(attempt), stand_in(4))
     summarise(ask_for_summary(attempt), None, why="the summary is empty")
 

@@ -51,7 +51,7 @@ def told(post: Post) -> list[str]:
     return [asked.id for notice in post.told for asked in notice.asked]
 
 
-def test_a_late_question_expires_and_its_run_is_rung_for(post: Post) -> None:
+def test_a_late_question_expires_and_its_run_is_notified_of(post: Post) -> None:
     (run_id,) = run_ids(post.database, submit_asking(post.database))
     (asked,) = ask(post.database, run_id, "uv lock", expires_at=NOW + 10)
     post.pass_at(9)
@@ -71,7 +71,7 @@ def test_late_questions_of_a_run_expire_together(database: Database) -> None:
     assert event_types(database, run_id).count("approval_answered") == 2
 
 
-def test_a_new_rule_answers_and_the_run_is_rung_for(post: Post) -> None:
+def test_a_new_rule_answers_and_the_run_is_notified_of(post: Post) -> None:
     job_id = submit_asking(post.database, "a", "b")
     allowed, denied = run_ids(post.database, job_id)
     asked = ask(post.database, allowed, "uv lock") + ask(post.database, denied, "git push")

@@ -32,7 +32,7 @@ WINDOW = 100_000
 REPORTS = 40
 LONG = 45_000  # characters of a report: forty take four and a half windows
 SHORT = 4_500  # forty of them fit
-ALOUD = "I think aloud, as I like to do. " * 40  # no clip shortens it
+ALOUD = "I think aloud, as I like to do. " * 40  # no truncation shortens it
 MARK = re.compile(rb',"cache_control":\{"type":"ephemeral"(,"ttl":"1h")?\}')
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the whole run

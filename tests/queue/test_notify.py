@@ -31,7 +31,7 @@ def test_a_notification_makes_an_rq_job_that_holds_only_the_run_id(
     assert 0 < connection.ttl(job.key) <= 3600
 
 
-def test_a_run_may_be_rung_as_often_as_it_is_due(
+def test_a_run_may_be_notified_of_as_often_as_it_is_due(
     connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     notifier.notify([RUN_IDS[0], RUN_IDS[0]])

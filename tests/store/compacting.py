@@ -19,7 +19,7 @@ from tests.store.attempts import USAGE, Attempt, text, tool_use
 HOSTILE = "é\u0000\ud800\x1b[31m"
 
 
-def clip(number: int, position: int = 0, said: str = "shorter") -> Compaction:
+def truncation(number: int, position: int = 0, said: str = "shorter") -> Compaction:
     """The result at ``position`` of message ``number`` is sent with other words."""
     return Compaction(
         "clip", number, number, "", (TruncatedResult(number, position, said),), 900, 400

@@ -206,13 +206,13 @@ class Driver:
             for position, block in enumerate(message.blocks)
             if block["type"] == "tool_result"
         ]
-        clips = self.random.sample(results, k=len(results) // 2) if kind != "summary" else []
+        places = self.random.sample(results, k=len(results) // 2) if kind != "summary" else []
         return Compaction(
             kind,
             first,
             last,
             said,
-            tuple(TruncatedResult(*place, said) for place in clips),
+            tuple(TruncatedResult(*place, said) for place in places),
             900,
             400,
         )

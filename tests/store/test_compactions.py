@@ -32,10 +32,10 @@ from tests.store.attempts import Attempt, claim, free, run_row, submit_one, text
 from tests.store.compacting import (
     HOSTILE,
     ask_for_summary,
-    clip,
     compact,
     stand_in,
     summarise,
+    truncation,
     use_tool,
 )
 from tests.store.examples import NOW, SPEC
@@ -63,9 +63,9 @@ def sent_now(attempt: Attempt) -> ModelRequest:
 def test_compactions_are_read_back_as_they_were_made(
     database: Database, attempt: Attempt, said: str
 ) -> None:
-    compact(attempt, clip(2, said=said))
+    compact(attempt, truncation(2, said=said))
     compact(attempt, stand_in(2, said, "prune"))
-    compact(attempt, clip(4, said=said))
+    compact(attempt, truncation(4, said=said))
     compacted = attempt.state.context.compacted
     assert (compacted.count, compacted.last, compacted.text) == (3, 2, said)
     assert compacted.truncated == {(4, 0): said}
@@ -137,10 +137,10 @@ def test_every_turn_can_be_shown_as_it_was_sent(database: Database, attempt: Att
     sent = [sent_now(attempt)]
     steps = (
         lambda: use_tool(attempt, "a"),
-        lambda: compact(attempt, clip(2, said=HOSTILE)),
+        lambda: compact(attempt, truncation(2, said=HOSTILE)),
         lambda: use_tool(attempt, "b"),
         lambda: summarise(ask_for_summary(attempt), stand_in(6)),
-        lambda: compact(attempt, clip(8)),
+        lambda: compact(attempt, truncation(8)),
         lambda: summarise(ask_for_summary(attempt), None),
         lambda: compact(attempt, stand_in(10, HOSTILE, "prune")),
     )
@@ -194,7 +194,7 @@ def test_turn_in_which_nothing_was_sent_is_not_shown(database: Database, attempt
 def test_compactions_are_shown_before_the_turns_that_were_sent_them(
     database: Database, attempt: Attempt
 ) -> None:
-    compact(attempt, clip(2))
+    compact(attempt, truncation(2))
     summarise(ask_for_summary(attempt), stand_in(4))
     first, second = transcript.compactions_of_run(database, attempt.lease.run_id)
     assert (first["number"], first["kind"], first["clips"], first["turn"]) == (1, "clip", 1, 2)
@@ -203,7 +203,7 @@ def test_compactions_are_shown_before_the_turns_that_were_sent_them(
 
 
 def test_run_is_shown_with_how_full_its_context_is(database: Database, attempt: Attempt) -> None:
-    compact(attempt, clip(2))
+    compact(attempt, truncation(2))
     compact(attempt, stand_in(2))
     summarise(ask_for_summary(attempt), stand_in(4))
     run = show_run(database, attempt.lease.run_id)
@@ -227,7 +227,7 @@ def test_run_without_compactions_is_loaded_without_looking_for_any(
         journal.load(attempt.lease)
     with statements(database) as before:
         journal.load(attempt.lease)
-    compact(attempt, clip(2))
+    compact(attempt, truncation(2))
     with statements(database) as after:
         journal.load(attempt.lease)
     assert not any("FROM compactions" in each for each in (*first, *before))
@@ -248,7 +248,7 @@ def test_run_that_was_cancelled_while_it_was_summed_up_goes_on_after_a_retry(
     database: Database, attempt: Attempt
 ) -> None:
     run_id = attempt.lease.run_id
-    compact(attempt, clip(2))
+    compact(attempt, truncation(2))
     ask_for_summary(attempt)
     cancel(database, Target("run", run_id), NOW)
     retry(database, Target("run", run_id), NOW)
@@ -257,9 +257,11 @@ def test_run_that_was_cancelled_while_it_was_summed_up_goes_on_after_a_retry(
     assert sent_request(database, run_id, 3) == sent_now(again)
 
 
-def test_clip_of_several_results_is_one_compaction(database: Database, attempt: Attempt) -> None:
+def test_truncation_of_several_results_is_one_compaction(
+    database: Database, attempt: Attempt
+) -> None:
     use_tool(attempt, "a")
-    clips = (*clip(2, said="x").truncated, *clip(4, said="y").truncated)
-    compact(attempt, Compaction("clip", 2, 4, truncated=clips))
+    results = (*truncation(2, said="x").truncated, *truncation(4, said="y").truncated)
+    compact(attempt, Compaction("clip", 2, 4, truncated=results))
     assert [m.blocks[0]["content"] for m in sent_now(attempt).messages[2::2]] == ["x", "y"]
     assert sent_request(database, attempt.lease.run_id, 3) == sent_now(attempt)

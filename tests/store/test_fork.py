@@ -38,7 +38,7 @@ from runner.store.tables import (
 from tests.core.sendable import faults
 from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
-from tests.store.compacting import clip, compact, stand_in
+from tests.store.compacting import compact, stand_in, truncation
 from tests.store.examples import NOW, SPEC
 from tests.store.forking import (
     LATER,
@@ -112,9 +112,9 @@ def test_what_was_said_after_the_turn_is_not_copied(database: Database) -> None:
 
 def test_compactions_up_to_the_turn_are_copied_and_sent(database: Database) -> None:
     attempt = claim(database, submit_one(database))
-    compact(attempt, clip(2))
+    compact(attempt, truncation(2))
     compact(attempt, stand_in(2))
-    compact(attempt, clip(6))
+    compact(attempt, truncation(6))
     attempt.reply(text("Done."))
     for turn, count in ((1, 0), (2, 1), (3, 2)):
         again = begun(database, forked(database, attempt, turn))

@@ -21,7 +21,7 @@ from runner.store.fork import fork
 from runner.store.tables import runs
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.children.family import PARENT, submit_parent
-from tests.store.compacting import clip, compact, use_tool
+from tests.store.compacting import compact, truncation, use_tool
 from tests.store.examples import NOW, SPEC
 from tests.store.forking import LATER, SAID, begun, contents, forked, three_turns
 
@@ -64,7 +64,7 @@ def test_fork_is_told_of_its_folders_when_a_compaction_that_it_has_names_the_oth
 ) -> None:
     attempt = claim(database, submit_one(database))
     run_id = attempt.lease.run_id
-    compact(attempt, clip(2, said=f"all of it is in /home/outputs/{run_id}/toolu_0.txt"))
+    compact(attempt, truncation(2, said=f"all of it is in /home/outputs/{run_id}/toolu_0.txt"))
     use_tool(attempt, "ok").reply(text("Done."))
     without, with_it = (forked(database, attempt, turn) for turn in (1, 2))
     assert contents(begun(database, without).state.messages)[-1] == ["ok"]

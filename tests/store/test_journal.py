@@ -87,7 +87,7 @@ def test_an_attempt_without_the_lease_cannot_append(driver: Driver) -> None:
         driver.journal.load(lease)
 
 
-def test_a_view_that_missed_a_commit_cannot_append(driver: Driver) -> None:
+def test_a_state_that_missed_a_commit_cannot_append(driver: Driver) -> None:
     lease, state = driver.claim()
     driver.journal.commit(lease, state, [], decide)
     with pytest.raises(StaleState):

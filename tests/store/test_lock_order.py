@@ -37,7 +37,7 @@ from tests.store.examples import NOW
 pytestmark = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 
 
-def purse_of_who_waits(
+def budget_of_who_waits(
     database: Database,
     open_database: Callable[[], Database],
     *,
@@ -78,7 +78,7 @@ def test_who_has_a_run_gets_the_budget_while_questions_are_answered(
     job_id, (run_id,) = submit_budgeted(database, "a", tokens=90_000)
     (asked,) = ask(database, run_id, "uv lock")
     add_rules(database, job_id, Rule("deny", "Bash(uv sync)"))
-    purse_of_who_waits(
+    budget_of_who_waits(
         database,
         open_database,
         held=lambda connection: locked_runs(connection, [run_id]),
@@ -95,7 +95,7 @@ def test_who_has_a_run_gets_the_budget_while_the_runs_of_its_job_are_cancelled(
     job_id, (first, second) = submit_budgeted(database, "a", "b", tokens=90_000)
     for run_id in (first, second):
         assert isinstance(claim(database, run_id).effect, CallModel)
-    purse_of_who_waits(
+    budget_of_who_waits(
         database,
         open_database,
         held=lambda connection: locked_runs(connection, [second]),
@@ -111,7 +111,7 @@ def test_who_has_a_run_gets_the_budget_while_its_budget_is_raised(
     job_id, (run_id,) = submit_budgeted(database, "a", tokens=2_000)
     claim(database, run_id)
     assert run_row(database, run_id).reason == "budget"
-    purse_of_who_waits(
+    budget_of_who_waits(
         database,
         open_database,
         held=lambda connection: locked_runs(connection, [run_id]),
@@ -132,7 +132,7 @@ def test_budgets_of_a_dead_worker_s_runs_are_locked_in_order(
     assert older < change.id
     for run_id in (older, change.id):
         assert isinstance(claim(database, run_id).effect, CallModel)
-    purse_of_who_waits(
+    budget_of_who_waits(
         database,
         open_database,
         held=lambda connection: budgets.look_into(connection, first_job, lock=True),
@@ -163,7 +163,7 @@ def test_budgets_of_orphans_of_several_jobs_are_locked_in_order(
         failed = {"state": "failed", "reason": "crash_loop", "ended_at": NOW}
         ended = update(runs).where(runs.c.id == run_id).values(**failed)
         database.write(lambda connection, ended=ended: connection.execute(ended))  # type: ignore[misc]
-    purse_of_who_waits(
+    budget_of_who_waits(
         database,
         open_database,
         held=lambda connection: budgets.look_into(connection, first_job, lock=True),

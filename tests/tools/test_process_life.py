@@ -186,7 +186,9 @@ def test_killed_host_ends_its_calls_and_is_replaced(bench: Workbench) -> None:
 def test_killed_keeper_ends_its_call_and_what_it_kept(bench: Workbench) -> None:
     result = bench.run("Bash", command="kill -9 $PPID; " + FAMILY)
     assert result.outcome == "interrupted"
-    wait_until(lambda: not host_of_this_process().children(recursive=True), "the host kills strays")
+    wait_until(
+        lambda: not host_of_this_process().children(recursive=True), "the host kills what is left"
+    )
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 

@@ -284,7 +284,7 @@ def test_a_workspace_that_is_gone_is_said_to_be(snapshots: Snapshots, place: Pla
 
 
 @pytest.mark.slow
-def test_a_taking_that_is_cut_off_leaves_nothing_in_the_way(place: Place) -> None:
+def test_a_snapshot_that_is_cut_off_leaves_nothing_in_the_way(place: Place) -> None:
     def cut() -> None:
         raise ShutDown
 

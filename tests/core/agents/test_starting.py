@@ -311,7 +311,7 @@ def test_what_children_hold_leaves_less_for_the_parent_until_they_end():
     assert state.children.tree_size == state.children.started == 2
 
 
-def test_a_start_is_an_event_with_the_childs_id_type_and_allotment():
+def test_a_start_is_an_event_with_the_childs_id_type_and_limits():
     parent = Parent(Limits(token_ceiling=100_110, cost_ceiling_usd=3.0, deadline=2_000.0))
     parent.state = changed(parent.state, tariffs={"a-model": FREE})
     parent.go_on()

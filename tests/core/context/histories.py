@@ -73,7 +73,7 @@ LIMITS = Limits(
     max_output_tokens=1_000, max_turns=1_000
 )  # the room is 15,000 tokens, enough are 11,250
 ROOM, ENOUGH = 15_000, 11_250
-WORDS = "I think. " * 400  # what clips do not make shorter
+WORDS = "I think. " * 400  # no truncation makes it shorter
 
 
 class Talk(Story):

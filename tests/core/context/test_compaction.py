@@ -40,9 +40,9 @@ def compactions(draw):
         else:
             kind = "clip"
         numbers = draw(st.lists(st.sampled_from([n for n in range(2, 13, 2) if n > last])))
-        clips = tuple(TruncatedResult(number, 0, f"shorter {number}") for number in numbers)
+        results = tuple(TruncatedResult(number, 0, f"shorter {number}") for number in numbers)
         text = "" if kind == "clip" else draw(st.text(min_size=1, max_size=200))
-        made.append(Compaction(kind, 1, last, text, clips))
+        made.append(Compaction(kind, 1, last, text, results))
     return made
 
 
@@ -59,7 +59,7 @@ def test_the_difference_is_what_counting_all_messages_gives(made, per_token):
 
 @pytest.mark.slow
 @given(compactions())
-def test_what_is_sent_is_the_task_the_last_text_and_the_rest_with_its_clips(made):
+def test_what_is_sent_is_the_task_the_last_text_and_the_rest_with_truncated_results(made):
     compacted = Compacted()
     for compaction in made:
         compacted = compacted.after(compaction)
@@ -73,7 +73,7 @@ def test_what_is_sent_is_the_task_the_last_text_and_the_rest_with_its_clips(made
     assert all(message > compacted.last for message, _ in compacted.truncated)
 
 
-def test_a_clip_changes_the_content_of_its_result_and_nothing_else():
+def test_a_truncation_changes_the_content_of_its_result_and_nothing_else():
     compacted = Compacted().after(
         Compaction("clip", 2, 2, truncated=(TruncatedResult(2, 0, "short"),))
     )

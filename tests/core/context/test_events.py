@@ -28,8 +28,8 @@ def only(found, kind):
 
 
 def a_compaction(kind, text=""):
-    clips = (TruncatedResult(2, 0, "shorter"),) if kind == "clip" else ()
-    return Compaction(kind, 1, 2, text, clips, tokens_before=900, tokens_after=300)
+    results = (TruncatedResult(2, 0, "shorter"),) if kind == "clip" else ()
+    return Compaction(kind, 1, 2, text, results, tokens_before=900, tokens_after=300)
 
 
 def a_long_story():

@@ -91,7 +91,7 @@ def test_first_old_results_become_a_head_a_tail_and_a_note():
     assert token_estimate(talk.state).tokens <= ENOUGH
 
 
-def test_a_clip_names_the_file_of_the_whole_result_where_a_tool_can_read_it():
+def test_a_truncation_names_the_file_of_the_whole_result_where_a_tool_can_read_it():
     talk = Talk()
     talk.state = changed(talk.state, outputs="/home/outputs/run_1")
     talk.fill(12_000)
@@ -99,7 +99,7 @@ def test_a_clip_names_the_file_of_the_whole_result_where_a_tool_can_read_it():
     assert "all of it is in /home/outputs/run_1/t1.txt: Read it" in old
 
 
-def test_every_old_result_is_clipped_at_once():
+def test_every_old_result_is_truncated_at_once():
     """What follows the first change is written to the cache again: the others then cost nothing."""
     talk = Talk()
     talk.fill(8_000)
@@ -107,13 +107,13 @@ def test_every_old_result_is_clipped_at_once():
     assert all(len(block.get("content", "")) <= 768 for block in results)
 
 
-def test_results_of_one_kilobyte_are_not_clipped():
+def test_results_of_one_kilobyte_are_not_truncated():
     talk = Talk()
     effect = talk.fill(900)
     assert talk.is_summary(effect)
 
 
-def test_if_clips_are_not_enough_the_middle_is_summarised():
+def test_if_truncation_is_not_enough_the_middle_is_summarised():
     talk = Talk()
     assert talk.is_summary(talk.fill(500, speech=WORDS))
     tail = talk.state.messages[-2:]

@@ -26,8 +26,8 @@ def test_a_prompt_found_too_long_is_made_shorter_and_sent_again_twice():
     assert isinstance(too_long(talk), CallModel)
     assert talk.kinds == ["clip"]
     assert token_estimate(talk.state).tokens <= ENOUGH
-    [clip] = [entry for entry in talk.entries if isinstance(entry, ContextCompacted)]
-    assert clip.compaction.tokens_before == WINDOW, "it is as long as the window at least"
+    [entry] = [one for one in talk.entries if isinstance(one, ContextCompacted)]
+    assert entry.compaction.tokens_before == WINDOW, "it is as long as the window at least"
     effect = too_long(talk)
     assert talk.is_summary(effect)
     assert isinstance(talk.summarise(), CallModel)

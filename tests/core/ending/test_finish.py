@@ -285,7 +285,7 @@ def test_a_workspace_that_changed_after_the_commit_is_committed_again() -> None:
     assert isinstance(story.claim(), Deliver)
 
 
-def test_taking_up_a_run_again_forgets_what_only_its_end_counted() -> None:
+def test_resuming_a_run_forgets_what_only_its_end_counted() -> None:
     story = Story(verify=TESTS, **WITH_RESULT)
     story.reply("end_turn", says())
     story.reply("tool_use", submits())

@@ -12,7 +12,7 @@ from runner.store.database import Database
 from runner.store.fork import fork
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
 from tests.store.children.family import asks, said_in, submit_parent
-from tests.store.compacting import clip, stand_in
+from tests.store.compacting import stand_in, truncation
 from tests.store.examples import NOW
 
 LONG = "a line\n" * 300
@@ -33,7 +33,7 @@ def read_all(database: Database, run_id: str) -> Attempt:
 @pytest.mark.parametrize(
     "compaction",
     [
-        lambda named: clip(2, said=f"a line … all of it is in {named}"),
+        lambda named: truncation(2, said=f"a line … all of it is in {named}"),
         lambda named: stand_in(2, f"The file is in {named}"),
     ],
     ids=["clip", "summary"],

@@ -308,7 +308,7 @@ def _beside(draw: st.DrawFn, run_id: str) -> Rows:
             "first_message": 1,
             "last_message": number,
             "text": draw(any_text),
-            "clips": draw(st.just([]) | st.just([[1, 0, "clipped"]])),
+            "clips": draw(st.just([]) | st.just([[1, 0, "truncated"]])),
             "tokens_before": draw(long_counts),
             "tokens_after": draw(long_counts),
             "turn": number,

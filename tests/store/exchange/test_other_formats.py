@@ -27,7 +27,7 @@ from tests.core.story import replied
 from tests.exchange.atif_rules import problems
 from tests.exchange.samples import Session, text, use
 from tests.store.attempts import Attempt, claim, submit_one, tool_use
-from tests.store.compacting import clip, compact, stand_in, use_tool
+from tests.store.compacting import compact, stand_in, truncation, use_tool
 from tests.store.examples import NOW, SPEC
 from tests.store.exchange.conftest import MakeDatabase
 from tests.store.exchange.stories import Rows, rows_of, store, stories
@@ -129,9 +129,9 @@ def test_a_compaction_is_a_system_step_that_says_which_steps_it_stands_in_for(
 ) -> None:
     run_id = submit_one(database, spec=PRICED)
     attempt = compact(use_tool(claim(database, run_id), "read"), stand_in(2))
-    compact(attempt, clip(6)).reply(text("Done."))
+    compact(attempt, truncation(6)).reply(text("Done."))
     made = atif(database, run_id)
-    summary, clipped = [s for s in made["steps"] if "context_management" in s.get("extra", {})]
+    summary, truncated = [s for s in made["steps"] if "context_management" in s.get("extra", {})]
     assert summary["extra"]["context_management"] == {
         "type": "compaction",
         "boundary": "replace_steps",
@@ -140,7 +140,7 @@ def test_a_compaction_is_a_system_step_that_says_which_steps_it_stands_in_for(
     }
     assert summary["observation"]["results"] == [{"content": "summed up"}]
     assert made["steps"][summary["step_id"]]["extra"]["turn"] == 3
-    assert clipped["extra"]["context_management"]["type"] == "pruning"
+    assert truncated["extra"]["context_management"]["type"] == "pruning"
 
 
 def test_what_a_fork_copied_is_marked_as_copied(database: Database) -> None:

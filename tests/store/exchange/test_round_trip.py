@@ -15,7 +15,7 @@ from runner.core.budget import Budget
 from runner.core.commands import Target
 from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
-from runner.store import imports as bringing
+from runner.store import imports
 from runner.store.database import Database
 from runner.store.exports import export
 from runner.store.fork import fork
@@ -265,16 +265,16 @@ def test_two_imports_of_one_file_at_a_time_store_it_once(
     run_id = submit_one(first)
     claim(first, run_id).reply(text("Done."))
     content = exported(first, run_id=run_id)
-    look = bringing.missing_sections
+    look = imports.missing_sections
 
     def be_slower(connection: Connection, sections: list[Section], source: str) -> set[Section]:
         missing = look(connection, sections, source)
-        monkeypatch.setattr(bringing, "missing_sections", look)
+        monkeypatch.setattr(imports, "missing_sections", look)
         with closing(Database(second.url.render_as_string(hide_password=False))) as other:
             assert brought(other, content) == [("imported", "succeeded")]
         return missing
 
-    monkeypatch.setattr(bringing, "missing_sections", be_slower)
+    monkeypatch.setattr(imports, "missing_sections", be_slower)
     with pytest.raises(UsageError, match="import it again when they are done"):
         brought(second, content)
     assert stored(second, runs.c.id) == [run_id]
