@@ -62,8 +62,8 @@ def spending_of(app: App, *, job_id: str | None = None, run_id: str | None = Non
 
 def with_costs(app: App, by: By, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of jobs, or of runs of one job, for JSON, each with what its calls cost."""
-    job_id = None if by == "job" or not rows else rows[0]["job_id"]
-    found = costs_by(app.database, app.prices(), by, job_id=job_id)
+    trees = None if by == "job" else {row["root"] for row in rows}
+    found = costs_by(app.database, app.prices(), by, trees=trees)
     spent = {each.key: each.spending for each in found}
     return [{**row, **cost_fields(spent.get(row["id"], Spending()))} for row in rows]
 

@@ -14,13 +14,18 @@ from importlib.metadata import version
 
 import runner
 from runner import wiring
+from runner.app import handle
 from runner.app.handle import App
+from runner.app.humanize import duration, plural
 from runner.errors import RunnerError
 from runner.queries.jobs import runs_without_workspace
 from runner.queries.search.search import open_index
+from runner.queries.workers import WorkerSummary, backlog
+from runner.queries.workers import list_workers as stored_workers
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
+from runner.store.leases import live
 
 _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180
@@ -44,6 +49,11 @@ def reindex(app: App, warn: Callable[[str], None], show: Callable[[int, int], No
     """Build the search index anew, and return the number of texts in it. ``warn`` takes what went
     wrong, a line each, and ``show`` how many texts of how many are indexed."""
     return open_index(app.database, warn).renew(show)
+
+
+def list_workers(app: App, *, ended: bool) -> list[WorkerSummary]:
+    """Return the workers that are alive, the oldest first; with ``ended`` also the others."""
+    return stored_workers(app.database, app.now(), ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,8 @@ def diagnose(settings: Settings) -> list[Check]:
         "home": (_home, "choose another folder with RUNNER_HOME"),
         "database": (_database, "start the database, or set RUNNER_DATABASE_URL"),
         "workspaces": (_workspaces, "see the database"),
+        "workers": (_workers, "see the database"),
+        "backlog": (_backlog, "see the database"),
         "queue": (
             _queue,
             "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server",
@@ -125,6 +137,54 @@ def _workspaces(settings: Settings) -> str:
     paths = ", ".join(f"{count} runs for {path}" for path, count in sorted(unseen.items()))
     mend = "start a worker where these folders can be seen, or put them back"
     raise _AmissError(f"waiting: {paths}", mend)
+
+
+def _workers(settings: Settings) -> str:
+    """The workers that are alive. Amiss: one whose host is at fault, one of another version, and one
+    that died with runs in hand."""
+    if schema_status(settings).state != "current":
+        return "see the database"
+    with handle.open_app(settings) as app:
+        found = list_workers(app, ended=True)
+    alive = [worker for worker in found if worker["state"] in ("alive", "draining", "faulty")]
+    mine = f"{runner.__version__}/{migrate.HEAD}"
+    amiss = {
+        f"fault on {worker['hostname']}: {worker['fault']}": "mend that host: its workers try again"
+        for worker in alive
+        if worker["fault"] is not None
+    }
+    others = {worker["version"] or "0.1.0/r01" for worker in alive} - {mine}
+    if others:
+        versions = ", ".join(sorted(others))
+        what = f"workers of another version: {versions}, this is {mine}"
+        amiss[what] = "install the same version on all hosts: see `runner workers`"
+    dead = [worker for worker in found if worker["runs"] and worker not in alive]
+    if dead:
+        count = sum(len(worker["runs"]) for worker in dead)
+        what = f"{plural(len(dead), 'dead worker')} with {plural(count, 'run')} in hand"
+        amiss[what] = "start a worker: it takes them over"
+    slots = sum(worker["slots"] for worker in alive)
+    in_hand = sum(len(worker["runs"]) for worker in alive)
+    hosts = len({worker["host_id"] for worker in alive})
+    told = f"{len(alive)} alive on {plural(hosts, 'host')}, {in_hand} of {plural(slots, 'slot')} in use"
+    if amiss:
+        raise _AmissError("; ".join((told, *amiss)), "; ".join(dict.fromkeys(amiss.values())))
+    return told
+
+
+def _backlog(settings: Settings) -> str:
+    """The runs that are due. Amiss: no worker is alive for them."""
+    if schema_status(settings).state != "current":
+        return "see the database"
+    with handle.open_app(settings) as app:
+        now = app.now()
+        due, workers = backlog(app.database, now), live(app.database, now)
+    if due.oldest_due_at is None:
+        return "no run is due"
+    told = f"{plural(due.runs, 'run')} due, the oldest for {duration(now - due.oldest_due_at)}"
+    if workers:
+        return told
+    raise _AmissError(f"{told}, and no worker alive", "start one: `runner worker`")
 
 
 def _queue(settings: Settings) -> str:

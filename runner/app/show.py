@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,40 +18,87 @@ from runner.core.agents import is_within, place_of
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.run import RunStatus
 from runner.errors import UnreachableError, UsageError
-from runner.queries import decisions, jobs, runs, timeline, transcript
+from runner.queries import decisions, jobs, runs, timeline, transcript, workers
 from runner.queries.costs import costs_by
-from runner.queries.find import Kind
-from runner.queries.jobs import JobSummary
+from runner.queries.find import Kind, in_batches
+from runner.queries.jobs import JobSummary, RunSummary
 from runner.store.conditions import in_tree
 
+RUNS_ON_A_PAGE = 200
 _LOOK_SECONDS = 0.5
 
 
-def list_jobs(app: App, status: RunStatus | None) -> list[JobSummary]:
-    """Return the jobs, oldest first."""
-    return jobs.list_jobs(app.database, status)
+def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> list[JobSummary]:
+    """Return the jobs, or one job, oldest first, with the states to show."""
+    found = jobs.list_jobs(app.database, status, job_id)
+    shown = workers.shown_states_by_job(app.database, app.now(), job_id)
+    return [_with_shown_state(job, shown[job["id"]]) for job in found]
+
+
+def _with_shown_state(job: JobSummary, instead: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+    """Return a job with its ``shown_state`` and its ``shown_runs`` by state: runs that no worker works are
+    not shown as running."""
+    counts: Counter[str] = Counter(job["runs"])
+    for (stored, shown), count in instead.items():
+        counts[stored] -= count
+        counts[shown] += count
+    shown_runs = {state: count for state, count in counts.items() if count > 0}
+    is_unworked = not counts["running"] and job["state"] in ("running", "queued")
+    worst = max(instead, key=lambda each: each[0] == "running", default=None)
+    shown_state = worst[1] if is_unworked and worst else job["state"]
+    return {**job, "shown_state": shown_state, "shown_runs": shown_runs}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of the runs of a job."""
+
+    runs: Sequence[Mapping[str, Any]]
+    next: str | None  # the run that the next page starts after; None on the last one
 
 
 def list_runs(
-    app: App, job: str, status: RunStatus | None, *, whole_trees: bool
-) -> list[dict[str, Any]]:
-    """Return the runs of a job, each with its model, where it was forked from, its branch, the
-    commit that delivered it and the verdict of its last verification. With ``whole_trees``
-    sub-agents' runs have numbers of their own."""
-    database, job_id = app.database, app.find_job(job)
-    verified = runs.last_verifications(database, job_id)
-    recorded = {
-        each.run_id: each for each in runs.snapshots_of_job(database, job_id, every_run=True)
-    }
-    names = ("model", "fork_of", "fork_turn", "branch", "commit")
-    return [
-        {
-            **run,
-            **{name: getattr(recorded[run["id"]], name) for name in names},
-            "verified": verdict(verified.get(run["id"])) or None,
+    app: App, job_id: str, status: RunStatus | None, *, whole_trees: bool, after: str = ""
+) -> Iterator[Page]:
+    """Yield the runs of a job, those after one. Each has its model, where it was forked from, its branch,
+    the commit that delivered it, the verdict of its last verification and the state to show. With
+    ``whole_trees`` those of sub-agents have numbers of their own."""
+    next_after: str | None = after
+    options: Any = {"whole_trees": whole_trees, "limit": RUNS_ON_A_PAGE + 1}
+    while next_after is not None:
+        found = jobs.item_runs(app.database, job_id, status, after=next_after, **options)
+        among = found[:RUNS_ON_A_PAGE]
+        next_after = among[-1] if len(among) < len(found) else None
+        listed = jobs.list_runs(app.database, job_id, status, whole_trees=whole_trees, among=among)
+        yield Page(_with_files(app, job_id, listed), next_after)
+
+
+def columns_of(app: App, job_id: str) -> list[str]:
+    """Return which columns the runs of a job have that others lack."""
+    has = jobs.what_runs_have(app.database, job_id)
+    return [name for name in ("verified", "below") if has[name]]
+
+
+def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    database, names = app.database, ("model", "fork_of", "fork_turn", "branch", "commit")
+    with_files = []
+    for some in in_batches(found):
+        ids = [run["id"] for run in some]
+        shown = workers.shown_states(database, app.now(), ids)
+        verified = runs.last_verifications(database, job_id, ids)
+        recorded = {
+            each.run_id: each for each in runs.snapshots_of_job(database, job_id, among=ids)
         }
-        for run in jobs.list_runs(database, job_id, status, whole_trees=whole_trees)
-    ]
+        with_files += [
+            {
+                **run,
+                "shown_state": shown.get(run["id"], run["state"]),
+                **{name: getattr(recorded[run["id"]], name) for name in names},
+                "verified": verdict(verified.get(run["id"])) or None,
+            }
+            for run in some
+        ]
+    return with_files
 
 
 def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
@@ -59,7 +107,9 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
     match found.kind:
         case "job":
             spending = spending_of(app, job_id=found.id)
-            values = jobs.show_job(database, found.id) | {"spending": spending}
+            shown = workers.shown_states_by_job(database, app.now(), found.id)
+            job = jobs.show_job(database, found.id)
+            values = _with_shown_state(job, shown[found.id]) | {"spending": spending}
         case "call":
             values = transcript.show_call(database, found.id)
             values |= decisions.decision_on_call(database, found.id)
@@ -84,7 +134,9 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
     # The context window of its last call; before the first, its model's if known without the API.
     windows = ((run[name] or {}).get("window") for name in ("fullness", "context"))
     window = next(filter(None, windows), None) or app.prices().window(run["model"])
+    shown = workers.shown_states(database, app.now(), [run_id])
     return run | {
+        "shown_state": shown.get(run_id, run["state"]),
         **place_of(run_id),
         **tree_of(app, run_id),
         "spending": spending_of(app, run_id=run_id),
@@ -103,10 +155,13 @@ def tree_of(app: App, run_id: str) -> dict[str, Any]:
     """Return the ``children`` of a run, the cost of each with its sub-agents (``child_spending``,
     by id), sums over all runs ``below`` the run, and the cost of its tree (``tree_spending``)."""
     children = runs.children_of(app.database, run_id)
+    shown = workers.shown_states(app.database, app.now(), [child["id"] for child in children])
     condition = (in_tree(run_id),)
     spent = costs_by(app.database, app.prices(), "run", conditions=condition) if children else []
     return {
-        "children": children,
+        "children": [
+            child | {"shown_state": shown.get(child["id"], child["state"])} for child in children
+        ],
         "child_spending": {
             child["id"]: total_of(each for each in spent if is_within(each.key, child["id"]))
             for child in children

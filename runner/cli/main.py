@@ -56,7 +56,7 @@ for command in (
     *(control.cancel, control.pause, control.resume, control.retry, control.say, control.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(audit.audit, search.search, exchange.export, exchange.import_),
-    *(system.db, system.doctor, system.schema),
+    *(system.db, system.doctor, system.workers, system.schema),
 ):
     cli.add_command(command)
 

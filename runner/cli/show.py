@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -17,7 +17,7 @@ from runner.app import show as app_show
 from runner.app.humanize import cell, cost_line, duration, lines, moment
 from runner.cli.costs import budget_fields, usd_of
 from runner.cli.options import json_option, state_option, with_app
-from runner.cli.terminal import note, say, say_fields, say_json, say_table
+from runner.cli.terminal import note, say, say_fields, say_json, say_pages, say_table
 from runner.core.agents import place_of
 from runner.core.run import ENDED, RunStatus
 
@@ -52,20 +52,32 @@ _CALLED = {
     is_flag=True,
     help="The runs of a job, or of the newest, with the sub-agents that they have started.",
 )
+@click.option("--after", default="", metavar="RUN", help="Only the runs after this one.")
+@click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
 @json_option
 @with_app
 def list_(
-    app: handle.App, job: str | None, state: RunStatus | None, whole_trees: bool, as_json: bool
+    app: handle.App,
+    job: str | None,
+    state: RunStatus | None,
+    whole_trees: bool,
+    after: str,
+    every: bool,
+    as_json: bool,
 ) -> None:
-    """List the jobs, or the runs of a job.
+    """List the jobs, or the runs of a job: the first 200, and with --all every one as it is read.
 
     Runs are those of items. What they have used and what was denied to them is told with all that the
     sub-agents below them have; with --tree these have lines of their own, and each run tells its own.
+
+    A run whose worker is dead is shown as interrupted, and one that is due while no worker is alive as
+    such. In JSON that is its shown_state; its state is what is stored, which --state goes by.
 
     \b
     Example:
       runner list
       runner list job_01jd9k --state failed
+      runner list job_01jd9k --all --json
       runner list --tree
     """
     jobs = [] if job else app_show.list_jobs(app, None if whole_trees else state)
@@ -75,11 +87,31 @@ def list_(
         else:
             _say_jobs(jobs)
         return
-    runs = app_show.list_runs(app, job or jobs[-1]["id"], state, whole_trees=whole_trees)
-    if as_json:
-        say_json(app_costs.with_costs(app, "run" if whole_trees else "tree", runs))
-    else:
-        _say_runs(runs, app_costs.waits_for(app, runs), whole_trees)
+    job_id = app.find_job(job) if job else jobs[-1]["id"]
+    after = after and app.find(after, "run").id
+    found = app_show.list_runs(app, job_id, state, whole_trees=whole_trees, after=after)
+    pages = (page.runs for page in found) if every else _first_page(app, job_id, found)
+    if not as_json:
+        _say_runs(app, job_id, pages, whole_trees)
+        return
+    for runs in pages:
+        priced = app_costs.with_costs(app, "run" if whole_trees else "tree", runs)
+        for value in priced if every else [priced]:
+            say_json(value, on_one_line=every)
+
+
+def _first_page(
+    app: handle.App, job_id: str, pages: Iterator[app_show.Page]
+) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the runs of the first page, and say on stderr afterwards if there are more."""
+    page = next(pages)
+    yield page.runs
+    if page.next is not None:
+        (job,) = app_show.list_jobs(app, None, job_id)
+        note(
+            f"{len(page.runs)} runs of {sum(job['runs'].values()):,} ({_counts(job['shown_runs'])}): "
+            f"go on with --after {page.next}, or --all"
+        )
 
 
 def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
@@ -87,7 +119,8 @@ def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
         ("job", "name", "state", "runs", "turns", "tokens", "denied", "submitted"),
         (
             (
-                *(job["id"], job["name"], job["state"], _counts(job["runs"]), job["turns"]),
+                *(job["id"], job["name"], job["shown_state"]),
+                *(_counts(job["shown_runs"]), job["turns"]),
                 f"{job['charged_tokens']:,}",
                 job["denials"] or "",
                 moment(job["created_at"]),
@@ -97,39 +130,45 @@ def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def _counts(by_state: Mapping[RunStatus, int]) -> str:
+def _counts(by_state: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in by_state.items())
 
 
 def _say_runs(
-    runs: Sequence[Mapping[str, Any]], waiting: Mapping[str, str], whole_trees: bool
+    app: handle.App, job_id: str, pages: Iterable[Sequence[Mapping[str, Any]]], whole_trees: bool
 ) -> None:
-    """Print runs in lines, with what to do about those that are ``waiting``. Only a job that
-    verifies has a column for it, and only one whose runs have started others. In ``whole_trees``
-    each run has a line and tells its own numbers."""
+    """Print runs in lines, with what to do about those that wait. Only a job that verifies has a column
+    for it, and only one whose runs have started others. In ``whole_trees`` each run has a line and
+    tells its own numbers."""
+    some = app_show.columns_of(app, job_id)
+
+    def rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
+        waiting = app_costs.waits_for(app, runs)
+        return (_run_row(run, some, waiting, whole_trees) for run in runs)
+
+    columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
+    say_pages(columns, map(rows, pages))
+
+
+def _run_row(
+    run: Mapping[str, Any], some: Sequence[str], waiting: Mapping[str, str], whole_trees: bool
+) -> Sequence[Any]:
     tokens, denials = (
         ("charged_tokens", "denials") if whole_trees else ("tree_tokens", "tree_denials")
     )
-    some = [name for name in ("verified", "below") if any(run[name] for run in runs)]
-    rows = []
-    for run in runs:
-        name, origin = run["item_key"], ""
-        if run["depth"]:  # below its parent
-            name = f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
-        if run["fresh_run"]:
-            origin = f"begun afresh as {run['fresh_run']}"
-        elif run["fork_of"]:
-            origin = f"fork of {run['fork_of']}@{run['fork_turn']}"
-        rows.append(
-            (
-                *(run["id"], name, run["state"], run["reason"]),
-                *(run[name] or "" for name in some),
-                *(run["turns"], f"{run[tokens]:,}", run[denials] or ""),
-                waiting.get(run["id"]) or run["detail"] or origin,
-            )
-        )
-    columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
-    say_table(columns, rows)
+    name, origin = run["item_key"], ""
+    if run["depth"]:  # below its parent
+        name = f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
+    if run["fresh_run"]:
+        origin = f"begun afresh as {run['fresh_run']}"
+    elif run["fork_of"]:
+        origin = f"fork of {run['fork_of']}@{run['fork_turn']}"
+    return (
+        *(run["id"], name, run["shown_state"], run["reason"]),
+        *(run[name] or "" for name in some),
+        *(run["turns"], f"{run[tokens]:,}", run[denials] or ""),
+        waiting.get(run["id"]) or run["detail"] or origin,
+    )
 
 
 @click.command()
@@ -161,8 +200,9 @@ def _say_job(job: dict[str, Any]) -> None:
     say_fields(
         (
             ("job", job["id"]),
-            *((name, job[name]) for name in ("name", "key", "state")),
-            ("runs", _counts(job["runs"])),
+            *((name, job[name]) for name in ("name", "key")),
+            ("state", job["shown_state"]),
+            ("runs", _counts(job["shown_runs"])),
             ("model", spec["model"] if spec["provider"] == "anthropic" else "scripted"),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
             ("rules", ", ".join(f"{r['effect']} {r['rule']}" for r in job["permission_rules"])),
@@ -189,7 +229,7 @@ def _say_run(run: dict[str, Any]) -> None:
         "item": run["item_key"],
         **dict(app_show.descent(run)),
         "job": f"{run['job_id']} {run['job_name']}",
-        "state": run["state"],
+        "state": run["shown_state"],
         "reason": run["reason"],
         "detail": run["waits_for"] or run["detail"],
         "pausing": "pauses at its next step" if run["pause_requested"] else None,
@@ -263,7 +303,7 @@ def _say_children(run: Mapping[str, Any]) -> None:
     if not run["children"]:
         return
     say("\nsub-agents, each with all below it in its cost:")
-    names = ("id", "agent_type", "state", "reason", "turns")
+    names = ("id", "agent_type", "shown_state", "reason", "turns")
     say_table(
         ("run", "type", "state", "reason", "turns", "tokens", "cost", "description"),
         (

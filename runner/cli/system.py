@@ -1,18 +1,20 @@
-"""``db`` and ``doctor``: the state of the parts. ``schema``: the format of job files."""
+"""``db``, ``doctor`` and ``workers``: the state of the parts. ``schema``: the format of job files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from runner.app import doctor as app_doctor
 from runner.app import handle
-from runner.app.humanize import cell
+from runner.app.humanize import cell, moment
 from runner.cli import exit_codes
 from runner.cli.options import global_options, json_option, with_app, with_settings
 from runner.cli.search import indexing
-from runner.cli.terminal import note, say, say_json
+from runner.cli.terminal import note, say, say_json, say_table
 from runner.settings import Settings
 
 
@@ -112,6 +114,43 @@ def doctor(settings: Settings, as_json: bool) -> int:
     if any(check.is_part and not check.ok for check in checks):
         return exit_codes.UNREACHABLE
     return exit_codes.SUCCEEDED if all(check.ok for check in checks) else exit_codes.FAILED
+
+
+@click.command()
+@click.option("--all", "ended", is_flag=True, help="Also those that have ended or died.")
+@json_option
+@with_app
+def workers(app: handle.App, ended: bool, as_json: bool) -> None:
+    """List the workers that are alive, and how many runs each has in hand.
+
+    A worker is draining when it was told to end, and faulty while something is wrong with its host, which
+    it says: it then takes nothing new. A dead one has not renewed its lease in time.
+
+    \b
+    Example:
+      runner workers
+      runner workers --all --json
+    """
+    found = app_doctor.list_workers(app, ended=ended)
+    if as_json:
+        say_json(found)
+        return
+    names = ("worker", "host", "pid", "version", "state", "slots", "runs", "since", "heartbeat")
+    say_table((*names, "detail"), map(_worker_row, found))
+
+
+def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:
+    detail = ""
+    if worker["state"] == "draining":
+        detail = f"since {moment(worker['draining_at'])}"
+    elif worker["state"] == "ended":
+        detail = moment(worker["ended_at"])
+    if worker["fault"] is not None:
+        fault = f"{worker['fault']} (since {moment(worker['fault_at'])})"
+        detail = ", ".join(filter(None, (detail, fault)))
+    columns = ("id", "hostname", "pid", "version", "state", "slots")
+    times = (moment(worker[name]) for name in ("started_at", "heartbeat_at"))
+    return *(worker[name] for name in columns), len(worker["runs"]), *times, detail
 
 
 @click.command()

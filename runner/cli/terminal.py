@@ -82,18 +82,35 @@ def say_table(
     """Print a table on stdout, the ``numbers`` among the columns aligned to the right. A piped
     table is never cut. A narrow terminal shows the ends of ids, which every command accepts, and
     cuts the last column; any other has ``widest`` characters at most."""
+    say_pages(columns, [rows], numbers=numbers, widest=widest)
+
+
+def say_pages(
+    columns: Sequence[str],
+    pages: Iterable[Iterable[Sequence[Any]]],
+    *,
+    numbers: Collection[int] = (),
+    widest: int = 32,
+) -> None:
+    """Print a table page by page as they come: on a terminal as one table each, piped with the widths
+    of the first page."""
     heads = [cell(name) for name in columns]
-    table = [[cell(value) for value in row] for row in rows]
-    if sys.stdout.isatty():
-        _draw_table(heads, table, numbers, widest)
-        return
-    widths = [max(map(len, column)) for column in zip(heads, *table, strict=True)]
-    for row in (heads, *table):
-        padded = (
-            value.rjust(width) if at in numbers else value.ljust(width)
-            for at, (value, width) in enumerate(zip(row, widths, strict=True))
-        )
-        say("  ".join(padded).rstrip())
+    widths: list[int] = []
+    for page in pages:
+        table = [[cell(value) for value in row] for row in page]
+        if sys.stdout.isatty():
+            _draw_table(heads, table, numbers, widest)
+            continue
+        if not widths:
+            table.insert(0, heads)
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            padded = (
+                value.rjust(width) if at in numbers else value.ljust(width)
+                for at, (value, width) in enumerate(zip(row, widths, strict=True))
+            )
+            say("  ".join(padded).rstrip())
+        sys.stdout.flush()
 
 
 def _draw_table(

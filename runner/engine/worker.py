@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import runner
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
@@ -85,6 +86,7 @@ class Worker:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             slots=self._slots,
+            version=f"{runner.__version__}/{migrate.HEAD}",
             now=machine.clock.now(),
         )
         machine.still_alive()
@@ -174,9 +176,12 @@ class Worker:
     # --- leases -----------------------------------------------------------------------------------
 
     def _watch(self, stop: threading.Event) -> None:
-        machine = self._machine
+        machine, is_draining = self._machine, False
         while not stop.wait(WATCH_SECONDS):
             try:
+                if self._ports.stopping.is_set() and not is_draining:
+                    leases.drain(machine.database, self.id, machine.clock.now())
+                    is_draining = True
                 if machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
                     self._is_outdated()
                     with self._renewing:

@@ -17,7 +17,7 @@ from runner.core.conversation import Purpose, Usage
 from runner.core.prices import By, Calls, PriceList, Spending, Terms, spending
 from runner.queries.filters import Filters, answer
 from runner.queries.rows import Column, Rows, columns
-from runner.store.conditions import ROOT_RUN
+from runner.store.conditions import ROOT_RUN, in_trees
 from runner.store.database import Database
 from runner.store.tables import jobs, model_calls, runs
 
@@ -67,13 +67,16 @@ def costs_by(
     *,
     job_id: str | None = None,
     run_id: str | None = None,
+    trees: Collection[str] | None = None,
     conditions: Collection[ColumnElement[bool]] = (),
 ) -> list[Cost]:
-    """Return the costs of the ended model calls of a job or a run (without its sub-agents) that
-    meet the conditions on ``model_calls`` and ``runs``, ordered by key. ``tree`` sums by the run of
-    an item with all of its sub-agents."""
+    """Return the costs of the ended model calls of a job, a run (without its sub-agents) or
+    ``trees`` (runs of items, with them) that meet the conditions on ``model_calls`` and ``runs``,
+    ordered by key. ``tree`` sums by the run of an item with all of its sub-agents."""
     of_job = () if job_id is None else (runs.c.job_id == job_id,)
-    of_run = () if run_id is None else (runs.c.id == run_id,)
+    of_run: tuple[ColumnElement[bool], ...] = ()
+    if run_id is not None or trees is not None:
+        of_run = (in_trees(trees) if trees is not None else runs.c.id == run_id,)
     calls = _ended_calls(prices, _key(database, by)).where(*of_job, *of_run, *conditions)
     named: Select[Any] = select(runs.c.id, runs.c.item_key).where(*of_job, *of_run)
     if by == "job":

@@ -16,7 +16,7 @@ from runner.core.agents import place_of, tree_order
 from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
 from runner.queries.runs import Descendants, descendants_by_run
-from runner.store.conditions import IS_ITEM_RUN, superseded_runs
+from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees, superseded_runs
 from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.run_state import progress_from_row
@@ -67,27 +67,59 @@ def job_state(counts: Mapping[RunStatus, int]) -> RunStatus:
     return next((state for state in _JOB_STATE_ORDER if counts.get(state)), "succeeded")
 
 
-def list_jobs(database: Database, state: RunStatus | None = None) -> list[JobSummary]:
-    """All jobs, or those in a state; the oldest first."""
-    return [job for job in database.read(_job_summaries) if state in (None, job["state"])]
+def list_jobs(
+    database: Database, state: RunStatus | None = None, job_id: str | None = None
+) -> list[JobSummary]:
+    """All jobs, those in a state, or one; the oldest first."""
+    found = database.read(lambda connection: _job_summaries(connection, job_id))
+    return [job for job in found if state in (None, job["state"])]
 
 
-def list_runs(
-    database: Database, job_id: str, state: RunStatus | None = None, *, whole_trees: bool = False
-) -> list[RunSummary]:
-    """The runs of a job, or those in a state, in the order of its items; with ``whole_trees`` also the
-    runs of sub-agents, each after its parent."""
-    columns = (runs.c[name] for name in _RUN_COLUMNS)
-    query = select(*columns).where(runs.c.job_id == job_id).order_by(runs.c.id)
+def item_runs(
+    database: Database,
+    job_id: str,
+    state: RunStatus | None = None,
+    *,
+    whole_trees: bool = False,
+    after: str = "",
+    limit: int,
+) -> list[str]:
+    """The ids of the first runs of items that ``list_runs`` lists after one: ``limit`` of them at most.
+    With ``whole_trees`` those with a run in their tree that is in the ``state``."""
+    root = ROOT_RUN if whole_trees else runs.c.id
+    query = select(root.distinct() if whole_trees else root)
+    query = query.where(runs.c.job_id == job_id, root > after).order_by(root).limit(limit)
     if not whole_trees:
         query = query.where(IS_ITEM_RUN)
     if state is not None:
         query = query.where(runs.c.state == state)
-    afresh = superseded_runs(job_id).add_columns(runs.c.id)
+    return [str(run_id) for (run_id,) in database.rows(query)]
+
+
+def list_runs(
+    database: Database,
+    job_id: str,
+    state: RunStatus | None = None,
+    *,
+    whole_trees: bool = False,
+    among: Sequence[str] | None = None,
+) -> list[RunSummary]:
+    """The runs of a job, or those in a state, in the order of its items; with ``whole_trees`` also the
+    runs of sub-agents, each after its parent. ``among``: only of the trees of these runs of items."""
+    columns = (runs.c[name] for name in _RUN_COLUMNS)
+    query = select(*columns).where(runs.c.job_id == job_id).order_by(runs.c.id)
+    of_trees, afresh = runs.c.job_id == job_id, superseded_runs(job_id).add_columns(runs.c.id)
+    if among is not None:
+        of_trees, afresh = in_trees(among), afresh.where(runs.c.fresh_of.in_(among))
+        query = query.where(of_trees)
+    if not whole_trees:
+        query = query.where(IS_ITEM_RUN)
+    if state is not None:
+        query = query.where(runs.c.state == state)
 
     def work(connection: Connection) -> list[RunSummary]:
         successors: dict[str, str] = dict(connection.execute(afresh).all())
-        below = descendants_by_run(connection, runs.c.job_id == job_id)
+        below = descendants_by_run(connection, of_trees)
         found = []
         for row in connection.execute(query).mappings():
             tree = below.get(row["id"], Descendants())
@@ -102,6 +134,14 @@ def list_runs(
         return sorted(found, key=lambda run: tree_order(run["id"])) if whole_trees else found
 
     return database.read(work)
+
+
+def what_runs_have(database: Database, job_id: str) -> dict[str, bool]:
+    """Whether a job's runs are ``verified``, and whether any has runs ``below`` it."""
+    below = select(runs.c.id).where(runs.c.job_id == job_id, ~IS_ITEM_RUN).limit(1)
+    spec = select(jobs.c.spec).where(jobs.c.id == job_id)
+    ((found,),) = database.rows(spec)
+    return {"verified": bool(found.get("verify")), "below": bool(database.rows(below))}
 
 
 def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:

@@ -195,10 +195,14 @@ def verifications_of_run(database: Database, run_id: str) -> list[Verification]:
     return _verifications(database, verifications.c.run_id == run_id)
 
 
-def last_verifications(database: Database, job_id: str) -> dict[str, Verification]:
-    """The newest verification of each run of a job that has any, by the run's id."""
-    of_job = verifications.c.run_id.in_(select(runs.c.id).where(runs.c.job_id == job_id))
-    return {each["run_id"]: each for each in _verifications(database, of_job)}
+def last_verifications(
+    database: Database, job_id: str, among: Sequence[str] | None = None
+) -> dict[str, Verification]:
+    """The newest verification of each run of a job that has any, by the run's id. ``among``: only of these
+    runs."""
+    of_job: Select[Any] = select(runs.c.id).where(runs.c.job_id == job_id)
+    condition = verifications.c.run_id.in_(of_job if among is None else among)
+    return {each["run_id"]: each for each in _verifications(database, condition)}
 
 
 def _verifications(database: Database, condition: ColumnElement[bool]) -> list[Verification]:
@@ -265,13 +269,15 @@ def snapshots_of_run(database: Database, run_id: str) -> RunSnapshots:
 
 
 def snapshots_of_job(
-    database: Database, job_id: str, *, every_run: bool = False
+    database: Database, job_id: str, *, among: Sequence[str] | None = None
 ) -> list[RunSnapshots]:
-    """The snapshots of the runs of a job's items, in order. Only with ``every_run``, runs that were
-    started afresh are included (see ``jobs.current_runs``), and runs of sub-agents."""
+    """The snapshots of the runs of a job's items, in order, without runs that were started afresh (see
+    ``jobs.current_runs``). ``among``: of all of these runs instead."""
     query = _SNAPSHOTS.where(runs.c.job_id == job_id).order_by(runs.c.id)
-    if not every_run:
+    if among is None:
         query = query.where(runs.c.id.not_in(superseded_runs(job_id)), IS_ITEM_RUN)
+    else:
+        query = query.where(runs.c.id.in_(among))
     return database.read(partial(_snapshots, query=query))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, and_, func, or_, select
 
 from runner.core.agents import lineage
 from runner.core.run import ENDED
-from runner.store.tables import approvals, blocks, runs, tool_calls
+from runner.store.tables import approvals, blocks, runs, tool_calls, workers
 
 IS_ITEM_RUN = runs.c.parent_run.is_(None)  # the others are runs of sub-agents
 ROOT_RUN: ColumnElement[str] = func.coalesce(runs.c.root_run, runs.c.id)
@@ -44,6 +45,16 @@ def in_tree(run_id: str) -> ColumnElement[bool]:
         return or_(runs.c.id == run_id, runs.c.root_run == run_id)
     below = runs.c.id.startswith(f"{run_id}.", autoescape=True)
     return or_(runs.c.id == run_id, and_(runs.c.root_run == root, below))
+
+
+def in_trees(run_ids: Collection[str]) -> ColumnElement[bool]:
+    """True for the rows in ``runs`` of these runs of items, and of all runs below them."""
+    return or_(runs.c.id.in_(run_ids), runs.c.root_run.in_(run_ids))
+
+
+def is_live(now: float) -> ColumnElement[bool]:
+    """True for the row in ``workers`` of a worker whose leases are good."""
+    return and_(workers.c.ended_at.is_(None), workers.c.lease_expires_at > now)
 
 
 def superseded_runs(job_id: str) -> Select[Any]:

@@ -16,6 +16,7 @@ from runner.core.events import Event, usage_of
 from runner.core.run import Lease
 from runner.store.budgets import charge_open_call, let_siblings_start
 from runner.store.changes import ended, locked_runs, queued, store_change
+from runner.store.conditions import is_live
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row
 from runner.store.statements import execute
@@ -173,6 +174,11 @@ def renew(database: Database, worker_id: str, now: float) -> None:
     database.write(lambda connection: execute(connection, _RENEW, values))
 
 
+def drain(database: Database, worker_id: str, now: float) -> None:
+    """Note that a worker takes nothing new from now on. Raises ``UnreachableError``."""
+    database.execute(update(workers).where(workers.c.id == worker_id).values(draining_at=now))
+
+
 def end(database: Database, worker_id: str, now: float) -> None:
     """Mark a worker that holds no runs as ended."""
     database.execute(update(workers).where(workers.c.id == worker_id).values(ended_at=now))
@@ -189,5 +195,4 @@ def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
 
 def live(database: Database, now: float) -> int:
     """Return the number of workers with valid leases."""
-    is_live = workers.c.ended_at.is_(None) & (workers.c.lease_expires_at > now)
-    return int(database.rows(select(func.count()).where(is_live))[0][0])
+    return int(database.rows(select(func.count()).where(is_live(now)))[0][0])

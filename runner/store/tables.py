@@ -239,7 +239,7 @@ workers = _table(
     Column("started_at", Float, nullable=False),
     Column("lease_expires_at", Float, nullable=False),  # of all the leases that the worker holds
     Column("ended_at", Float),
-    Column("version", Text),  # of Runner
+    Column("version", Text),  # of Runner and of the schema that it knows: ``0.1.0/r02``
     Column("draining_at", Float),  # since when it takes nothing new because it was told to end
     Column("fault", Text),  # what is wrong with its host, so that it takes nothing new; else NULL
     Column("fault_at", Float),  # since when

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 import pytest
 from sqlalchemy import text as sql
 
+from runner.app import show as app_show
 from runner.core.commands import Target
 from runner.core.run import STATES
 from runner.queries.jobs import list_jobs, show_run
@@ -200,6 +202,7 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
     commands = [
         ["--help"],
         ["list"],
+        ["workers"],
         ["show", run_id],
         ["transcript", run_id],
         ["events", run_id],
@@ -275,3 +278,42 @@ def test_every_command_explains_itself_with_an_example(command: Callable[..., Re
         shown = command(*name, "--help")
         assert shown.code == 0
         assert "Example:\n" in shown.out, name
+
+
+def test_runs_are_listed_a_page_at_a_time_and_all_as_they_come(
+    command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_show, "RUNS_ON_A_PAGE", 2)
+    job_id = jobs_store.submit(database, submission("a", "b", "c"), time.time())
+    first = command("list", job_id)
+    ids = [line.split()[0] for line in first.out.splitlines()[1:]]
+    assert len(ids) == 2
+    assert first.err.startswith("2 runs of 3 (3 queued, no worker alive): go on with --after ")
+    assert ids[-1] in first.err
+    second = command("list", job_id, "--after", ids[-1])
+    assert len(second.out.splitlines()) == 2
+    assert second.err == ""
+    assert [run["id"] for run in command("list", job_id, "--json").json] == ids
+    every = command("list", job_id, "--all")
+    assert (len(every.out.splitlines()), every.err) == (4, "")
+    in_json = [
+        json.loads(line) for line in command("list", job_id, "--all", "--json").out.splitlines()
+    ]
+    assert [run["item_key"] for run in in_json] == ["a", "b", "c"]
+    assert {run["shown_state"] for run in in_json} == {"queued, no worker alive"}
+
+
+def test_list_and_show_tell_when_no_worker_is_alive_for_what_is_due(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    job_id = show_run(database, run_id)["job_id"]
+    for arguments in (("list",), ("list", job_id), ("show", job_id), ("show", run_id)):
+        assert "queued, no worker alive" in command(*arguments).out, arguments
+    claim(database, run_id)  # by a worker whose lease has expired for long
+    for arguments in (("list",), ("list", job_id), ("show", job_id), ("show", run_id)):
+        shown = command(*arguments).out
+        assert "interrupted, no worker alive" in shown, arguments
+        assert "running" not in shown, arguments
+    run = command("show", run_id, "--json").json
+    assert (run["state"], run["shown_state"]) == ("running", "interrupted, no worker alive")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
+import runner
+from runner.store import jobs as jobs_store
+from runner.store import leases
 from runner.store.database import Database
+from runner.store.migrate import HEAD
 from runner.store.runs import look_at, wait_for_workspace
+from runner.store.tables import workers
 from tests.cli.conftest import Result
 from tests.store.attempts import submit_one
-from tests.store.examples import NOW
+from tests.store.examples import NOW, submission
 
 
 def checks(result: Result) -> dict[str, dict[str, object]]:
@@ -161,3 +167,54 @@ def test_version_is_told(command: Callable[..., Result]) -> None:
 def test_schema_prints_the_schema_that_the_jobs_name(command: Callable[..., Result]) -> None:
     path = Path(__file__).parents[2] / "jobs/job.schema.json"
     assert command("schema").out == path.read_text()
+
+
+def test_workers_are_listed_with_their_faults(
+    command: Callable[..., Result], database: Database
+) -> None:
+    options = {
+        "hostname": "node-1",
+        "host_id": "host",
+        "pid": 7,
+        "slots": 4,
+        "version": "0.1.0/r02",
+    }
+    leases.register(database, "worker_1", now=time.time(), **options)
+    assert "worker_1" in command("workers").out
+    (worker,) = command("workers", "--json").json
+    assert (worker["hostname"], worker["version"], worker["state"]) == (
+        "node-1",
+        "0.1.0/r02",
+        "alive",
+    )
+    assert (worker["slots"], worker["runs"], worker["draining_at"]) == (4, [], None)
+    database.execute(update(workers).values(fault="no space\x1b[2J left", fault_at=NOW))
+    shown = command("workers").out
+    assert "faulty" in shown
+    assert "\x1b" not in shown
+    leases.end(database, "worker_1", time.time())
+    assert "worker_1" not in command("workers").out
+    assert "ended" in command("workers", "--all").out
+
+
+def test_doctor_tells_of_workers_and_of_what_waits_for_one(
+    command: Callable[..., Result], database: Database
+) -> None:
+    jobs_store.submit(database, submission("a", "b"), time.time() - 90)
+    found = checks(command("doctor", "--json"))
+    assert not found["backlog"]["ok"]
+    assert str(found["backlog"]["detail"]).startswith("2 runs due, the oldest for 1m3")
+    options = {"hostname": "node-1", "host_id": "host", "pid": 7, "slots": 4}
+    leases.register(
+        database, "worker_1", now=time.time(), version=f"{runner.__version__}/{HEAD}", **options
+    )
+    found = checks(command("doctor", "--json"))
+    assert found["backlog"]["ok"]
+    assert found["workers"]["ok"]
+    assert found["workers"]["detail"] == "1 alive on 1 host, 0 of 4 slots in use"
+    database.execute(update(workers).values(fault="no space left", fault_at=NOW))
+    leases.register(database, "worker_2", now=time.time(), version="0.0.9/r01", **options)
+    told = checks(command("doctor", "--json"))["workers"]
+    assert not told["ok"]
+    assert "fault on node-1: no space left" in str(told["detail"])
+    assert "workers of another version: 0.0.9/r01" in str(told["detail"])

@@ -1,0 +1,127 @@
+"""Workers: which are alive and what they have in hand, what is due, and runs that no worker works."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, select
+
+from runner.queries.find import in_batches
+from runner.store.conditions import IS_ITEM_RUN, is_live
+from runner.store.database import Database
+from runner.store.leases import LEASE_SECONDS
+from runner.store.tables import runs, workers
+
+# ``dead``: its lease has expired, and nobody has taken its runs yet. ``faulty``: its host is.
+WorkerState = Literal["alive", "draining", "faulty", "dead", "ended"]
+# A worker: its columns, its ``state``, the ids of the ``runs`` that it has in hand, and ``heartbeat_at``.
+WorkerSummary: TypeAlias = dict[str, Any]
+_COLUMNS = (
+    *("id", "hostname", "host_id", "pid", "version", "slots", "started_at", "lease_expires_at"),
+    *("draining_at", "fault", "fault_at", "ended_at"),
+)
+
+_MAY_BE_UNWORKED = runs.c.state.in_(("queued", "running"))
+INTERRUPTED, NO_WORKER = "interrupted", "no worker alive"
+
+
+def list_workers(database: Database, now: float, *, ended: bool = False) -> list[WorkerSummary]:
+    """The workers that are alive, the oldest first; with ``ended`` also those that are not."""
+    query = select(*(workers.c[name] for name in _COLUMNS)).order_by(
+        workers.c.started_at, workers.c.id
+    )
+    if not ended:
+        query = query.where(is_live(now))
+    held = select(runs.c.worker_id, runs.c.id).where(runs.c.worker_id.is_not(None))
+
+    def work(connection: Connection) -> list[WorkerSummary]:
+        in_hand: defaultdict[str, list[str]] = defaultdict(list)
+        for worker_id, run_id in connection.execute(held.order_by(runs.c.id)):
+            in_hand[worker_id].append(run_id)
+        return [
+            {
+                **row,
+                "state": _state(dict(row), now),
+                "runs": in_hand[row["id"]],
+                "heartbeat_at": row["lease_expires_at"] - LEASE_SECONDS,
+            }
+            for row in connection.execute(query).mappings()
+        ]
+
+    return database.read(work)
+
+
+def _state(worker: Mapping[str, Any], now: float) -> WorkerState:
+    if worker["ended_at"] is not None:
+        return "ended"
+    if worker["lease_expires_at"] <= now:
+        return "dead"
+    if worker["draining_at"] is not None:
+        return "draining"
+    return "alive" if worker["fault"] is None else "faulty"
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The queued runs that are due."""
+
+    runs: int
+    oldest_due_at: float | None  # None if no run is due
+
+
+def backlog(database: Database, now: float) -> Backlog:
+    """How many runs are due, and since when."""
+    query = select(func.count().label("runs"), func.min(runs.c.due_at).label("oldest_due_at"))
+    (row,) = database.read(lambda connection: connection.execute(query.where(*_is_due(now))).all())
+    return Backlog(*row)
+
+
+def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict[str, str]:
+    """The states to show of those of these runs that no worker works though one should, by id:
+    ``interrupted`` instead of ``running`` if the worker is dead, and whether none is alive."""
+    shown = _shown(now)
+    query = select(runs.c.id, shown.label("shown")).where(_MAY_BE_UNWORKED, shown != runs.c.state)
+    return {
+        row.id: row.shown
+        for some in in_batches(run_ids)
+        for row in database.rows(query.where(runs.c.id.in_(some)))
+    }
+
+
+def shown_states_by_job(
+    database: Database, now: float, job_id: str | None = None
+) -> Mapping[str, Counter[tuple[str, str]]]:
+    """How many runs of items have a stored state and another one to show, by job: see
+    ``shown_states``."""
+    shown = _shown(now)
+    of_job = () if job_id is None else (runs.c.job_id == job_id,)
+    query = (
+        select(runs.c.job_id, runs.c.state, shown.label("shown"), func.count())
+        .where(*of_job, _MAY_BE_UNWORKED, IS_ITEM_RUN)
+        .group_by(runs.c.job_id, runs.c.state, "shown")
+    )
+    found: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for job, stored, state, count in database.rows(query):
+        if stored != state:
+            found[job][stored, state] = count
+    return found
+
+
+def _is_due(now: float) -> tuple[ColumnElement[bool], ...]:
+    return runs.c.state == "queued", runs.c.due_at <= now
+
+
+def _shown(now: float) -> ColumnElement[str]:
+    """The state of a run as it is: a worker may be dead, or missing."""
+    is_any = exists().where(is_live(now))
+    is_held = exists().where(workers.c.id == runs.c.worker_id, is_live(now))
+    is_lost = and_(runs.c.state == "running", ~is_held)
+    return case(
+        (and_(is_lost, ~is_any), f"{INTERRUPTED}, {NO_WORKER}"),
+        (is_lost, INTERRUPTED),
+        (and_(*_is_due(now), ~is_any), f"queued, {NO_WORKER}"),
+        else_=runs.c.state,
+    )
