@@ -87,10 +87,8 @@ def item_runs(
     """The ids of the first runs of items that ``list_runs`` lists after one: ``limit`` of them at most.
     With ``whole_trees`` those with a run in their tree that is in the ``state``."""
     root = ROOT_RUN if whole_trees else runs.c.id
-    query = select(root.distinct() if whole_trees else root)
-    query = query.where(runs.c.job_id == job_id, root > after).order_by(root).limit(limit)
-    if not whole_trees:
-        query = query.where(IS_ITEM_RUN)
+    query = select(root).where(runs.c.job_id == job_id, root > after).order_by(root).limit(limit)
+    query = query.distinct() if whole_trees else query.where(IS_ITEM_RUN)
     if state is not None:
         query = query.where(runs.c.state == state)
     return [str(run_id) for (run_id,) in database.rows(query)]
