@@ -59,6 +59,7 @@ def _by_rules(state: RunState) -> Step:
         or _after_failure(state)
         or _speak_first(state)
         or _check_limits(state)
+        or _wait_for_times(state)
         or fit_context(state)
         or start_turn(state)
     )
@@ -185,6 +186,18 @@ def _check_limits(state: RunState) -> Step | None:
     if limits.working_time is not None and state.worked >= limits.working_time:
         return end("stopped", "working_time", f"the working time of {limits.working_time:g} s")
     return stop_at_deadline(state) if state.is_overdue else None
+
+
+def _wait_for_times(state: RunState) -> Step | None:
+    """The wait for the times at which the job's model calls may begin; None if they may now."""
+    if state.finish_by is not None and state.finish_by <= state.now:
+        return entries.RunSettled(Waiting("finish_by"))
+    start = state.spec.times.next_start(state.now)
+    if start is None:
+        return None
+    if state.ends_at is not None and start[0] >= state.ends_at:
+        return stop_at_deadline(state)
+    return entries.RunSettled(Requeued(*start))
 
 
 def _finish(state: RunState, reason: str) -> Step:

@@ -25,7 +25,7 @@ TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     **{ended: frozenset({"queued"}) for ended in get_args(EndState)},
 }
 
-WaitReason = Literal["paused", "workspace", "approval", "budget", "children"]
+WaitReason = Literal["paused", "workspace", "approval", "budget", "children", "finish_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Requeued:
     """The run goes on later (``due_at``, seconds since the epoch) on whatever worker."""
 
     due_at: float
-    reason: Literal["backoff", "shutdown", "lease_lost", "budget"]
+    reason: Literal["backoff", "shutdown", "lease_lost", "budget", "not_before", "window"]
 
 
 Outcome = Ended | Waiting | Requeued

@@ -13,6 +13,7 @@ from runner.core.budget import Budget, Limits
 from runner.core.context import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.hooks import Hook
+from runner.core.times import Times
 from runner.core.workspace import RESULT_SOURCE, Verify, Workspace
 from runner.permissions import Default, Rule
 
@@ -59,6 +60,7 @@ class JobSpec:
     budget: Budget = field(default_factory=Budget)
     context: Context = field(default_factory=Context)
     retry: Patience = field(default_factory=Patience)
+    times: Times = field(default_factory=Times)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     parallel_tools: ParallelTools = "safe"
     workspace: Workspace | None = None

@@ -283,6 +283,9 @@ class RunState(Progress):
     outcome: Outcome | None = None  # of the attempt
     revision: int = 0  # transactions that its attempts have stored
 
+    # When its job's last model call may begin, in seconds since the epoch; None: no limit. People may
+    # move it meanwhile.
+    finish_by: float | None = field(default=None, compare=False)
     # For a decision: the time in seconds since the epoch, and True if the worker shuts down.
     now: float = field(default=0.0, compare=False)
     draining: bool = field(default=False, compare=False)

@@ -7,7 +7,7 @@ written as in TOML and equal the defaults of the core's value objects (a test co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -37,6 +37,7 @@ from runner.jobfile.table import (
     tables_by_name,
     text,
 )
+from runner.jobfile.times import read_moment, read_window
 from runner.jobfile.values import BadValueError, kind, shown
 from runner.permissions import Default, Effect, Rule
 from runner.permissions.examples import matches
@@ -179,11 +180,24 @@ def matcher() -> Type:
     return Type("[rule](#rules), or a list of them", schema, read)
 
 
+def time_as(read_text: Callable[[str], Any], words: str, pattern: str) -> Type:
+    """A string that names a time."""
+
+    def read(value: Any, node: Node) -> Any:
+        if not isinstance(value, str):
+            raise BadValueError(f"must be a string, in quotes, not {kind(value)}")
+        return read_text(value)
+
+    return Type(words, {"type": "string", "pattern": pattern}, read)
+
+
 def _script_text_problem(value: Any) -> str | None:
     is_text = isinstance(value, str) and value.strip()
     return None if is_text else "must be a text that is not blank"
 
 
+_moment = time_as(read_moment, "time", r"[0-9]:[0-9]{2}")
+_window = time_as(read_window, "window", r"[0-9]:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}")
 _path = text(words="path")
 _template = text(words="[template](#prompts)")
 _line = text(MOST_NAME)
@@ -418,6 +432,12 @@ TOP = Table("", (
     Key("instructions", flag, False, "Whether the system prompt ends with `AGENTS.md` and "
         "`CLAUDE.md` of the workspace's top folder, as they are when the run begins."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
+    Key("not_before", _moment, None, "[When the first model call may begin](#times).", "at once",
+        example="22:00"),
+    Key("window", _window, None, "[The part of each day](#times) in which model calls may begin.",
+        "the whole day", example="22:00-07:00 Europe/Berlin"),
+    Key("finish_by", _moment, None, "[From then on no model call begins](#times): runs wait until a person "
+        "moves it.", "unlimited", example="07:00"),
     Key("context", table_of(CONTEXT), {}, "[How to shorten a long conversation](#context)."),
     Key("retry", table_of(RETRY), {}, "[How long to try a model that does not answer](#retry)."),
     Key("model_options", table_of(MODEL_OPTIONS), {}, "[Further parameters of the API](#model_options)."),

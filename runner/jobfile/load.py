@@ -22,6 +22,7 @@ from runner.core.conversation import Tool
 from runner.core.hooks import Hook
 from runner.core.prices import PriceList
 from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
+from runner.core.times import Times
 from runner.core.workspace import (
     RESULT_TOOL,
     Asked,
@@ -235,6 +236,7 @@ class _Job:
             budget=Budget(limits["budget_usd"], limits["budget_tokens"]),
             context=top["context"].fill(Context),
             retry=top["retry"].fill(Patience),
+            times=top.fill(Times),
             model_options=top["model_options"].written,
             verify=verify if verify.commands else None,
             workspace=self.workspace,

@@ -44,13 +44,14 @@ _HELD = (
     & (runs.c.attempt == bindparam("lease_attempt"))
 )
 _GUARDED = ("queued_count", "pause_requested", "event_count", "revision", "denials", "answer_count")
+_OF_JOB = jobs.c.rules_snapshot, jobs.c.finish_by
 _GUARD = (
-    select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, jobs.c.rules_snapshot)
+    select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, *_OF_JOB)
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
     .with_for_update(of=runs)
 )
-_RUN = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
+_RUN = select(runs, *_OF_JOB).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)
     .where(
@@ -204,6 +205,7 @@ def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
         messages=messages,
         calls=calls,
         inbox=_inbox(connection, row.id, row),
+        finish_by=row.finish_by,
         revision=row.revision,
     )
     if not state.context.estimate:  # an imported session has none: it gets one when it is resumed
@@ -249,7 +251,8 @@ def _as_it_stands(
         )
     if row.rules_snapshot != policy.snapshot:
         policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
-    state = replace(state, calls=calls, policy=policy, inbox=_inbox(connection, run_id, row))
+    inbox, finish_by = _inbox(connection, run_id, row), row.finish_by
+    state = replace(state, calls=calls, policy=policy, inbox=inbox, finish_by=finish_by)
     if not state.children.started:
         return state
     return _with_family(state, family_of(connection, run_id))

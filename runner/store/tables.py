@@ -78,7 +78,10 @@ jobs = _table(
     Column("workspace_id", Text),  # identifies the folder of the workspace on a host
     Column("created_at", Float, nullable=False),
     Column("rules_snapshot", Integer, nullable=False, server_default="1"),  # the newest one
+    Column("finish_by", Float),  # from then on none of its model calls begins
+    Column("finish_by_text", Text),  # the same as it was written, with its time zone
     Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
+    Index(None, "finish_by", **_where("finish_by IS NOT NULL")),
 )
 
 # The budget of a job that has one. Apart from the job, whose row is large: this one is written in every
