@@ -82,20 +82,27 @@ def submit(
     """Submit a job that ``load_submission`` found nothing wrong with, and return its id; the first
     job's when ``key`` has been used. Raises ``UnreachableError``, and ``UsageError`` if its
     workspace cannot be marked or its commit not be kept."""
+    workspace_id = mark_workspace(submission)
+    clock = DatabaseClock(database)
+    clock.measure()
+    return jobs.submit(database, submission, clock.now(), key, workspace_id, author)
+
+
+def mark_workspace(submission: Submission) -> str | None:
+    """Mark the folder of a job's workspace, or keep the commit that its runs begin at, and return the id
+    of what a worker has to see; None where any worker can work. Raises ``UsageError`` if that
+    cannot be done."""
     from runner.tools.environment import tool_environment
     from runner.workspace.folders import identify
     from runner.workspace.submission import keep_base
 
-    # The folder or commit that a worker has to see; None where any worker can work.
-    workspace, workspace_id = submission.spec.workspace, None
+    workspace = submission.spec.workspace
     if workspace and workspace.mode == "git" and workspace.path is not None:
         keep_base(workspace, tool_environment(os.environ))
-        workspace_id = None if workspace.remote else f"git_{workspace.commit}"
-    elif workspace and workspace.path is not None:
-        workspace_id = identify(Path(workspace.path))
-    clock = DatabaseClock(database)
-    clock.measure()
-    return jobs.submit(database, submission, clock.now(), key, workspace_id, author)
+        return None if workspace.remote else f"git_{workspace.commit}"
+    if workspace and workspace.path is not None:
+        return identify(Path(workspace.path))
+    return None
 
 
 def mend_workspaces(database: Database, of: str) -> list[str]:

@@ -12,6 +12,8 @@ down_revision = "r01"
 def upgrade() -> None:
     _add_state_of_workers()
     _add_index_of_fresh_runs()
+    _add_times_of_jobs()
+    _add_schedules()
 
 
 def _add_state_of_workers() -> None:
@@ -25,4 +27,36 @@ def _add_index_of_fresh_runs() -> None:
     is_fresh = sa.text("fresh_of IS NOT NULL")
     op.create_index(
         "ix_runs_fresh_of", "runs", ["fresh_of"], sqlite_where=is_fresh, postgresql_where=is_fresh
+    )
+
+
+def _add_times_of_jobs() -> None:
+    op.add_column("jobs", sa.Column("finish_by", sa.Float))
+    op.add_column("jobs", sa.Column("finish_by_text", sa.Text))
+    is_set = sa.text("finish_by IS NOT NULL")
+    op.create_index(
+        "ix_jobs_finish_by", "jobs", ["finish_by"], sqlite_where=is_set, postgresql_where=is_set
+    )
+
+
+def _add_schedules() -> None:
+    texts = [
+        sa.Column(name, sa.Text, nullable=False) for name in ("name", "source", "cron", "zone")
+    ]
+    op.create_table(
+        "schedules",
+        sa.Column("id", sa.Text, nullable=False),
+        *texts,
+        sa.Column("author", sa.Text),
+        sa.Column("created_at", sa.Float, nullable=False),
+        sa.Column("next_at", sa.Float, nullable=False),
+        *(sa.Column(name, sa.Float) for name in ("paused_at", "removed_at", "fired_at")),
+        sa.Column("fired_job", sa.Text),
+        sa.Column("detail", sa.Text, nullable=False, server_default=""),
+        sa.Column("changes", sa.JSON, nullable=False),
+        sa.Column("workspace_id", sa.Text),
+        sa.Column("spec_text", sa.Text, nullable=False),
+        sa.Column("spec", sa.JSON, nullable=False),
+        sa.Column("runs", sa.JSON, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_schedules"),
     )

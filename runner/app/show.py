@@ -11,9 +11,11 @@ from itertools import chain, repeat
 from typing import Any
 
 from runner import wiring
-from runner.app.costs import cost_fields, spending_of, total_of, waits_for
+from runner.app import costs
+from runner.app.costs import cost_fields, spending_of, total_of
 from runner.app.handle import App
 from runner.app.humanize import cell, cost_line, verdict
+from runner.app.times import waits_for_times
 from runner.core.agents import is_within, place_of
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.run import RunStatus
@@ -127,6 +129,11 @@ def details_as_json(details: Mapping[str, Any]) -> dict[str, Any]:
     return values | (cost_fields(spending) if spending is not None else {})
 
 
+def what_runs_wait_for(app: App, runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return, by run, why runs of one job wait, until when, and what to do about it."""
+    return costs.waits_for(app, runs) | waits_for_times(app, runs)
+
+
 def _run_details(app: App, run_id: str) -> dict[str, Any]:
     """Everything but the conversation and the events of a run."""
     database = app.database
@@ -142,7 +149,7 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
         "spending": spending_of(app, run_id=run_id),
         "window": window or DEFAULT_WINDOW,
         "left_out": asdict(jobs.pruned_turns(database, run["job_id"], run_id)),
-        "waits_for": waits_for(app, [run]).get(run_id),
+        "waits_for": what_runs_wait_for(app, [run]).get(run_id),
         "denied_calls": decisions.denied_calls(database, run_id),
         "approvals": decisions.approvals_of_run(database, run_id),
         **{name: getattr(recorded, name) for name in ("branch", "start_commit", "commit", "tree")},

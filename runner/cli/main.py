@@ -20,6 +20,7 @@ from runner.cli import (
     outputs,
     report,
     rules,
+    schedules,
     search,
     show,
     system,
@@ -55,6 +56,7 @@ for command in (
     *(costs.costs, costs.budget),
     *(control.cancel, control.pause, control.resume, control.retry, control.say, control.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
+    *(schedules.schedule, schedules.finish_by),
     *(audit.audit, search.search, exchange.export, exchange.import_),
     *(system.db, system.doctor, system.workers, system.schema),
 ):

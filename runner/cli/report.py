@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from runner.app import costs, handle
+from runner.app import costs, handle, times
 from runner.app import report as app_report
 from runner.app.humanize import cell, cost_line, denier, duration, first_line, plural
 from runner.cli.exit_codes import exit_code
@@ -111,3 +111,6 @@ def _say_waiting(report: app_report.Report) -> None:
     if count := sum(costs.is_out_of_budget(each.run) for each in report.runs):
         waits = plural(count, "run waits", "runs wait")
         say(f"{waits} for the job's budget: {costs.how_to_raise(job_id, report.budget)}")
+    if count := sum(times.is_past_finish(each.run) for each in report.runs):
+        waits = plural(count, "run waits", "runs wait")
+        say(f"{waits} since the job's finish_by: {times.how_to_move(job_id)}")

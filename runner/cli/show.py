@@ -20,6 +20,7 @@ from runner.cli.options import json_option, state_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_pages, say_table
 from runner.core.agents import place_of
 from runner.core.run import ENDED, RunStatus
+from runner.core.spec import JobSpec
 
 # Values shown as stored: names with columns.
 _WHERE = {
@@ -143,7 +144,7 @@ def _say_runs(
     some = app_show.columns_of(app, job_id)
 
     def rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
-        waiting = app_costs.waits_for(app, runs)
+        waiting = app_show.what_runs_wait_for(app, runs)
         return (_run_row(run, some, waiting, whole_trees) for run in runs)
 
     columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
@@ -194,6 +195,7 @@ def show(app: handle.App, id: str, as_json: bool) -> None:
 
 def _say_job(job: dict[str, Any]) -> None:
     spec = job["spec"]
+    times = JobSpec.from_json(spec).times
     workspace = spec["workspace"] or {}
     source, commit = workspace.get("url") or workspace.get("path"), workspace.get("commit")
     is_own = workspace.get("mode") in ("git", "copy")
@@ -214,6 +216,9 @@ def _say_job(job: dict[str, Any]) -> None:
             ("tokens", _tokens(job)),
             ("cost", cost_line(job["spending"])),
             *budget_fields(job),
+            ("not before", times.not_before),
+            ("window", times.window),
+            ("finish by", job["finish_by_text"]),
             ("denied", job["denials"] or None),
             ("submitted", moment(job["created_at"])),
             ("source", job["source"]),

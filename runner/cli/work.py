@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.app import handle, report, work
-from runner.app.humanize import cell, duration
+from runner.app.humanize import cell, duration, moment
+from runner.app.times import begins_later
 from runner.cli import exit_codes
 from runner.cli.options import (
     json_option,
@@ -251,6 +252,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._states: dict[str, str] = {}
         self._spoke = time.monotonic()
         self._last_words = ""
+        self._begins: set[float] = set()  # when runs go on that wait for their job's times
 
     def __exit__(self, *error: object) -> None:
         return
@@ -263,6 +265,10 @@ class Progress(AbstractContextManager["Progress"]):
             if before != run["state"] and rests:
                 ended = sum(state in ENDED for state in self._states.values())
                 self.say(f"[{ended}/{len(runs)}] {_run_in_words(run)}")
+        begins = {run["due_at"] for run in runs if begins_later(run)}
+        if begins - self._begins:
+            self.say(_job_in_words(runs))
+        self._begins = begins
         if time.monotonic() - self._spoke > _STILL_ALIVE_SECONDS:
             self.say(_job_in_words(runs))
 
@@ -322,6 +328,9 @@ def _job_in_words(runs: Sequence[Run]) -> str:
     by_state = Counter(run["state"] for run in runs)
     words = [f"{sum(by_state[state] for state in ENDED)}/{len(runs)} ended"]
     words += [f"{count} {state}" for state, count in sorted(by_state.items())]
+    if later := [run for run in runs if begins_later(run)]:
+        first = min(later, key=lambda run: run["due_at"])
+        words.append(f"{len(later)} until {moment(first['due_at'])} ({first['reason']})")
     tokens = sum(run["tree_tokens"] for run in runs)
     return ", ".join(words) + f"; {tokens:,} tokens"
 

@@ -21,7 +21,7 @@ from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError
 from runner.logs import Outage
 from runner.ports import Clock, Index, Notifier
-from runner.store import children, leases, runs
+from runner.store import children, leases, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
 from runner.store.database import Database
@@ -163,6 +163,8 @@ class Dispatcher:
         self._find_workspaces()
         self.questions.attend()
         self._budget_waits.wake_overdue(self.clock.now())
+        times.queue_moved(self.database, self.clock.now())
+        schedules.fire_due(self.database, self.clock.now())
         children.attend(self.database, self.clock.now())
         self._notify()
         self._last_good = self.clock.monotonic()

@@ -16,9 +16,9 @@ from runner.errors import NotFoundError
 from runner.store import ids
 from runner.store.conditions import in_tree
 from runner.store.database import Database
-from runner.store.tables import jobs, runs, tool_calls
+from runner.store.tables import jobs, runs, schedules, tool_calls
 
-Kind = Literal["job", "run", "call"]
+Kind = Literal["job", "run", "call", "schedule"]
 
 SHORTEST_SUFFIX = 6
 _MOST_CANDIDATES = 5
@@ -27,7 +27,7 @@ _MOST_VALUES = 500
 _NUMBERS = r"((?:\.[0-9]{1,9})*)"
 _CALL_SUFFIX = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
 _CALL_PREFIX = re.compile(rf"call_([0-9a-z]+){_NUMBERS}(?:_([0-9]{{1,9}}))?(?:_([0-9]{{1,9}})?)?")
-_NAMES = {"job": "job", "run": "run", "call": "tool call"}
+_NAMES = {"job": "job", "run": "run", "call": "tool call", "schedule": "schedule"}
 
 T = TypeVar("T")
 
@@ -62,7 +62,8 @@ def find(database: Database, text: str, *kinds: Kind) -> Found:
         return found[0]
     wanted = " or ".join(name for kind, name in _NAMES.items() if kind in kinds)
     if not found:
-        raise NotFoundError(f"no {wanted} is named {text[:60]!a}: look with `runner list`")
+        look = "runner schedule list" if kinds == ("schedule",) else "runner list"
+        raise NotFoundError(f"no {wanted} is named {text[:60]!a}: look with `{look}`")
     names = ", ".join(one.id for one in found[:_MOST_CANDIDATES])
     more = " and more" if len(found) > _MOST_CANDIDATES else ""
     raise NotFoundError(f"{text[:60]!a} could be {names}{more}: give more of it")
@@ -85,6 +86,7 @@ def call_key(connection: Connection, call_id: str) -> CallKey | None:
 
 def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
     tables: list[tuple[Kind, ColumnElement[str]]] = [("job", jobs.c.id), ("run", runs.c.id)]
+    tables.append(("schedule", schedules.c.id))
     asked = [(kind, id_) for kind, id_ in tables if kind in kinds]
     found = [
         Found(kind, text)

@@ -14,6 +14,8 @@ from sqlalchemy import Connection, Select, case, func, select
 
 from runner.core.agents import place_of, tree_order
 from runner.core.run import STATES, RunStatus
+from runner.core.spec import JobSpec
+from runner.core.times import Times
 from runner.errors import NotFoundError
 from runner.queries.runs import Descendants, descendants_by_run
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees, superseded_runs
@@ -188,6 +190,13 @@ def pruned_turns(database: Database, job_id: str, run_id: str | None = None) -> 
     return PrunedTurns(len(database.rows(pruned.distinct())), why)
 
 
+def times_of(database: Database, job_id: str) -> tuple[Times, str | None]:
+    """The times at which a job's model calls may begin, as submitted, and its ``finish_by`` by now."""
+    query = select(jobs.c.spec, jobs.c.finish_by_text).where(jobs.c.id == job_id)
+    (row,) = database.rows(query)
+    return JobSpec.from_json(row.spec).times, row.finish_by_text
+
+
 def runs_without_workspace(database: Database) -> dict[str, int]:
     """Return the number of runs that wait for each workspace path that no worker sees."""
     query = (
@@ -205,8 +214,9 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, job_id)
         budget = (job_budgets.c[name] for name in _BUDGET_COLUMNS)
+        finish_by = jobs.c.finish_by, jobs.c.finish_by_text
         columns = (
-            select(jobs.c.spec, jobs.c.spec_text, *budget)
+            select(jobs.c.spec, jobs.c.spec_text, *finish_by, *budget)
             .outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
             .where(jobs.c.id == job_id)
         )

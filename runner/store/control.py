@@ -32,12 +32,13 @@ from runner.store.tables import approvals, runs, tool_calls
 _Act = Callable[[Connection, Row[Any], float, Author], Change]
 
 # What a run waits for that is paused at once: it has nothing in hand that it would lose.
-_NOTHING_IN_HAND = ("budget", "children")
+_NOTHING_IN_HAND = ("budget", "children", "finish_by")
 _NOT_PAUSED = {
     "approval": "waits for an answer: see `runner approvals {0.id}`",
     "budget": "waits for its job's budget: raise it with `runner budget {0.job_id}` and --usd N or "
     "--tokens N",
     "children": "waits for its sub-agents",
+    "finish_by": "waits since its job's finish_by: move it with `runner finish-by {0.job_id} TIME`",
     "workspace": "waits for its workspace: start a worker that can see it",
 }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, insert, select
@@ -52,37 +52,62 @@ def submit(
     Raises:
         UsageError: a text that no database can hold.
     """
-    spec = submission.spec
     refuse_unstorable("the key", key or "")
+    check_storable(submission)
+    return database.write(
+        lambda connection: insert_job(connection, submission, now, key, workspace_id, author)
+    )
+
+
+def check_storable(submission: Submission) -> None:
+    """Raise ``UsageError`` if a text of a job is one that no database can hold."""
+    spec = submission.spec
     refuse_unstorable("the job's name", spec.name)
     for rule in spec.rules:
         refuse_unstorable(f"the rule {rule.text!r}", rule.text + rule.why)
     for run in submission.runs:
         refuse_unstorable(f"the item key {run.key!r}", run.key)
+
+
+def insert_job(
+    connection: Connection,
+    submission: Submission,
+    now: float,
+    key: str | None,
+    workspace_id: str | None,
+    author: Author,
+    about: Mapping[str, Any] | None = None,
+) -> str:
+    """``submit`` in a transaction; ``about`` is what else the job's first event tells."""
+    times = submission.spec.times.at_submission(now)
+    spec = replace(submission.spec, times=times)
+    submission = replace(submission, spec=spec)
+    job_id = ids.new("job", now)
+    if not _insert_job(connection, job_id, submission, now, key, workspace_id):
+        return str(connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one())
     budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
     texts: dict[str, Any] = {"name": spec.name, "key": key, "source": submission.source}
     told = {name: text and shorten(text, INPUT_SUMMARY_LENGTH) for name, text in texts.items()}
     told |= {"runs": len(submission.runs), "rules": len(spec.rules), **budget}
-
-    def work(connection: Connection) -> str:
-        job_id = ids.new("job", now)
-        if not _insert_job(connection, job_id, submission, now, key, workspace_id):
-            return str(connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one())
-        add_job_events(connection, job_id, [signed_event("submitted", author, new=told)], now)
-        insert_rules(connection, job_id, spec.rules, author, now)
-        if spec.budget.is_set:
-            connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
-        warms = budgets.is_worth_it(submission)
-        opened = [
-            open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)
-            for number, new in enumerate(submission.runs)
-        ]
-        for sibling in opened[1:] if warms else ():
-            sibling.run.update(reason=budgets.WARMING, due_at=now + budgets.MOST_SECONDS)
-        insert_runs(connection, opened)
-        return job_id
-
-    return database.write(work)
+    add_job_events(connection, job_id, [signed_event("submitted", author, about, new=told)], now)
+    insert_rules(connection, job_id, spec.rules, author, now)
+    if spec.budget.is_set:
+        connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
+    warms = budgets.is_worth_it(submission)
+    opened = [
+        open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)
+        for number, new in enumerate(submission.runs)
+    ]
+    begins, reason = times.next_start(now) or (now, "")
+    if spec.limits.deadline is not None:  # all that is left then is to end
+        begins = min(begins, now + spec.limits.deadline)
+    for number, each in enumerate(opened):
+        each.run.update(reason=reason, due_at=begins)
+        if warms and number:
+            due_at = begins + budgets.MOST_SECONDS
+            each.run.update(reason=reason or budgets.WARMING, due_at=due_at)
+    insert_runs(connection, opened)
+    return job_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +216,7 @@ def _insert_job(
 ) -> bool:
     """False when another job has the key. Waits for one that is being submitted with it."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    finish_by = submission.spec.times.finish_by
     row = {
         "id": job_id,
         "key": key,
@@ -201,6 +227,8 @@ def _insert_job(
         "spec": submission.spec.to_json(),
         "workspace_id": workspace_id,
         "created_at": now,
+        "finish_by": finish_by and finish_by.at,
+        "finish_by_text": finish_by and str(finish_by),
     }
     unless_taken = dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"])
     return connection.execute(unless_taken.returning(jobs.c.id), row).first() is not None

@@ -134,6 +134,24 @@ prices = _table(
     Column("us_inference", Float, nullable=False),  # the factor for calls bound to the US
 )
 
+# A job that is submitted at the times of a cron expression, as it was when the schedule was added.
+schedules = _table(
+    "schedules",
+    Column("id", Text, primary_key=True),
+    *_columns("name source cron zone", Text, nullable=False),
+    Column("author", Text),
+    Column("created_at", Float, nullable=False),
+    Column("next_at", Float, nullable=False),
+    *_columns("paused_at removed_at fired_at", Float),
+    Column("fired_job", Text),  # the last one
+    Column("detail", Text, nullable=False, server_default=""),  # what went wrong with that
+    Column("changes", JSON, nullable=False),  # what people did to it, in the form of events
+    Column("workspace_id", Text),  # these as in ``jobs``
+    Column("spec_text", Text, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("runs", JSON, nullable=False),  # items with their prompts
+)
+
 # --- Runs ---
 
 _STATES = ", ".join(f"'{state}'" for state in STATES)

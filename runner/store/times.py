@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sqlalchemy import Connection, literal, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
 from runner.core.events import signed_event
 from runner.core.run import RUNNER, Author
@@ -33,16 +33,18 @@ def move_finish_by(
         add_job_events(connection, job_id, [moved], now)
 
     database.write(work)
-    return queue_moved(database, now)
+    return queue_moved(database, now, jobs.c.id == job_id, author=author)
 
 
-def queue_moved(database: Database, now: float) -> list[str]:
+def queue_moved(
+    database: Database, now: float, *of_jobs: ColumnElement[bool], author: Author = RUNNER
+) -> list[str]:
     """Queue the runs again that wait although their job's ``finish_by`` is to come, and return their ids.
     Dispatchers look for these too: an attempt may have seen the old time and begun to wait since."""
     waiting = (
         select(runs.c.id)
         .join(jobs, jobs.c.id == runs.c.job_id)
-        .where(jobs.c.finish_by > literal(now), _WAITS)
+        .where(jobs.c.finish_by > now, _WAITS, *of_jobs)
         .order_by(runs.c.id)
         .limit(MOST_AT_ONCE)
     )
@@ -51,7 +53,7 @@ def queue_moved(database: Database, now: float) -> list[str]:
         found = locked_runs(connection, run_ids, _WAITS)
         for run in found:
             signed_change(
-                connection, run, now, "resumed", RUNNER, queued(now), {"reason": "finish_by"}
+                connection, run, now, "resumed", author, queued(now), {"reason": "finish_by"}
             )
         return [run.id for run in found]
 

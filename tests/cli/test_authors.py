@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy import select
 from runner.cli.main import cli
 from runner.core.commands import Target
 from runner.core.run import LONGEST_WHY
+from runner.core.times import Moment, Times
 from runner.queries.timeline import changes_of_job
 from runner.store.control import cancel
 from runner.store.database import Database
@@ -25,7 +27,7 @@ from tests.cli.test_budget import waiting
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.cli.test_work import DONE, Start, finish, write_job
 from tests.store.attempts import claim, run_row, submit_one, text
-from tests.store.examples import NOW
+from tests.store.examples import NOW, SPEC
 
 Command = Callable[..., Result]
 
@@ -58,6 +60,7 @@ READING = {
     "rules check": "F",
     "rules list": "J",
     "schema": "",
+    "schedule list": "",
     "search": "mend",
     "show": "J",
     "transcript": "R",
@@ -129,8 +132,9 @@ def test_command_that_reads_changes_nothing(
 
 # Tried below, each with what it records; `import` in the tests of exchange.
 TRIED = {
-    *("approve", "budget", "cancel", "deny", "fork", "import", "pause", "resume", "retry"),
-    *("rules revoke", "run", "say", "submit", "workspace prune"),
+    *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "pause", "resume"),
+    *("retry", "schedule add", "schedule pause", "schedule resume", "schedule rm", "rules revoke"),
+    *("run", "say", "submit", "workspace prune"),
 }
 
 
@@ -197,6 +201,33 @@ def test_budget_is_recorded_with_who_and_why(command: Command, database: Databas
     kinds = [change["type"] for change in changes_of_job(database, job_id)]
     assert "budget_changed" in kinds
     assert last_change(database, job_id) == ("resumed", "lena", "The wrong branch.")
+
+
+def test_finish_by_is_recorded_with_who_and_why(command: Command, database: Database) -> None:
+    times = Times(finish_by=Moment("07:00", "UTC"))
+    run_id = submit_one(database, spec=replace(SPEC, times=times))
+    claim(database, run_id, NOW + 86_400)
+    job_id = run_row(database, run_id).job_id
+    assert command(*signing("finish-by", job_id, "2099-01-01 07:00 UTC")).code == 0
+    kinds = [change["type"] for change in changes_of_job(database, job_id)]
+    assert "finish_by_moved" in kinds
+    assert last_change(database, job_id) == ("resumed", "lena", "The wrong branch.")
+
+
+def test_changes_of_a_schedule_are_recorded_with_who_and_why(
+    command: Command, folder: Path
+) -> None:
+    (folder / "job.toml").write_text('name = "x"\nmodel = "m"\nprompt = "Go."\n')
+    options = ("job.toml", "--cron", "0 22 * * *", "--tz", "UTC")
+    schedule_id = command(*signing("schedule", "add", *options)).out.strip()
+    for name in ("pause", "resume", "rm"):
+        assert command(*signing("schedule", name, schedule_id)).code == 0
+    (found,) = command("schedule", "list", "--all", "--json").json
+    assert {(each["by"], each["why"]) for each in found["changes"]} == {
+        ("lena", "The wrong branch.")
+    }
+    kinds = [each["type"] for each in found["changes"]]
+    assert kinds == ["added", "paused", "resumed", "removed"]
 
 
 @pytest.mark.parametrize("name", ["approve", "deny"])

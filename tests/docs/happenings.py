@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from io import BytesIO
 
+from sqlalchemy import select
+
 from runner.core.budget import Budget
 from runner.core.commands import Reply, Target
 from runner.core.conversation import ToolResult
@@ -20,16 +22,19 @@ from runner.core.entries import (
 )
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Author, Ended, Requeued
+from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
 from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
-from runner.store import budgets, jobs, leases, retry, rules, runs, workspaces
+from runner.store import budgets, jobs, leases, retry, rules, runs, schedules, tables, workspaces
 from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.imports import import_file, import_sessions
 from runner.store.questions import waiting
+from runner.store.schedules import Cron
+from runner.store.times import move_finish_by
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
@@ -54,6 +59,7 @@ def play(database: Database) -> None:
     take_turns(database)
     be_compacted(database)
     use_up_the_budget(database)
+    reach_its_times(database)
     ask_a_person(database)
     end(database)
     be_controlled(database)
@@ -89,6 +95,20 @@ def use_up_the_budget(database: Database) -> None:
     claim(database, run_id)
     job_id = run_row(database, run_id).job_id
     budgets.set_budget(database, job_id, NOW, author=Author("lena"), tokens=10**9)
+
+
+def reach_its_times(database: Database) -> None:
+    times = Times(finish_by=Moment("07:00", "UTC"))
+    cron = Cron("0 22 * * *", "UTC")
+    spec = replace(SPEC, times=times)
+    schedules.add(database, submission(spec=spec), cron, None, NOW, Author("lena"))
+    due = cron.next_after(NOW)
+    (job_id,) = schedules.fire_due(database, due)
+    late = due + 86_400
+    (run,) = database.rows(select(tables.runs.c.id).where(tables.runs.c.job_id == job_id))
+    claim(database, run.id, late)
+    moved = Moment("2099-01-01 07:00", "UTC", late + 60)
+    move_finish_by(database, job_id, moved, late, author=Author("lena"))
 
 
 def ask_a_person(database: Database) -> None:

@@ -1,0 +1,77 @@
+"""When model calls of jobs may begin: moving ``finish_by``, and what runs wait for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.app.handle import App
+from runner.app.humanize import moment
+from runner.core.run import Author
+from runner.core.times import Moment
+from runner.errors import UsageError
+from runner.jobfile.times import read_moment
+from runner.jobfile.values import BadValueError
+from runner.queries.jobs import times_of
+from runner.store import times
+
+_LATER = ("not_before", "window")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A job whose ``finish_by`` was moved."""
+
+    job_id: str
+    moment: Moment
+    runs: Sequence[str]  # that go on
+    unworked_job: str | None  # the job, if it has runs that are queued while no worker is alive
+
+
+def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
+    """Let model calls of a job begin until a time such as ``09:00``. Raises ``UsageError``."""
+    job_id, now = app.find_job(name), app.now()
+    try:
+        until = read_moment(text).after(now)
+    except BadValueError as error:
+        raise UsageError(f"TIME {error}") from error
+    if (until.at or 0) <= now:
+        raise UsageError(f"{until} has passed: give a time to come")
+    options: Any = {"author": author}
+    moved = app.change(
+        lambda now: times.move_finish_by(app.database, job_id, until, now, **options)
+    )
+    return Moved(job_id, until, moved, app.job_without_worker(next(iter(moved), None)))
+
+
+def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return, by run, why and until when runs of one job wait for the times of its model calls."""
+    waiting = [run for run in runs if begins_later(run) or is_past_finish(run)]
+    if not waiting:
+        return {}
+    job_id = waiting[0]["job_id"]
+    set_for, finish_by = times_of(app.database, job_id)
+    words = {name: f"{name} {getattr(set_for, name)}" for name in _LATER}
+    past = f"no model call begins since finish_by {finish_by}: {how_to_move(job_id)}"
+    return {
+        run["id"]: f"waits until {moment(run['due_at'])} ({words[run['reason']]})"
+        if begins_later(run)
+        else past
+        for run in waiting
+    }
+
+
+def begins_later(run: Mapping[str, Any]) -> bool:
+    """True if a run goes on by itself when its job's model calls may begin."""
+    return run["state"] == "queued" and run["reason"] in _LATER
+
+
+def is_past_finish(run: Mapping[str, Any]) -> bool:
+    """True if a run waits until a person moves its job's ``finish_by``."""
+    return (run["state"], run["reason"]) == ("waiting", "finish_by")
+
+
+def how_to_move(job_id: str) -> str:
+    """Return the command that moves a job's ``finish_by``."""
+    return f"runner finish-by {job_id} TIME"

@@ -1,0 +1,163 @@
+"""``schedule`` and ``finish-by``: when jobs are submitted, and until when they work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runner.app import handle, schedules
+from runner.app import times as app_times
+from runner.app.humanize import cell, moment, plural
+from runner.cli.control import note_unworked
+from runner.cli.options import changing, json_option, load_job, signed, with_app, with_settings
+from runner.cli.terminal import note, say, say_json, say_table
+from runner.core.run import Author
+from runner.settings import Settings
+
+_id_argument = click.argument("id", metavar="ID")
+
+
+@click.group()
+def schedule() -> None:
+    """Submit a job again and again, at the times of a cron expression.
+
+    A schedule is in the database, and any worker submits its job when it is due. It holds the job as it
+    was when it was added: to take up changes, remove it and add it again.
+
+    \b
+    Example:
+      runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz Europe/Berlin
+    """
+
+
+@schedule.command("add")
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option("--cron", metavar="EXPR", required=True, help="Minute, hour, day, month, weekday.")
+@click.option("--tz", "zone", metavar="ZONE", help="Its time zone (default: this host's).")
+@signed
+@json_option
+@with_settings
+def add(
+    settings: Settings, spec: Path, cron: str, zone: str | None, author: Author, as_json: bool
+) -> None:
+    """Add a schedule, and print its id.
+
+    \b
+    Example:
+      runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz Europe/Berlin
+    """
+    submission = load_job(settings, spec)
+    with handle.open_app(settings, create=True) as app:
+        added = schedules.add(app, submission, cron, zone, author)
+    if as_json:
+        say_json(added)
+    else:
+        say(added["id"])
+        note(f"first at {moment(added['next_at'])}, if a worker is running then")
+
+
+@schedule.command("list")
+@click.option("--all", "removed", is_flag=True, help="Those too that were removed.")
+@json_option
+@with_app
+def list_(app: handle.App, removed: bool, as_json: bool) -> None:
+    """List the schedules. In JSON each has the changes that people made to it, and who did.
+
+    \b
+    Example:
+      runner schedule list
+    """
+    found = schedules.listed(app, removed=removed)
+    if as_json:
+        say_json(found)
+        return
+    say_table(
+        ("schedule", "job", "cron", "zone", "next", "last", "submitted", "detail"),
+        (
+            (
+                *(each[name] for name in ("id", "name", "cron", "zone")),
+                _next(each),
+                moment(each["fired_at"]),
+                each["fired_job"] or "",
+                each["detail"],
+            )
+            for each in found
+        ),
+    )
+
+
+def _next(each: Mapping[str, Any]) -> str:
+    if each["removed_at"] is not None:
+        return "removed"
+    return "paused" if each["paused_at"] is not None else moment(each["next_at"])
+
+
+@schedule.command("pause")
+@_id_argument
+@changing
+def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
+    """Let a schedule submit nothing until it is resumed.
+
+    \b
+    Example:
+      runner schedule pause k3x9f2
+    """
+    _say(schedules.pause(app, id, author), "paused", as_json)
+
+
+@schedule.command("resume")
+@_id_argument
+@changing
+def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
+    """Let a paused schedule go on with its next time. Those that it missed are left out.
+
+    \b
+    Example:
+      runner schedule resume k3x9f2
+    """
+    _say(schedules.resume(app, id, author), "next at {}", as_json)
+
+
+@schedule.command("rm")
+@_id_argument
+@changing
+def rm(app: handle.App, id: str, author: Author, as_json: bool) -> None:
+    """Remove a schedule. The jobs that it has submitted stay.
+
+    \b
+    Example:
+      runner schedule rm k3x9f2
+    """
+    _say(schedules.remove(app, id, author), "removed", as_json)
+
+
+def _say(found: Mapping[str, Any], words: str, as_json: bool) -> None:
+    if as_json:
+        say_json(found)
+    else:
+        say(f"{found['id']} ({cell(found['name'])}): {words.format(moment(found['next_at']))}")
+
+
+@click.command("finish-by")
+@click.argument("job")
+@click.argument("time")
+@changing
+def finish_by(app: handle.App, job: str, time: str, author: Author, as_json: bool) -> None:
+    """Let model calls of a job begin until another time; runs that wait since the old one go on.
+
+    \b
+    Example:
+      runner finish-by job_01jd9k 09:00
+      runner finish-by job_01jd9k "2026-11-24 09:00 Europe/Berlin"
+    """
+    moved = app_times.move_finish_by(app, job, time, author)
+    if as_json:
+        told = {"finish_by": moved.moment.at, "finish_by_text": str(moved.moment)}
+        say_json({"job_id": moved.job_id, **told, "runs": list(moved.runs)})
+    else:
+        say(f"{moved.job_id}: model calls begin until {moment(moved.moment.at)} ({moved.moment})")
+        note(f"{plural(len(moved.runs), 'run goes', 'runs go')} on")
+    note_unworked(moved.unworked_job)

@@ -1,0 +1,242 @@
+"""Schedules: jobs that are submitted again and again, at the times of a cron expression.
+
+A schedule holds the whole job as it was read when the schedule was added: the job file's text, prompts,
+items, rules, and the commit that runs begin at. So any worker can submit it, without the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from sqlalchemy import Connection, Row, insert, select, update
+
+from runner.core.events import signed_event
+from runner.core.run import Author
+from runner.core.spec import JobSpec, NewRun, Submission
+from runner.errors import UnreachableError, UsageError
+from runner.store import ids, jobs
+from runner.store.database import Database
+from runner.store.tables import schedules
+
+logger = logging.getLogger(__name__)
+
+LATE_SECONDS = 60.0  # a worker that is alive looks each second
+_MOST_COUNTED = 1_000  # of the times that were missed
+
+_SHOWN = (
+    *("id", "name", "source", "cron", "zone", "author", "created_at", "next_at", "paused_at"),
+    *("removed_at", "fired_at", "fired_job", "detail", "changes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression of five fields, in a time zone. Clocks that are set are treated as Debian's cron
+    does: a time that they skip fires when they are set, one that comes twice fires the first time."""
+
+    expression: str
+    zone: str  # a name such as ``Europe/Berlin``
+
+    def next_after(self, now: float) -> float:
+        """The next time, in seconds since the epoch. Raises ``UsageError`` if there is none."""
+        for at in self.times_after(now):
+            return at
+        raise UsageError(f"the cron expression {self.expression[:100]!a} names no time that comes")
+
+    def times_after(self, now: float) -> Iterator[float]:
+        """Yield the times to come. Raises ``UsageError`` if the expression is none."""
+        start = datetime.fromtimestamp(now, ZoneInfo(self.zone))
+        try:
+            if len(self.expression.split()) != 5:
+                raise CronSimError("Wrong number of fields")
+            yield from (at.timestamp() for at in CronSim(self.expression, start))
+        except CronSimError as error:
+            raise UsageError(
+                f"{self.expression[:100]!a} is no cron expression ({str(error).lower()}): give minute, "
+                'hour, day of month, month and day of week, such as "0 22 * * 1-5"'
+            ) from error
+
+
+def add(
+    database: Database,
+    submission: Submission,
+    cron: Cron,
+    workspace_id: str | None,
+    now: float,
+    author: Author,
+) -> str:
+    """Store a schedule, and return its id. Raises ``UsageError`` for an expression that is none, times of
+    the job that are on one day only, and a text that no database can hold."""
+    jobs.check_storable(submission)
+    times = submission.spec.times
+    for name, moment in (("not_before", times.not_before), ("finish_by", times.finish_by)):
+        if moment is not None and moment.at is not None:
+            raise UsageError(
+                f"{name} {moment} is on one day only: give a scheduled job a time of day, such as 07:00"
+            )
+    times.at_submission(now)
+    row = {
+        "id": (schedule_id := ids.new("sch", now)),
+        "name": submission.spec.name,
+        "source": submission.source.encode("utf-8", "backslashreplace").decode(),
+        "cron": cron.expression,
+        "zone": cron.zone,
+        "author": author.name,
+        "created_at": now,
+        "next_at": cron.next_after(now),
+        "changes": [_event("added", author, now)],
+        "workspace_id": workspace_id,
+        "spec_text": submission.text,
+        "spec": submission.spec.to_json(),
+        "runs": [asdict(run) for run in submission.runs],
+    }
+    database.execute(insert(schedules).values(row))
+    return schedule_id
+
+
+def listed(database: Database, *, removed: bool = False) -> list[Mapping[str, Any]]:
+    """All schedules, with ``removed`` those too that were removed, the oldest first."""
+    query = select(*(schedules.c[name] for name in _SHOWN)).order_by(schedules.c.id)
+    if not removed:
+        query = query.where(schedules.c.removed_at.is_(None))
+    return [dict(row._mapping) for row in database.rows(query)]
+
+
+def pause(database: Database, schedule_id: str, now: float, author: Author) -> None:
+    """Let a schedule submit nothing until it is resumed."""
+    _change(database, schedule_id, "paused", author, now, lambda row: {"paused_at": now})
+
+
+def resume(database: Database, schedule_id: str, now: float, author: Author) -> None:
+    """Let a paused schedule go on with its next time: those meanwhile are left out."""
+
+    def new(row: Row[Any]) -> dict[str, Any]:
+        return {"paused_at": None, "next_at": Cron(row.cron, row.zone).next_after(now)}
+
+    _change(database, schedule_id, "resumed", author, now, new)
+
+
+def remove(database: Database, schedule_id: str, now: float, author: Author) -> None:
+    """Let a schedule submit nothing any more. It stays on record, and so do the jobs that it submitted."""
+    _change(database, schedule_id, "removed", author, now, lambda row: {"removed_at": now})
+
+
+def _change(
+    database: Database,
+    schedule_id: str,
+    kind: str,
+    author: Author,
+    now: float,
+    new: Callable[[Row[Any]], dict[str, Any]],
+) -> None:
+    """Change a schedule that is not removed, and record who did it; what is so already stays."""
+
+    def work(connection: Connection) -> None:
+        is_there = schedules.c.id == schedule_id, schedules.c.removed_at.is_(None)
+        query = select(schedules).where(*is_there).with_for_update()
+        for row in connection.execute(query):
+            if kind == ("resumed" if row.paused_at is None else "paused"):
+                return
+            changes = [*row.changes, _event(kind, author, now)]
+            _set(connection, schedule_id, changes=changes, **new(row))
+
+    database.write(work)
+
+
+def _event(kind: str, author: Author, now: float) -> dict[str, Any]:
+    return {"at": now, "type": kind, **signed_event(kind, author).data}
+
+
+def fire_due(database: Database, now: float) -> list[str]:
+    """Submit the jobs of the schedules that are due, and return their ids. Of workers that do this at
+    once, one submits; what it stores is one transaction. Raises ``UnreachableError``."""
+    query = select(schedules.c.id).where(_is_due(now)).order_by(schedules.c.next_at)
+    return [
+        job_id for row in database.rows(query) if (job_id := _fire_or_say(database, row.id, now))
+    ]
+
+
+def _is_due(now: float) -> Any:
+    is_on = schedules.c.paused_at.is_(None) & schedules.c.removed_at.is_(None)
+    return (schedules.c.next_at <= now) & is_on
+
+
+def _fire_or_say(database: Database, schedule_id: str, now: float) -> str | None:
+    """Fire a schedule; one that cannot be submitted says why, and waits for its next time."""
+    try:
+        job_id, detail = database.write(partial(_fire, schedule_id=schedule_id, now=now))
+    except UnreachableError:
+        raise
+    except Exception as error:  # whatever it is: it must not keep the worker from its runs
+        logger.warning("%s could not submit its job: %s", schedule_id, error)
+        database.write(partial(_skip, schedule_id=schedule_id, now=now, why=str(error)))
+        return None
+    if job_id is not None and detail:
+        logger.warning("%s submitted %s: %s", schedule_id, job_id, detail)
+    return job_id
+
+
+def _locked(connection: Connection, schedule_id: str, now: float) -> Row[Any] | None:
+    """The schedule, locked, if it is still due, and nobody else is submitting its job."""
+    query = select(schedules).where(schedules.c.id == schedule_id, _is_due(now))
+    return connection.execute(query.with_for_update(skip_locked=True)).one_or_none()
+
+
+def _fire(connection: Connection, schedule_id: str, now: float) -> tuple[str | None, str]:
+    """Submit a due schedule's job. Returns its id, None if it is no longer due, and what was missed."""
+    row = _locked(connection, schedule_id, now)
+    if row is None:
+        return None, ""
+    cron, late = Cron(row.cron, row.zone), now - row.next_at
+    left_out = 0
+    for at in cron.times_after(row.next_at):
+        if at > now or left_out == _MOST_COUNTED:
+            break
+        left_out += 1
+    detail = _missed(row.next_at, late, left_out)
+    due = datetime.fromtimestamp(row.next_at, UTC)
+    about = {"schedule": schedule_id, "due_at": row.next_at, "missed": detail or None}
+    job_id = jobs.insert_job(
+        connection,
+        Submission(row.source, row.spec_text, JobSpec.from_json(row.spec), _runs_of(row)),
+        now,
+        f"{schedule_id} {due:%Y-%m-%dT%H:%MZ}",
+        row.workspace_id,
+        Author(row.author, f"schedule {schedule_id}"),
+        about,
+    )
+    fired = {"fired_at": now, "fired_job": job_id, "detail": detail}
+    _set(connection, schedule_id, next_at=cron.next_after(now), **fired)
+    return job_id, detail
+
+
+def _skip(connection: Connection, schedule_id: str, now: float, why: str) -> None:
+    if (row := _locked(connection, schedule_id, now)) is not None:
+        next_at = Cron(row.cron, row.zone).next_after(now)
+        detail = f"could not submit its job: {why}".replace("\0", "")
+        _set(connection, schedule_id, next_at=next_at, detail=detail)
+
+
+def _set(connection: Connection, schedule_id: str, **columns: Any) -> None:
+    connection.execute(update(schedules).where(schedules.c.id == schedule_id).values(columns))
+
+
+def _missed(due_at: float, late: float, left_out: int) -> str:
+    """What to say of a schedule that fires late; nothing where a worker was there in time."""
+    if late < LATE_SECONDS and not left_out:
+        return ""
+    due = f"{datetime.fromtimestamp(due_at, UTC):%Y-%m-%d %H:%M} UTC"
+    most = "+" if left_out == _MOST_COUNTED else ""
+    others = f"; {left_out}{most} later times are left out" if left_out else ""
+    return f"due at {due}, {late / 60:,.0f} minutes before a worker was there{others}"
+
+
+def _runs_of(row: Row[Any]) -> tuple[NewRun, ...]:
+    return tuple(NewRun(**run) for run in row.runs)

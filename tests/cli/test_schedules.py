@@ -1,0 +1,135 @@
+"""``schedule``, ``finish-by``, and what is said of runs that wait for their job's times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from runner.app.humanize import moment
+from runner.cli import exit_codes
+from runner.core.times import Moment, Times, Window
+from runner.store.database import Database
+from tests.cli.conftest import Result
+from tests.cli.test_budget import summarise_job
+from tests.store.attempts import claim, run_row, submit_one
+from tests.store.examples import NOW, SPEC
+
+JOB = 'name = "nightly"\nmodel = "m"\nprompt = "p"\nfinish_by = "07:00 UTC"\n'
+HOUR = 3_600.0
+
+
+@pytest.fixture
+def job(folder: Path) -> str:
+    (folder / "job.toml").write_text(JOB)
+    return "job.toml"
+
+
+def test_a_schedule_is_added_listed_paused_and_removed(
+    command: Callable[..., Result], job: str
+) -> None:
+    added = command("schedule", "add", job, "--cron", "0 22 * * 1-5", "--tz", "Europe/Berlin")
+    schedule_id = added.out.strip()
+    assert (added.code, schedule_id[:4]) == (0, "sch_")
+    (found,) = command("schedule", "list", "--json").json
+    assert added.err == f"first at {moment(found['next_at'])}, if a worker is running then\n"
+    assert (found["id"], found["name"], found["cron"]) == (schedule_id, "nightly", "0 22 * * 1-5")
+    assert (found["zone"], found["paused_at"], found["fired_at"]) == ("Europe/Berlin", None, None)
+    listed = command("schedule", "list").out
+    assert schedule_id in listed
+    assert moment(found["next_at"]) in listed
+    paused = command("schedule", "pause", schedule_id[-6:])
+    assert paused.out == f"{schedule_id} (nightly): paused\n"
+    assert "  paused" in command("schedule", "list").out
+    resumed = command("schedule", "resume", schedule_id)
+    assert resumed.out == f"{schedule_id} (nightly): next at {moment(found['next_at'])}\n"
+    removed = command("schedule", "rm", schedule_id)
+    assert removed.out == f"{schedule_id} (nightly): removed\n"
+    assert command("schedule", "list", "--json").json == []
+    assert "  removed" in command("schedule", "list", "--all").out
+    gone = command("schedule", "rm", "sch_zz")
+    assert gone.code == exit_codes.USAGE
+    assert gone.err == "runner: no schedule is named 'sch_zz': look with `runner schedule list`\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--cron", "0 22 * *"), "'0 22 * *' is no cron expression (wrong number of fields)"),
+        (
+            ("--cron", "0 22 * * *", "--tz", "Berlin"),
+            "--tz 'Berlin' is no time zone that this host",
+        ),
+    ],
+)
+def test_a_bad_schedule_is_refused_in_one_line(
+    command: Callable[..., Result], job: str, options: tuple[str, ...], said: str
+) -> None:
+    refused = command("schedule", "add", job, *options)
+    assert (refused.code, refused.out) == (exit_codes.USAGE, "")
+    assert refused.err.startswith(f"runner: {said}")
+    assert refused.err.count("\n") == 1
+
+
+def clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(NOW + seconds, UTC):%H:%M}"
+
+
+def test_list_and_show_say_why_a_run_waits_and_until_when(
+    command: Callable[..., Result], database: Database
+) -> None:
+    window = Window(clock(HOUR), clock(2 * HOUR), "UTC")
+    run_id = submit_one(database, spec=replace(SPEC, times=Times(window=window)))
+    run = run_row(database, run_id)
+    said = f"waits until {moment(run.due_at)} (window {window})"
+    assert said in command("list", run.job_id).out
+    assert said in command("show", run_id).out
+    assert f"window     {window}" in command("show", run.job_id).out
+    not_before = Moment(clock(HOUR), "UTC")
+    run_id = submit_one(database, spec=replace(SPEC, times=Times(not_before)))
+    said = f"waits until {moment(run.due_at)} (not_before {clock(HOUR)} UTC)"
+    assert said in command("show", run_id).out
+
+
+def test_a_person_moves_finish_by(command: Callable[..., Result], database: Database) -> None:
+    times = Times(finish_by=Moment(clock(HOUR), "UTC"))
+    run_id = submit_one(database, spec=replace(SPEC, times=times))
+    claim(database, run_id, NOW + HOUR)
+    job_id = run_row(database, run_id).job_id
+    how = f"runner finish-by {job_id} TIME"
+    assert (
+        f"no model call begins since finish_by {clock(HOUR)} UTC: {how}"
+        in command("list", job_id).out
+    )
+    moved = command("finish-by", job_id, "2099-01-01 09:00 UTC")
+    until = datetime(2099, 1, 1, 9, tzinfo=UTC).timestamp()
+    assert moved.out == (
+        f"{job_id}: model calls begin until {moment(until)} (2099-01-01 09:00 UTC)\n"
+    )
+    assert moved.err == (
+        f"1 run goes on\nno worker is running: go on with `runner run --resume {job_id}`\n"
+    )
+    assert run_row(database, run_id).state == "queued"
+    assert "finish by  2099-01-01 09:00 UTC" in command("show", job_id).out
+    past = command("finish-by", job_id, "2020-01-01 09:00 UTC")
+    assert (past.code, past.err) == (
+        exit_codes.USAGE,
+        "runner: 2020-01-01 09:00 UTC has passed: give a time to come\n",
+    )
+    bad = command("finish-by", job_id, "nine")
+    assert bad.err.startswith('runner: TIME must be a time such as "22:00"')
+
+
+def test_the_summary_says_how_runs_past_finish_by_go_on(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = Times(finish_by=Moment(clock(HOUR), "UTC"))
+    run_id = submit_one(database, spec=replace(SPEC, times=times))
+    claim(database, run_id, NOW + HOUR)
+    job_id = run_row(database, run_id).job_id
+    assert summarise_job(database, job_id) == exit_codes.WAITING
+    said = f"1 run waits since the job's finish_by: runner finish-by {job_id} TIME"
+    assert said in capsys.readouterr().out
