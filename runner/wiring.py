@@ -25,7 +25,7 @@ from runner.errors import UnreachableError
 from runner.logs import Outage
 from runner.settings import Secrets, Settings
 from runner.store import ids, jobs, migrate
-from runner.store.database import Database
+from runner.store.database import POSTGRES_CONNECTIONS, Database, connections_for
 from runner.store.leases import DatabaseClock
 
 if TYPE_CHECKING:
@@ -40,10 +40,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
-    """Open the database, upgraded with ``upgrade``. Raises ``UsageError`` if its schema is not
-    current, ``UnreachableError`` if it does not answer."""
-    database = Database(settings.database_url)
+def open_database(
+    settings: Settings, *, upgrade: bool = False, slots: int | None = None
+) -> Database:
+    """Open the database, upgraded with ``upgrade``, for a worker with ``slots`` or for a command.
+    Raises ``UsageError`` if its schema is not current, ``UnreachableError`` if it does not answer."""
+    connections = POSTGRES_CONNECTIONS if slots is None else connections_for(slots)
+    database = Database(settings.database_url, connections)
     if upgrade:
         migrate.upgrade(database)
     else:

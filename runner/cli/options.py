@@ -64,7 +64,7 @@ def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
-        with handle.open_app(settings) as app:
+        with handle.open_app(settings, slots=options.get("slots")) as app:
             return command(app, *arguments, **options)
 
     return with_settings(run)

@@ -88,7 +88,7 @@ def run(
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
     handle.check_prices(settings)
     submission = None if spec is None else load_job(settings, spec)
-    with handle.open_app(settings, create=submission is not None) as app:
+    with handle.open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
             job_id = work.submit(app, submission, author)["id"]
         else:

@@ -7,8 +7,11 @@ that many runs share one flush to disk.
 from __future__ import annotations
 
 import json
+import logging
+import re
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,8 +30,13 @@ from runner.store.statements import Row, driver_errors, execute
 T = TypeVar("T")
 _Waiting: TypeAlias = tuple[Callable[[Connection], Any], Future[Any]]
 
+logger = logging.getLogger(__name__)
+
 BUSY_TIMEOUT_SECONDS = 30.0  # how long to wait for a lock on SQLite, and for a free connection
-POSTGRES_CONNECTIONS = 8
+POSTGRES_CONNECTIONS = 8  # the most that a process opens
+_FULL = re.compile("too many (clients|connections)|remaining connection slots")
+_FULL_PAUSE_SECONDS = 0.5
+_FULL_SILENCE_SECONDS = 600.0  # between two warnings of a full server
 _READERS_ON_SQLITE = 4
 _WRITES_PER_COMMIT = 64
 _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
@@ -71,20 +79,28 @@ _POOL: dict[str, Any] = {
 }
 
 
+def connections_for(slots: int) -> int:
+    """Return how many connections to Postgres a worker with so many slots shares among its threads."""
+    return min(2 + slots // 8, POSTGRES_CONNECTIONS)
+
+
 class Database:
     """An open database. ``write`` and ``read`` run a function in a transaction.
 
     Args:
         url: a SQLAlchemy URL, ``sqlite:///path`` or ``postgresql://…``.
+        connections: the most connections to Postgres, opened when they are needed.
 
     Raises:
         UsageError: the URL is malformed, or names another kind of database.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections: int = POSTGRES_CONNECTIONS) -> None:
         self.url = _parsed(url)
         self.dialect = self.url.get_backend_name()
         self._commits: _SharedCommits | None = None
+        self._full_lock = threading.Lock()
+        self._full_said_at: float | None = None  # when a warning of a full server was logged
         if self.dialect == "sqlite":
             _make_folder(self.url)
             self.writer = sqlite_engine(self.url, "BEGIN IMMEDIATE")
@@ -92,7 +108,9 @@ class Database:
             self._single = self.reader
             self._commits = _SharedCommits(self.writer)
         else:
-            self._single = _postgres_engine(self.url)  # the three engines share its pool
+            self._single = _postgres_engine(
+                self.url, connections
+            )  # the three engines share its pool
             self.writer = _postgres_begin_with(b"BEGIN", self._single.execution_options())
             begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
             self.reader = _postgres_begin_with(begin, self._single.execution_options())
@@ -112,7 +130,7 @@ class Database:
         with reachable(self):
             if self._commits is not None:
                 return self._commits.run(work)
-            with self.writer.begin() as connection:
+            with self._connect(self.writer) as connection, connection.begin():
                 return work(connection)
 
     def read(self, work: Callable[[Connection], T]) -> T:
@@ -127,7 +145,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A reading transaction, as for ``read``."""
-        with reachable(self), self.reader.begin() as connection:
+        with reachable(self), self._connect(self.reader) as connection, connection.begin():
             yield connection
 
     def rows(self, query: Select[Any]) -> Sequence[Row]:
@@ -145,8 +163,30 @@ class Database:
         Raises:
             UnreachableError: the database does not answer.
         """
-        with reachable(self), self._single.connect() as connection:
+        with reachable(self), self._connect(self._single) as connection:
             return execute(connection, query, values)
+
+    def _connect(self, engine: Engine) -> Connection:
+        """Return a connection. If the server has none to give, wait until it has one or another thread
+        of this process is done with its own."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+        while True:
+            try:
+                return engine.connect()
+            except OperationalError as error:
+                if not _FULL.search(str(error)) or time.monotonic() > deadline:
+                    raise
+                self._say_full()
+                time.sleep(_FULL_PAUSE_SECONDS)
+
+    def _say_full(self) -> None:
+        with self._full_lock:
+            now, said_at = time.monotonic(), self._full_said_at
+            if said_at is None or now - said_at > _FULL_SILENCE_SECONDS:
+                self._full_said_at = now
+                logger.warning(
+                    "the database %s has no free connection: waiting for one", self.where
+                )
 
     def close(self) -> None:
         if self._commits is not None:
@@ -177,6 +217,11 @@ def _unreachable(database: Database, error: Exception) -> RunnerError:
     is_undefined = getattr(getattr(error, "orig", None), "sqlstate", None) in _UNDEFINED
     if is_undefined or any(words in reason for words in _UNDEFINED_ON_SQLITE):
         return UsageError(f"the database {where} has another schema: see `runner db check`")
+    if _FULL.search(str(error)):
+        return UnreachableError(
+            f"the database {where} has no free connection after {BUSY_TIMEOUT_SECONDS:.0f} s: raise "
+            "max_connections of the server, or run fewer workers"
+        )
     return UnreachableError(f"the database {where} does not answer ({reason})")
 
 
@@ -234,7 +279,7 @@ def sqlite_engine(
     return _begin_with(begin, engine)
 
 
-def _postgres_engine(url: URL) -> Engine:
+def _postgres_engine(url: URL, connections: int) -> Engine:
     import psycopg  # late: commands on SQLite start without it
     from psycopg.types.numeric import Int8Dumper
 
@@ -242,7 +287,7 @@ def _postgres_engine(url: URL) -> Engine:
         url,
         **_POOL,
         paramstyle="numeric_dollar",  # $1, as Postgres itself has it: psycopg has nothing to replace
-        pool_size=POSTGRES_CONNECTIONS,
+        pool_size=connections,
         connect_args={
             **_NETWORK_TIMEOUTS,
             "client_encoding": "utf8",

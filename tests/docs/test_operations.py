@@ -28,7 +28,12 @@ from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
 from runner.settings import Secrets
 from runner.store import budgets, leases
-from runner.store.database import POSTGRES_CONNECTIONS, Database
+from runner.store.database import (
+    BUSY_TIMEOUT_SECONDS,
+    POSTGRES_CONNECTIONS,
+    Database,
+    connections_for,
+)
 from runner.store.questions import take_notices
 from runner.tools import notice
 from tests.docs.happenings import play
@@ -65,7 +70,9 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("What still runs after ten seconds is cut", 10, worker.DRAIN_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
         ("15 seconds after its last renewal", 15, leases.LEASE_SECONDS),
+        ("so 4 with 16 slots", 4, connections_for(16)),
         ("at most 8 connections", 8, POSTGRES_CONNECTIONS),
+        ("gives up after 30 seconds with exit code 5", 30, BUSY_TIMEOUT_SECONDS),
         ("anything was stored, five in a row", 5, leases.LOST_LEASES_BEFORE_FAILED),
         ("6 hours by default", 6 * 3600, Patience().max_seconds),
         ("nothing came for 5 minutes", 300, "stall_timeout"),
