@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
 from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
-from runner.core.run import Ended, Lease
+from runner.core.run import Ended, Lease, Outcome
 from runner.core.state import RunState
 from runner.errors import Interrupted, InterruptReason, ShutDown
 from runner.permissions import Authorization, Policy, ToolContext
@@ -311,7 +311,61 @@ class Ending:
     usage: Usage
 
 
-class Observer(Protocol):
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A run that a worker has claimed."""
+
+    lease: Lease
+    job_id: str
+    item_key: str
+
+
+# Why an attempt ended without an outcome: it lost its lease (a cancel does that too), there was no
+# database, the database has the schema of another version, or it raised an error that it should not.
+NoOutcome = Literal["dropped", "unreachable", "schema", "bug"]
+
+
+class Observer:
+    """What a worker tells of its work. Its methods never wait and never raise; here they do nothing."""
+
+    def claimed(self, claimed: Claimed) -> None:
+        """Receive the beginning of an attempt."""
+
     def stored(self, stored: Stored) -> None:
-        """Receive what an attempt committed (not if the answer to the commit is lost). Never waits,
-        never raises."""
+        """Receive what an attempt committed (not if the answer to the commit is lost)."""
+
+    def released(self, lease: Lease, outcome: Outcome | NoOutcome) -> None:
+        """Receive the end of an attempt."""
+
+    def renewed(self) -> None:
+        """The worker's leases were renewed."""
+
+    def reaped(self, count: int) -> None:
+        """Runs were taken over from dead workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observers(Observer):
+    """Tells several observers."""
+
+    each: Sequence[Observer]
+
+    def claimed(self, claimed: Claimed) -> None:
+        for observer in self.each:
+            observer.claimed(claimed)
+
+    def stored(self, stored: Stored) -> None:
+        for observer in self.each:
+            observer.stored(stored)
+
+    def released(self, lease: Lease, outcome: Outcome | NoOutcome) -> None:
+        for observer in self.each:
+            observer.released(lease, outcome)
+
+    def renewed(self) -> None:
+        for observer in self.each:
+            observer.renewed()
+
+    def reaped(self, count: int) -> None:
+        for observer in self.each:
+            observer.reaped(count)

@@ -13,6 +13,8 @@ HOME = "RUNNER_HOME"
 DATABASE_URL = "RUNNER_DATABASE_URL"
 REDIS_URL = "RUNNER_REDIS_URL"
 PRICES = "RUNNER_PRICES"
+LOG_FORMAT = "RUNNER_LOG_FORMAT"
+LOG_FORMATS = ("text", "json")
 
 # PGPASSWORD is read by libpq: https://www.postgresql.org/docs/current/libpq-envars.html
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "PGPASSWORD")
@@ -69,6 +71,7 @@ class Settings:
     database_url: str = field(repr=False)  # a SQLAlchemy URL
     redis_url: str | None = field(default=None, repr=False)  # None: an embedded server is started
     prices: Path | None = None  # an absolute path; changes the prices that Runner comes with
+    log_format: str = LOG_FORMATS[0]  # of the lines that workers log
     # The credentials in the environment, which nothing else may show.
     keys: tuple[str, ...] = field(default=(), repr=False)
 
@@ -80,6 +83,7 @@ class Settings:
         home: str | None = None,
         database_url: str | None = None,
         redis_url: str | None = None,
+        log_format: str | None = None,
     ) -> Settings:
         """Load the settings: an option, else the environment, else the default."""
         folder = Path(home or environment.get(HOME) or _DEFAULT_HOME).expanduser().absolute()
@@ -90,12 +94,14 @@ class Settings:
             database_url=database_url or environment.get(DATABASE_URL) or default_url,
             redis_url=redis_url or environment.get(REDIS_URL) or None,
             prices=Path(prices).expanduser().absolute() if prices else None,
+            log_format=log_format or environment.get(LOG_FORMAT) or LOG_FORMATS[0],
             keys=tuple(environment[name] for name in _KEYS if environment.get(name)),
         )
 
     def environment(self) -> dict[str, str]:
         """The same settings for another process of ours."""
         names = {HOME: str(self.home), DATABASE_URL: self.database_url}
+        names[LOG_FORMAT] = self.log_format
         names |= {REDIS_URL: self.redis_url} if self.redis_url else {}
         return names | ({PRICES: str(self.prices)} if self.prices else {})
 

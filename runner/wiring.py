@@ -176,8 +176,10 @@ def start_worker(
 def _surroundings(
     settings: Settings, database: Database, notifier: Notifier, queue_url: str, opened: ExitStack
 ) -> tuple[Machine, Ports]:
+    from runner.engine.attempt_log import AttemptLog
     from runner.engine.dispatcher import Machine
     from runner.engine.process import HostLocks
+    from runner.ports import Observers
     from runner.queries.search.search import open_index
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
@@ -201,7 +203,9 @@ def _surroundings(
     opened.callback(tools.close)
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home, tools)
-    ports = _ports(database, clock, tools, live, workspaces, load_prices(settings), telemetry)
+    watching = [AttemptLog(), *([telemetry] if telemetry is not None else [])]
+    observer = Observers(watching)
+    ports = _ports(database, clock, tools, live, workspaces, load_prices(settings), observer)
     machine = Machine(
         database=database,
         locks=locks,
@@ -215,6 +219,7 @@ def _surroundings(
         tell=lambda notice: _tell(notice, secrets),
         index=open_index(database, logger.warning),
         close=opened.close,
+        observer=observer,
         database_outage=Outage("the database", logger),
         queue_outage=Outage("Redis", logger),
     )
@@ -228,7 +233,7 @@ def _ports(
     live: Live,
     workspaces: RunWorkspaces,
     prices: PriceList,
-    observer: Observer | None,
+    observer: Observer,
 ) -> Ports:
     from runner.core.model_calls import tariffs_of
     from runner.engine.attempt import Ports

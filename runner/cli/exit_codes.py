@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runner.core.run import RunStatus
+from runner.errors import RunnerError, UnreachableError, UsageError
 
 SUCCEEDED = 0
 FAILED = 1
@@ -16,6 +17,13 @@ INTERRUPTED = 130
 
 _ENDED = {"succeeded": SUCCEEDED, "failed": FAILED, "cancelled": FAILED, "stopped": STOPPED}
 _FIRST_THAT_APPLIES = (INTERRUPTED, UNREACHABLE, FAILED, STOPPED, WAITING)
+
+
+def error_code(error: RunnerError) -> int:
+    """Return the exit code for an error that ended a command."""
+    if isinstance(error, UnreachableError):
+        return UNREACHABLE
+    return USAGE if isinstance(error, UsageError) else FAILED
 
 
 def exit_code(

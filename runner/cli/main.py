@@ -29,7 +29,7 @@ from runner.cli import (
 )
 from runner.cli.options import global_options
 from runner.cli.terminal import note, refuse
-from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
+from runner.errors import RunnerError, SpecError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -83,9 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = exit_codes.USAGE
     except RunnerError as error:
         refuse(str(error))
-        is_away, is_usage = isinstance(error, UnreachableError), isinstance(error, UsageError)
-        failed = exit_codes.UNREACHABLE if is_away else exit_codes.FAILED
-        code = exit_codes.USAGE if is_usage else failed
+        code = exit_codes.error_code(error)
     sys.exit(code)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import os
-import sys
 import unicodedata
 from collections.abc import Callable
 from functools import wraps
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from runner.app import handle, work
-from runner.app.humanize import cell, lines
+from runner.app.humanize import cell
 from runner.cli.terminal import note
 from runner.core.run import LONGEST_NAME, LONGEST_WHY, RUNNERS_NAME, STATES, Author
 from runner.errors import UsageError
-from runner.settings import Settings
+from runner.settings import LOG_FORMATS, Settings
 
 if TYPE_CHECKING:
     from runner.core.spec import Submission
@@ -29,20 +27,20 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _CHOSEN = "runner.settings"
 
 
+def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.meta.setdefault(_CHOSEN, {})[parameter.name] = value
+
+
 def global_options(command: Command) -> Command:
     """Take the options that say where the state is, before or after the subcommand; the latter win."""
-
-    def remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            context.meta.setdefault(_CHOSEN, {})[parameter.name] = value
-
     redis = "Redis to use (default: RUNNER_REDIS_URL, else an embedded server)."
     for name, metavar, text in (
         ("--redis-url", "URL", redis),
         ("--database-url", "URL", "Database (default: RUNNER_DATABASE_URL, else SQLite in home)."),
         ("--home", "DIR", "Folder for state (default: RUNNER_HOME, else .runner)."),
     ):
-        options: Any = {"metavar": metavar, "expose_value": False, "callback": remember}
+        options: Any = {"metavar": metavar, "expose_value": False, "callback": _remember}
         command = click.option(name, help=text, **options)(command)
     return command
 
@@ -81,6 +79,13 @@ slots_option = click.option(
     show_default=True,
     metavar="N",
     help="Runs worked at once in this process.",
+)
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    expose_value=False,
+    callback=_remember,
+    help="Lines of the log (default: RUNNER_LOG_FORMAT, else text).",
 )
 output_option = click.option(
     "-o",
@@ -187,31 +192,3 @@ def _reason(text: str, longest: int | None) -> str:
             "the reason has a character that cannot be stored: leave it out (--reason)"
         ) from error
     return text.strip()
-
-
-class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes without secrets and control characters, to the stderr of the moment: a progress display
-    replaces it while it draws."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self._secrets = settings.secrets()
-
-    def format(self, record: logging.LogRecord) -> str:
-        return lines(self._secrets.hide(super().format(record)))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def log_to_stderr(settings: Settings, level: int) -> None:
-    """Show the log: Runner's from ``level`` on, that of libraries from warnings."""
-    logging.basicConfig(
-        handlers=[_Stderr(settings)],
-        level=logging.WARNING,
-        format="runner: %(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
-    logging.getLogger("runner").setLevel(level)

@@ -21,10 +21,11 @@ from runner.app import handle, report, work
 from runner.app.humanize import cell, duration, moment
 from runner.app.times import begins_later
 from runner.cli import exit_codes
+from runner.cli.log import log_to_stderr
 from runner.cli.options import (
     json_option,
     load_job,
-    log_to_stderr,
+    log_format_option,
     signed,
     slots_option,
     with_app,
@@ -34,11 +35,13 @@ from runner.cli.questions import Asker, asker_at_terminal
 from runner.cli.report import summarise
 from runner.cli.terminal import console_on, note, refuse, say, say_json
 from runner.core.run import ENDED, Author
-from runner.errors import UnreachableError, UsageError
+from runner.errors import RunnerError, UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.engine.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
 _LOOK_SECONDS_PER_RUN = 0.001
@@ -143,6 +146,7 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
 @slots_option
 @click.option("--burst", is_flag=True, help="End when nothing is due.")
 @click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
+@log_format_option
 @with_app
 def worker(app: handle.App, slots: int, burst: bool, only: str | None) -> int:
     """Work what is due, of all jobs, until told to stop.
@@ -155,10 +159,14 @@ def worker(app: handle.App, slots: int, burst: bool, only: str | None) -> int:
       runner worker -c 32
     """
     log_to_stderr(app.settings, logging.INFO)
-    with Interruption() as interruption:
-        working = work.start_worker(app, slots=slots, burst=burst, only=only)
-        interruption.watch(working)
-        work.wait_for_end(working)
+    try:
+        with Interruption() as interruption:
+            working = work.start_worker(app, slots=slots, burst=burst, only=only)
+            interruption.watch(working)
+            work.wait_for_end(working)
+    except RunnerError as error:  # in the format of the log
+        logger.error("%s", error)
+        return exit_codes.error_code(error)
     return exit_codes.SUCCEEDED
 
 

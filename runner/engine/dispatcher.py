@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from typing import Protocol
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError
 from runner.logs import Outage
-from runner.ports import Clock, Index, Notifier
+from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, leases, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
@@ -60,6 +60,7 @@ class Machine:
     tell: Callable[[Notice], None]  # runs a job's notification command
     index: Index  # the search index, kept up to date
     close: Callable[[], None]  # ends all tool processes
+    observer: Observer
     database_outage: Outage
     queue_outage: Outage
 
@@ -179,13 +180,19 @@ class Dispatcher:
             if host_id == self.machine.locks.host_id and self.machine.locks.is_dead(worker_id)
         ]
         if dead_here:
-            leases.take_from(self.database, dead_here, now)
+            self._take_from(dead_here, now)
             for worker_id in dead_here:
                 self.machine.locks.forget(worker_id)
         alive = {worker_id: at for worker_id, _, at in others if worker_id not in dead_here}
         expired = self._unrenewed(alive)
         if expired and self.clock.monotonic() >= self._reaps_expired_from:
-            leases.take_from(self.database, expired, now, leases=alive)
+            self._take_from(expired, now, alive)
+
+    def _take_from(
+        self, worker_ids: Sequence[str], now: float, expiries: Mapping[str, float] | None = None
+    ) -> None:
+        if taken := leases.take_from(self.database, worker_ids, now, leases=expiries):
+            self.machine.observer.reaped(len(taken))
 
     def _unrenewed(self, expiries: Mapping[str, float]) -> list[str]:
         """Return workers whose leases were not renewed for a lease's length, or had expired when

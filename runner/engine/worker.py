@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import runner
-from runner.core.run import Lease
+from runner.core.run import Lease, Outcome
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
 from runner.errors import Interrupted, LeaseLost, UnreachableError, UsageError
-from runner.ports import Interrupt
+from runner.logs import log_event
+from runner.ports import Claimed, Interrupt, NoOutcome
 from runner.store import leases, migrate, runs
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Worker:
         machine.clock.measure()
         self._renewed_at = machine.clock.monotonic()
         machine.locks.hold(self.id)
+        version = f"{runner.__version__}/{migrate.HEAD}"
         leases.register(
             machine.database,
             self.id,
@@ -86,10 +88,12 @@ class Worker:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             slots=self._slots,
-            version=f"{runner.__version__}/{migrate.HEAD}",
+            version=version,
             now=machine.clock.now(),
         )
         machine.still_alive()
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "slots": self._slots}
+        log_event(logger, "worker began", worker=self.id, version=version, **about)
         self._thread("supervisor", self._supervise, then=self._ended.set)
 
     def drain(self) -> None:
@@ -172,6 +176,7 @@ class Worker:
         except UnreachableError as error:
             logger.warning("left without a word: %s", error)
         self._machine.locks.release(self.id)
+        log_event(logger, "worker ended", worker=self.id)
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -221,6 +226,7 @@ class Worker:
         leases.renew(self._machine.database, self.id, self._machine.clock.now())
         self._look_for_lost_runs()
         self._renewed_at = asked_at
+        self._machine.observer.renewed()
         self._machine.still_alive()
 
     def _may_act(self) -> bool:
@@ -298,23 +304,30 @@ class Worker:
             lease = runs.claim(machine.database, run, self.id, machine.clock.now())
             if lease is not None:
                 held.claimed = True
+                machine.observer.claimed(Claimed(lease, run.job_id, run.item_key))
                 self._attempt(lease, held.interrupt)
         finally:
             del self._held[run.id]
 
     def _attempt(self, lease: Lease, interrupt: Interrupt) -> None:
         """Run an attempt. Without an outcome its lease is orphaned: the watch gives it back."""
+        outcome: Outcome | NoOutcome = "bug"
         try:
-            run_attempt(lease, self._ports, interrupt)
-        except (LeaseLost, Interrupted) as error:
-            logger.info("%s dropped: %s", lease.run_id, error)
+            outcome = run_attempt(lease, self._ports, interrupt)
+        except (LeaseLost, Interrupted):
+            outcome = "dropped"
         except UnreachableError:
+            outcome = "unreachable"
             raise
-        except Exception:  # any bug: it fails one run, not the worker
+        except Exception as error:  # any bug: it fails one run, not the worker
             if self._is_outdated():
+                outcome = "schema"
                 self._give_back({lease})
                 return
+            see = {"run": lease.run_id, "see": f"runner events {lease.run_id}"}
+            logger.error("a bug ended an attempt: %r", error, extra={"fields": see})
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
-            logger.error("a bug ended an attempt at %s:\n%s", lease.run_id, error_text)
             now = self._machine.clock.now()
             leases.give_up(self._machine.database, lease, error_text, now)
+        finally:
+            self._machine.observer.released(lease, outcome)

@@ -27,6 +27,8 @@ class DueRun:
     """A queued run before a worker claims it."""
 
     id: str
+    job_id: str
+    item_key: str
     attempt: int
     lost_leases: int
     workspace_path: str | None
@@ -45,6 +47,8 @@ _below = runs.alias("below")
 _DUE_RUN = (
     select(
         runs.c.id,
+        runs.c.job_id,
+        runs.c.item_key,
         runs.c.attempt,
         runs.c.lost_leases,
         runs.c.workspace_path,

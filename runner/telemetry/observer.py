@@ -26,7 +26,8 @@ from runner.core.entries import (
 from runner.core.fold import Applied
 from runner.core.run import Ended
 from runner.core.state import OpenCall, RunState
-from runner.ports import Ending, Stored
+from runner.errors import UnreachableError
+from runner.ports import Ending, Observer, Stored
 from runner.telemetry import spans
 
 # As the conventions give them:
@@ -54,7 +55,7 @@ class _Run:
 
 
 @dataclass(eq=False, repr=False)
-class Telemetry:
+class Telemetry(Observer):
     """``runner.ports.Observer`` for a collector."""
 
     exporter: spans.Spans
@@ -259,7 +260,9 @@ class Telemetry:
             for first in range(0, len(waiting), _MOST_AT_A_LOOK):
                 for ending in self.endings(waiting[first : first + _MOST_AT_A_LOOK]):
                     self._found(ending, sure=sure)
-        except Exception as error:  # a database that is away, or a bug: no worker may end for it
+        except UnreachableError:
+            pass  # the worker says so
+        except Exception as error:  # a bug, whatever it is: no worker may end for it
             logger.warning("telemetry waits: %s", error)
 
     def _found(self, ending: Ending, *, sure: bool) -> None:

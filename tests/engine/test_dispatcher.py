@@ -17,6 +17,7 @@ from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
 from runner.logs import Outage
+from runner.ports import Observer
 from runner.store import jobs, leases, runs
 from runner.store.database import Database
 from runner.store.questions import Notice
@@ -77,6 +78,7 @@ class Post:
             clock=self.time,
             visible=lambda path, identity: identity in self.seen,
             tell=self.told.append,
+            observer=Observer(),
             queue_outage=Outage("Redis", logging.getLogger()),
         )
         self.dispatcher = Dispatcher(machine, self, worker_id)
