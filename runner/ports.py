@@ -29,10 +29,14 @@ class Interrupt:
         may_act: asked before each effect: whether the worker's leases are good. A process that slept
             past them wakes up in the middle of a step, before anyone can tell it: it renews them
             first, and so learns which runs it has lost.
+        yields: whether the attempt should give up its slot when a turn has ended.
     """
 
-    def __init__(self, may_act: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, may_act: Callable[[], bool] = lambda: True, yields: Callable[[], bool] = lambda: False
+    ) -> None:
         self._may_act = may_act
+        self.yields = yields
         self._lock = threading.Lock()
         self._cuts: list[Callable[[], None]] = []
         self._event = threading.Event()

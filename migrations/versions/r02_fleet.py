@@ -11,6 +11,7 @@ down_revision = "r01"
 
 def upgrade() -> None:
     _add_state_of_workers()
+    _add_order_of_work()
     _add_index_of_fresh_runs()
     _add_times_of_jobs()
     _add_schedules()
@@ -60,3 +61,25 @@ def _add_schedules() -> None:
         sa.Column("runs", sa.JSON, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_schedules"),
     )
+
+
+def _add_order_of_work() -> None:
+    op.create_table(
+        "job_shares",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("weight", sa.Float, nullable=False),
+        sa.Column("max_concurrency", sa.Integer),
+        sa.Column("workspace_id", sa.Text),
+        sa.Column("workspace_concurrency", sa.Integer),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_job_shares_job_id"),
+        sa.PrimaryKeyConstraint("job_id", name="pk_job_shares"),
+    )
+    op.add_column("runs", sa.Column("rank", sa.Integer, nullable=False, server_default="2"))
+    op.execute("UPDATE runs SET rank = 1 WHERE state = 'queued' AND attempt > 0")
+    for table, columns, condition in (
+        ("job_shares", ["workspace_id"], "workspace_id IS NOT NULL"),
+        ("runs", ["job_id", "rank", "due_at", "id"], "state = 'queued' AND rung_at IS NULL"),
+        ("runs", ["rung_at"], "rung_at IS NOT NULL"),
+    ):
+        name, where = f"ix_{table}_{'_'.join(columns)}", sa.text(condition)
+        op.create_index(name, table, columns, sqlite_where=where, postgresql_where=where)

@@ -11,7 +11,7 @@ from runner.app.handle import App
 from runner.core.commands import Change, Raised, Target
 from runner.core.run import Author
 from runner.queries.jobs import show_job, show_run
-from runner.store import control
+from runner.store import control, shares
 from runner.store import retry as ended
 from runner.store.database import Database
 from runner.store.fork import fork as fork_run
@@ -84,6 +84,15 @@ def _changed(
     changes = app.change(lambda now: change(app.database, target, now, **options))
     queued = (each.id for each in changes if each.changed and each.state == "queued")
     return Outcome(target, changes, app.job_without_worker(next(queued, None)), mended)
+
+
+def priority(app: App, name: str, author: Author, weight: float | None) -> tuple[str, float]:
+    """Return a job's id and its weight among the jobs that share the workers' slots; set it first if
+    ``weight`` says to what."""
+    job_id, database = app.find_job(name), app.database
+    if weight is not None:
+        app.change(lambda now: shares.set_priority(database, job_id, weight, now, author))
+    return job_id, shares.priority_of(database, job_id)
 
 
 def fork(

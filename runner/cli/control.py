@@ -10,9 +10,10 @@ import click
 from runner.app import control, handle
 from runner.app.humanize import cell
 from runner.cli.options import changing, seconds, usd
-from runner.cli.terminal import note, say_json, say_table
+from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
 from runner.core.run import Author
+from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.errors import UsageError
 
 _id_argument = click.argument("id", metavar="ID")
@@ -103,6 +104,45 @@ def retry(
     """
     outcome = control.retry(app, id, author, limits, fresh=fresh, only_failed=failed)
     _print(outcome, as_json)
+
+
+def _weight(text: str) -> float:
+    """Return a priority as in a job file."""
+    if text in PRIORITIES:
+        return PRIORITIES[text]
+    try:
+        found = float(text)
+    except ValueError:
+        words = ", ".join(PRIORITIES)
+        raise click.BadParameter(f"{text!r} is none of {words}, and no number") from None
+    if not LEAST_PRIORITY <= found <= MOST_PRIORITY:
+        raise click.BadParameter(f"{text!r} is not from {LEAST_PRIORITY} to {MOST_PRIORITY:,.0f}")
+    return found
+
+
+@click.command()
+@click.argument("job")
+@click.argument("weight", metavar="[N]", type=_weight, required=False)
+@changing
+def priority(
+    app: handle.App, job: str, weight: float | None, author: Author, as_json: bool
+) -> None:
+    """Show a job's share of the workers' slots, or change it.
+
+    N is low (1), normal (4), high (16) or another number: a job with twice the number of another has
+    twice its slots while both have work.
+
+    \b
+    Example:
+      runner priority job_01jd9k high
+      runner priority job_01jd9k 2.5 --reason "It can wait."
+    """
+    job_id, found = control.priority(app, job, author, weight)
+    if as_json:
+        say_json({"job": job_id, "priority": found})
+        return
+    word = next((f" ({name})" for name, each in PRIORITIES.items() if each == found), "")
+    say_fields((("job", job_id), ("priority", f"{found:g}{word}")))
 
 
 def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:

@@ -55,6 +55,7 @@ for command in (
     *(outputs.diff, outputs.patch, outputs.results, report.report, outputs.workspace),
     *(costs.costs, costs.budget),
     *(control.cancel, control.pause, control.resume, control.retry, control.say, control.fork),
+    control.priority,
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(schedules.schedule, schedules.finish_by),
     *(audit.audit, search.search, exchange.export, exchange.import_),

@@ -18,11 +18,13 @@ MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
 
 
-def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Action]:
+def advance(
+    state: RunState, now: float, draining: bool, yields: bool = False
+) -> tuple[list[Applied], Action]:
     """Return the entries up to the next effect, and that effect (carried out after they are stored)
     or the end of the attempt."""
     decided: list[Applied] = []
-    state = replace(state, now=now, draining=draining)
+    state = replace(state, now=now, draining=draining, yields=yields)
     while isinstance(step := decide(state), entries.Entry):
         decided += fold(state, [step])
         state = decided[-1].after
@@ -54,6 +56,7 @@ def _by_rules(state: RunState) -> Step:
         or _answer_stop(state)
         or hook_decisions.tell_of_hooks(state)
         or leave(state)
+        or _yield_slot(state)
         or hook_decisions.start_run(state)
         or _deliver_queued(state)
         or _after_failure(state)
@@ -144,6 +147,11 @@ def _end_children(state: RunState) -> Step | None:
         return given_by_children(state)
     wait = entries.RunSettled(Waiting("children"))
     return leave(state) or (wait if state.children.cancelled else steps.EndChildren())
+
+
+def _yield_slot(state: RunState) -> Step | None:
+    """Another job has waited for its share of the slots."""
+    return entries.RunSettled(Requeued(state.now, "yielded")) if state.yields else None
 
 
 def _deliver_queued(state: RunState) -> Step | None:

@@ -25,6 +25,10 @@ TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     **{ended: frozenset({"queued"}) for ended in get_args(EndState)},
 }
 
+# The rank of a run: among those of its job that are queued, a lower one is first. Runs that had begun and
+# were interrupted are before those of all jobs.
+INTERRUPTED, BEGUN, FRESH = 0, 1, 2
+
 WaitReason = Literal["paused", "workspace", "approval", "budget", "children", "finish_by"]
 
 
@@ -59,7 +63,14 @@ class Requeued:
     """The run goes on later (``due_at``, seconds since the epoch) on whatever worker."""
 
     due_at: float
-    reason: Literal["backoff", "shutdown", "lease_lost", "budget", "not_before", "window"]
+    reason: Literal[
+        "backoff", "shutdown", "lease_lost", "budget", "yielded", "not_before", "window"
+    ]
+
+    @property
+    def rank(self) -> int:
+        """The run's rank in the queue."""
+        return INTERRUPTED if self.reason in ("shutdown", "lease_lost") else BEGUN
 
 
 Outcome = Ended | Waiting | Requeued

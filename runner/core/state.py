@@ -289,6 +289,7 @@ class RunState(Progress):
     # For a decision: the time in seconds since the epoch, and True if the worker shuts down.
     now: float = field(default=0.0, compare=False)
     draining: bool = field(default=False, compare=False)
+    yields: bool = field(default=False, compare=False)  # its slot, when a turn has ended
 
     @property
     def used(self) -> Charged:

@@ -32,6 +32,7 @@ class Workspace:
     largest_file: int = LARGEST_FILE  # bytes; of a larger file only the digest is recorded
     external: tuple[Rule, ...] = ()  # calls with effects elsewhere: never run again by themselves
     on_unknown: OnUnknown = "tell"  # who decides on an unknown outcome: the model, or a person
+    max_concurrency: int | None = None  # runs that are worked on at once in a shared folder
 
     @property
     def is_recorded(self) -> bool:

@@ -77,6 +77,7 @@ class _Attempt:
             lease, ports.tools, ports.workspaces, ports.call_id, interrupt, self._retry
         )
         self._state = self._retry(lambda: ports.journal.load(lease))
+        self._first_turns = self._state.turns
 
     def run(self) -> Outcome:
         """Decide, commit, do, until a committed outcome ends the attempt."""
@@ -89,7 +90,8 @@ class _Attempt:
 
     def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], steps.Action]:
         """Decide the next step from the run state. The commit calls this inside its transaction."""
-        return advance(state, now, draining=self._ports.stopping.is_set())
+        yields = state.turns > self._first_turns and self._interrupt.yields()
+        return advance(state, now, draining=self._ports.stopping.is_set(), yields=yields)
 
     def _commit(self, entries: Sequence[Entry], decide: Decide[T]) -> T:
         """Commit entries and the next decision; retry, so that a paid reply outlives an outage."""

@@ -9,14 +9,16 @@ what is missing, so it uses only a small part of its process's time.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from runner.core.shares import Shares
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError
 from runner.logs import Outage
@@ -116,6 +118,7 @@ class Questions:
 PASS_SECONDS = 1.0
 LEAST_GAP_SECONDS = 0.03
 OUTAGE_SECONDS = 5.0
+MOST_YIELDS = 64  # runs that one job may be given slots for in a pass
 
 
 @dataclass(eq=False)
@@ -132,6 +135,9 @@ class Dispatcher:
         self._budget_waits = BudgetWaits(self.database)
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
+        self._choosing = threading.Lock()
+        self._shares = Shares()
+        self._surplus: Counter[str] = Counter()  # runs of this worker that may yield, by job
         self._last_good = self.clock.monotonic() - PASS_SECONDS
         self._reaps_expired_from = self.clock.monotonic() + OUTAGE_SECONDS
 
@@ -167,7 +173,9 @@ class Dispatcher:
         times.queue_moved(self.database, self.clock.now())
         schedules.fire_due(self.database, self.clock.now())
         children.attend(self.database, self.clock.now())
+        runs.forget_lost_messages(self.database, self.clock.now())
         self._notify()
+        self._find_surplus()
         self._last_good = self.clock.monotonic()
 
     def _reap(self) -> None:
@@ -224,8 +232,7 @@ class Dispatcher:
                     self.queue.offer(run_id)
 
     def _notify(self) -> None:
-        most = 2 * self.queue.free_slots
-        run_ids = runs.due_to_notify(self.database, most, self.clock.now()) if most > 0 else []
+        run_ids = self._next_runs(2 * self.queue.free_slots)
         if not run_ids:
             return
         try:
@@ -234,6 +241,41 @@ class Dispatcher:
             self.machine.queue_outage.failed(error)
             left = [run_id for run_id in run_ids if not self.queue.offer(run_id)]
             runs.not_notified(self.database, left)
+
+    def _next_runs(self, most: int) -> list[str]:
+        if most <= 0:
+            return []
+        with self._choosing:
+            return runs.due_to_notify(self.database, most, self.clock.now(), self._shares)
+
+    def next_instead_of(self, run_id: str) -> str | None:
+        """The run that is next by now, in place of one whose queue message is stale."""
+        runs.not_notified(self.database, [run_id])
+        return next(iter(self._next_runs(1)), None)
+
+    def yields(self, job_id: str) -> bool:
+        """True if a run of the job that is worked on here should give up its slot for another job."""
+        return self._surplus[job_id] > 0
+
+    def has_yielded(self, job_id: str) -> None:
+        self._surplus[job_id] -= 1
+
+    def _find_surplus(self) -> None:
+        """Find how many runs of this worker are to yield: of a job with runs at several workers, each takes
+        its part, by chance where that is less than one."""
+        with self._choosing:
+            loads = runs.job_loads(self.database, MOST_YIELDS, self.clock.now())
+            surplus = self._shares.surplus(loads, self.clock.monotonic())
+        if self.queue.free_slots > 0:
+            surplus = {}
+        held = runs.held_by_job(self.database, self.worker_id) if surplus else {}
+        running = {load.job_id: load.running for load in loads}
+        self._surplus = Counter(
+            {
+                job_id: int(count * held.get(job_id, 0) / running[job_id] + random.random())
+                for job_id, count in surplus.items()
+            }
+        )
 
 
 PAUSE_SECONDS = 2.0

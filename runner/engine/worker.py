@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import runner
-from runner.core.run import Lease, Outcome
+from runner.core.run import Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
 from runner.errors import Interrupted, LeaseLost, UnreachableError, UsageError
@@ -266,12 +266,12 @@ class Worker:
         """Work the run of a queue message, unless it is not due or another worker has it."""
         machine = self._machine
         try:
-            run = runs.look_at(machine.database, run_id, machine.clock.now())
+            run = self._look_at(run_id)
             if run is None:
                 return
             path = run.workspace_path
             if run.must_be_alone and self._only is None:
-                machine.run_apart(run_id, self._ports.stopping)
+                machine.run_apart(run.id, self._ports.stopping)
             elif path is not None and not machine.visible(Path(path), run.workspace_id or ""):
                 runs.wait_for_workspace(machine.database, run, machine.clock.now())
             elif not self._is_quiet(run):
@@ -284,6 +284,15 @@ class Worker:
             if not self._is_outdated():
                 raise
 
+    def _look_at(self, run_id: str) -> runs.DueRun | None:
+        """The run, or the one that is to be worked on before it by now; None if it is not due."""
+        database, clock = self._machine.database, self._machine.clock
+        run = runs.look_at(database, run_id, clock.now())
+        if run is None or self._only is not None or not run.is_stale(clock.now()):
+            return run
+        first = self._dispatcher.next_instead_of(run_id)
+        return None if first is None else runs.look_at(database, first, clock.now())
+
     def _is_quiet(self, run: runs.DueRun) -> bool:
         """True if no process of the run's last attempt or of its ended sub-agents is left here: a
         sub-agent cancelled just now may still write in the run's folder."""
@@ -295,7 +304,8 @@ class Worker:
 
     def _work(self, run: runs.DueRun) -> None:
         machine = self._machine
-        held = _Held(run.attempt + 1, Interrupt(self._may_act))
+        yields = partial(self._dispatcher.yields, run.job_id)
+        held = _Held(run.attempt + 1, Interrupt(self._may_act, yields))
         if self._held.setdefault(run.id, held) is not held:
             # Its last attempt here is on its way out, or another queue message was faster.
             runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
@@ -305,15 +315,17 @@ class Worker:
             if lease is not None:
                 held.claimed = True
                 machine.observer.claimed(Claimed(lease, run.job_id, run.item_key))
-                self._attempt(lease, held.interrupt)
+                self._attempt(lease, run.job_id, held.interrupt)
         finally:
             del self._held[run.id]
 
-    def _attempt(self, lease: Lease, interrupt: Interrupt) -> None:
+    def _attempt(self, lease: Lease, job_id: str, interrupt: Interrupt) -> None:
         """Run an attempt. Without an outcome its lease is orphaned: the watch gives it back."""
         outcome: Outcome | NoOutcome = "bug"
         try:
             outcome = run_attempt(lease, self._ports, interrupt)
+            if isinstance(outcome, Requeued) and outcome.reason == "yielded":
+                self._dispatcher.has_yielded(job_id)
         except (LeaseLost, Interrupted):
             outcome = "dropped"
         except UnreachableError:

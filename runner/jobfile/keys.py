@@ -14,6 +14,7 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure
+from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import OnTimeout, ParallelTools, Provider
 from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
@@ -125,6 +126,19 @@ def _read_hooks(value: Any, node: Node) -> Mapping[str, Any]:
         (at, Section(HOOK, {"function": name}, at)) for at, name in _names.read(value, node)
     ]
     return dict.fromkeys(EVENTS.names, functions)
+
+
+def _priority() -> Type:
+    """A word or a number, read as a weight."""
+    word, weight = choice(*PRIORITIES), number(LEAST_PRIORITY, MOST_PRIORITY)
+
+    def read(value: Any, node: Node) -> float:
+        if isinstance(value, str):
+            return PRIORITIES[word.read(value, node)]
+        found: float = weight.read(value, node)
+        return found
+
+    return Type(f"{word.words}, or a number", {"anyOf": [word.schema, weight.schema]}, read)
 
 
 def rules_of(effect: Effect) -> Type:
@@ -342,6 +356,8 @@ WORKSPACE = Table("workspace", (
         "Calls whose effects leave the workspace: [never repeated unasked](#calls-that-were-cut-off)."),
     Key("on_unknown", choice(*get_args(OnUnknown)), "tell", "Who deals with a call of unknown outcome: "
         "the model, which is told of it, or [a person](#calls-that-were-cut-off)."),
+    Key("max_concurrency", _count, None, "How many runs may be worked on at once in this folder, runs of "
+        "other jobs included.", "unlimited", modes=("shared",), example=1),
     Key("commit_message", _template, None, "The message of the commit that a run ends with.",
         "see below", modes=_GIT),
 ))
@@ -429,6 +445,10 @@ TOP = Table("", (
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
     Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
     Key("hooks", _hooks, {}, "[What runs on events of a run](#hooksevent), and may tighten its rules."),
+    Key("priority", _priority(), "normal", "The job's [share of the slots](concepts.md#order-of-work), "
+        "next to other jobs that have work: `low` is 1, `normal` 4 and `high` 16."),
+    Key("max_concurrency", _count, None, "How many of the job's runs may be worked on at once.",
+        "unlimited", example=4),
     Key("instructions", flag, False, "Whether the system prompt ends with `AGENTS.md` and "
         "`CLAUDE.md` of the workspace's top folder, as they are when the run begins."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 from runner.core.agents import lineage
 from runner.core.commands import Change
 from runner.core.events import Event, signed_event
-from runner.core.run import TRANSITIONS, Author, Lease, RunStatus
+from runner.core.run import FRESH, INTERRUPTED, TRANSITIONS, Author, Lease, RunStatus
 from runner.errors import LeaseLost, UsageError
 from runner.store.tables import events, job_events, runs
 
@@ -29,9 +29,15 @@ _SHOWN_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time
 FREED: dict[str, Any] = {"worker_id": None, "due_at": None, "rung_at": None}
 
 
-def queued(due_at: float, reason: str = "") -> dict[str, Any]:
-    """The columns of a run that is queued."""
-    return {**FREED, "state": "queued", "reason": reason, "detail": "", "due_at": due_at}
+def queued(due_at: float, reason: str = "", rank: int = INTERRUPTED) -> dict[str, Any]:
+    """The columns of a run that had begun and is queued."""
+    place = {"due_at": due_at, "rank": rank}
+    return {**FREED, "state": "queued", "reason": reason, "detail": "", **place}
+
+
+def queued_again(run: Row[Any], due_at: float, rank: int = INTERRUPTED) -> dict[str, Any]:
+    """The columns of a run that is queued, whether it has begun or not."""
+    return queued(due_at, rank=rank if run.attempt else FRESH)
 
 
 def ended(state: str, reason: str, detail: str, now: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from runner.store.changes import (
     ended,
     in_lots,
     locked_runs,
-    queued,
+    queued_again,
     signed_change,
     store_change,
     unchanged,
@@ -98,7 +98,7 @@ def _resume(connection: Connection, run: Row[Any], now: float, author: Author) -
         return unchanged(run, f"has ended: {run.state} (see `runner retry --help`)")
     is_paused = run.state == "waiting" and run.reason == "paused"
     if is_paused or run.pause_requested:
-        changes = {"pause_requested": False, **(queued(now) if is_paused else {})}
+        changes = {"pause_requested": False, **(queued_again(run, now) if is_paused else {})}
         signed_change(connection, run, now, "resumed", author, changes)
         if is_paused:
             return changed(run, "queued", "resumed")

@@ -376,7 +376,7 @@ class Rows:
                 waits = {"state": "waiting", "reason": reason, "detail": detail}
                 self.run_changes |= {**FREED, **waits, "pause_requested": False}
             case Requeued(due_at, reason):
-                self.run_changes |= queued(due_at, reason)
+                self.run_changes |= queued(due_at, reason, outcome.rank)
             case Ended(how, reason, detail):
                 self.run_changes |= ended(how, visible(reason), visible(detail), self._now)
                 self._interrupt_calls(state)

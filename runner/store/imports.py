@@ -36,6 +36,7 @@ from runner.store.database import Database
 from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
 from runner.store.jobs import SESSIONS
 from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json
+from runner.store.shares import insert_shares
 from runner.store.statements import Writes
 from runner.store.tables import approvals, events, job_events, jobs, run_items, runs
 
@@ -217,6 +218,9 @@ def import_file(
             while batch := list(islice(values, ROWS_AT_ONCE)):
                 connection.execute(insert(table), batch)
         if section is job:
+            stored = select(jobs.c.spec, jobs.c.workspace_id).where(jobs.c.id == job.id)
+            row = connection.execute(stored).one()
+            insert_shares(connection, job.id, JobSpec.from_json(row.spec), row.workspace_id)
             add_job_events(connection, job.id, [event], now)
         elif not section.has_ended:
             _cancel(connection, section, author, now)

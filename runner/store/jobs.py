@@ -17,7 +17,7 @@ from runner.core.children import spec_of
 from runner.core.conversation import Message
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import opening
-from runner.core.run import UNKNOWN, Author
+from runner.core.run import FRESH, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.text import shorten
 from runner.errors import UsageError
@@ -27,6 +27,7 @@ from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database
 from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
 from runner.store.run_state import progress_to_json
+from runner.store.shares import insert_shares
 from runner.store.tables import blocks, events, job_budgets, jobs, run_items, runs
 
 # The name and the source of the job that imported sessions of Claude Code's are runs of.
@@ -91,6 +92,7 @@ def insert_job(
     told |= {"runs": len(submission.runs), "rules": len(spec.rules), **budget}
     add_job_events(connection, job_id, [signed_event("submitted", author, about, new=told)], now)
     insert_rules(connection, job_id, spec.rules, author, now)
+    insert_shares(connection, job_id, spec, workspace_id)
     if spec.budget.is_set:
         connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
     warms = budgets.is_worth_it(submission)
@@ -167,6 +169,7 @@ def open_run(
         "reason": "",
         "created_at": now,
         "due_at": now,
+        "rank": FRESH,
         "max_turns": limits.max_turns,
         "token_ceiling": limits.token_ceiling,
         "cost_ceiling_usd": limits.cost_ceiling_usd,

@@ -30,7 +30,7 @@ from runner.core.conversation import (
 )
 from runner.core.entries import ChildrenStarted
 from runner.core.fold import Applied, context_of, opening
-from runner.core.run import RUNNER
+from runner.core.run import BEGUN, RUNNER
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import ContextState, Files, Progress, RunState
 from runner.core.text import SNAPSHOT_TEXT
@@ -113,6 +113,7 @@ def _start(
         "parent_position": child.index,
         "root_run": lineage(state.run_id)[0],
         "depth": state.depth + 1,
+        "rank": BEGUN,  # as its parent has
         "child_number": child.number,
         "agent_type": child.agent_type,
         "model": model,

@@ -17,7 +17,7 @@ from runner.core import budget
 from runner.core.commands import Change, Raised, Target
 from runner.core.events import INPUT_SUMMARY_LENGTH
 from runner.core.fold import rested
-from runner.core.run import ENDED, UNKNOWN, Author
+from runner.core.run import BEGUN, ENDED, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import Progress
 from runner.core.text import shorten
@@ -27,7 +27,7 @@ from runner.store.changes import (
     changed,
     in_lots,
     locked_runs,
-    queued,
+    queued_again,
     refuse_child,
     signed_change,
     store_change,
@@ -169,7 +169,7 @@ def _taken_up(
     progress = rested(progress)
     progress = replace(progress, ending=replace(progress.ending, delivered=None))
     reset = {"ended_at": None, "lost_leases": 0, "bugs": 0, "progress": progress_to_json(progress)}
-    return {**queued(now), **reset, **own}
+    return {**queued_again(run, now, BEGUN), **reset, **own}
 
 
 def _refuse_used_work(run: Row[Any], progress: Progress, limits: budget.Limits) -> None:

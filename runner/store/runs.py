@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Float, Integer, bindparam, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    FromClause,
+    Integer,
+    Text,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from runner.core.agents import is_within, lineage
 from runner.core.conversation import Usage
 from runner.core.events import Event
-from runner.core.run import ENDED, RUNNER, Ended, Lease
+from runner.core.run import BEGUN, ENDED, FRESH, INTERRUPTED, RUNNER, Ended, Lease
+from runner.core.shares import NORMAL, JobLoad, Pick, Shares
 from runner.ports import Ending
-from runner.store.changes import FREED, event_rows, locked_runs, queued, signed_change, store_change
+from runner.store.changes import (
+    FREED,
+    event_rows,
+    locked_runs,
+    queued_again,
+    signed_change,
+    store_change,
+)
 from runner.store.children import IS_ORPHAN, IS_READY
 from runner.store.database import Database
 from runner.store.statements import Writes, execute
-from runner.store.tables import events, runs, workers
+from runner.store.tables import events, job_shares, runs, workers
 
 NOTIFY_AGAIN_SECONDS = 15.0
+STALE_SECONDS = 2.0  # since a queue message was sent: others may be before its run by now
 LOST_LEASES_BEFORE_ALONE = 3
 
 
@@ -29,19 +53,28 @@ class DueRun:
     id: str
     job_id: str
     item_key: str
+    notified_at: float | None
     attempt: int
     lost_leases: int
     workspace_path: str | None
     workspace_id: str | None
     last_host_id: str | None  # where its last attempt was
     of_family: bool  # some run of its tree has started another
+    max_concurrency: int | None  # of its job
+    limited_workspace: str | None  # the id of its workspace, if that has a limit
+    workspace_concurrency: int | None
 
     @property
     def must_be_alone(self) -> bool:
         """True if workers died on it: the next one works nothing else."""
         return self.lost_leases >= LOST_LEASES_BEFORE_ALONE
 
+    def is_stale(self, now: float) -> bool:
+        """True if it is long since the run was chosen, so that others may be before it."""
+        return self.notified_at is None or abs(now - self.notified_at) > STALE_SECONDS
 
+
+_LIMITS = ("max_concurrency", "workspace_id", "workspace_concurrency")
 _IS_QUEUED = runs.c.state == "queued"
 _below = runs.alias("below")
 _DUE_RUN = (
@@ -49,6 +82,7 @@ _DUE_RUN = (
         runs.c.id,
         runs.c.job_id,
         runs.c.item_key,
+        runs.c.rung_at,
         runs.c.attempt,
         runs.c.lost_leases,
         runs.c.workspace_path,
@@ -58,8 +92,10 @@ _DUE_RUN = (
         .where(_below.c.root_run == func.coalesce(runs.c.root_run, runs.c.id))
         .correlate(runs)
         .label("of_family"),
+        *(job_shares.c[name] for name in _LIMITS),
     )
     .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
+    .outerjoin(job_shares, job_shares.c.job_id == runs.c.job_id)
     .where(runs.c.id == bindparam("run"), _IS_QUEUED, runs.c.due_at <= bindparam("now"))
 )
 
@@ -106,12 +142,53 @@ _CLAIM = (
 )
 
 
+_LOCKED_LIMITS = (
+    select(job_shares.c.job_id)
+    .where(
+        or_(
+            job_shares.c.job_id == bindparam("job"),
+            job_shares.c.workspace_id == bindparam("workspace", type_=Text),
+        )
+    )
+    .order_by(job_shares.c.job_id)
+    .with_for_update()
+)
+_count_running = select(func.count().label("count")).where(
+    runs.c.state == literal_column("'running'")
+)
+_RUNNING_OF_JOB = _count_running.where(runs.c.job_id == bindparam("job"))
+_RUNNING_IN_WORKSPACE = _count_running.where(runs.c.workspace_id == bindparam("workspace"))
+
+
+def _has_room(connection: Connection, run: DueRun) -> bool:
+    """True if the run may be worked on beside those that are. Nobody else can claim one of them until the
+    transaction ends."""
+    if (run.max_concurrency, run.workspace_concurrency) == (None, None):
+        return True
+    ids = {"job": run.job_id, "workspace": run.limited_workspace}
+    execute(connection, _LOCKED_LIMITS, ids)
+    for limit, query in (
+        (run.max_concurrency, _RUNNING_OF_JOB),
+        (run.workspace_concurrency, _RUNNING_IN_WORKSPACE),
+    ):
+        if limit is not None and execute(connection, query, ids)[0].count >= limit:
+            return False
+    return True
+
+
+_NOT_NOTIFIED = update(runs).where(runs.c.id == bindparam("run"), _IS_QUEUED).values(rung_at=None)
+
+
 def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
-    """Take a due run for a worker: a new attempt, unless someone was faster."""
+    """Take a due run for a worker: a new attempt, unless someone was faster, or as many runs of its job
+    or in its workspace are worked on as may be."""
     attempts = {"last_attempt": run.attempt, "new_attempt": (attempt := run.attempt + 1)}
     values = {"run": run.id, "worker": worker_id, "now": now, **attempts}
 
     def work(connection: Connection) -> Lease | None:
+        if not _has_room(connection, run):
+            execute(connection, _NOT_NOTIFIED, {"run": run.id})
+            return None
         claimed = execute(connection, _CLAIM, values)
         if not claimed:
             return None
@@ -173,33 +250,138 @@ def workspace_found(
     def work(connection: Connection) -> list[str]:
         run_ids = connection.execute(waiting).scalars().all()
         found = locked_runs(connection, run_ids, _WAITING)
-        changes = {**queued(now), "rung_at": now}
         for run in found:
+            changes = {**queued_again(run, now), "rung_at": now}
             signed_change(connection, run, now, "resumed", RUNNER, changes, {"reason": "workspace"})
         return [run.id for run in found]
 
     return database.write(work)
 
 
-_DUE = (
-    select(runs.c.id)
-    .where(
-        _IS_QUEUED,
-        runs.c.due_at <= bindparam("now"),
-        # A time to come is of a clock that was set back since.
-        or_(
-            runs.c.rung_at.is_(None),
-            runs.c.rung_at < bindparam("rung_before", type_=Float),
-            runs.c.rung_at > bindparam("now"),
-        ),
+# --- The order of work ---
+
+
+# What waits to be chosen. Literals, and these words: a partial index is used for nothing else.
+def _in_line(run: FromClause) -> ColumnElement[bool]:
+    return (run.c.state == literal_column("'queued'")) & run.c.rung_at.is_(None)
+
+
+# The jobs with queued runs, one look into the index for each: a query for the distinct ones would read
+# all queued runs (https://wiki.postgresql.org/wiki/Loose_indexscan).
+_behind = runs.alias("behind")
+_lines = (
+    select(func.min(runs.c.job_id).label("job_id"))
+    .where(_in_line(runs))
+    .cte("lines", recursive=True)
+)
+_next_job = (
+    select(func.min(_behind.c.job_id))
+    .where(_in_line(_behind), _behind.c.job_id > _lines.c.job_id)
+    .correlate(_lines)
+    .scalar_subquery()
+)
+_LINES = _lines.union_all(select(_next_job).select_from(_lines).where(_lines.c.job_id.is_not(None)))
+
+
+def _count_due(rank: int) -> ColumnElement[int]:
+    """How many runs of a rank are due in a line, counted up to ``most``."""
+    run = runs.alias(f"rank_{rank}")
+    is_due = run.c.due_at <= bindparam("now", type_=Float)
+    found = (
+        select(run.c.id)
+        .where(
+            run.c.job_id == _LINES.c.job_id, _in_line(run), run.c.rank == literal_column(str(rank))
+        )
+        .where(is_due)
+        .limit(bindparam("most", type_=Integer))
+        .correlate(_LINES)
+        .subquery(f"due_{rank}")
     )
+    return select(func.count()).select_from(found).scalar_subquery()
+
+
+_WAITING_BY_JOB = (
+    select(
+        _LINES.c.job_id,
+        job_shares.c.weight,
+        *(job_shares.c[name] for name in _LIMITS),
+        _count_due(INTERRUPTED).label("interrupted"),
+        _count_due(BEGUN).label("begun"),
+        _count_due(FRESH).label("fresh"),
+    )
+    .outerjoin(job_shares, job_shares.c.job_id == _LINES.c.job_id)
+    .where(_LINES.c.job_id.is_not(None))
+)
+_one, _none = literal_column("1", Integer), literal_column("0", Integer)
+_in_hand = (
+    select(runs.c.job_id, runs.c.workspace_id, _one.label("running"), _none.label("notified"))
+    .where(runs.c.state == literal_column("'running'"))
+    .union_all(
+        select(runs.c.job_id, runs.c.workspace_id, _none, _one).where(runs.c.rung_at.is_not(None))
+    )
+    .subquery("in_hand")
+)
+_IN_HAND_BY_JOB = (
+    select(
+        _in_hand.c.job_id,
+        _in_hand.c.workspace_id,
+        job_shares.c.weight,
+        func.sum(_in_hand.c.running).label("running"),
+        func.sum(_in_hand.c.notified).label("notified"),
+    )
+    .outerjoin(job_shares, job_shares.c.job_id == _in_hand.c.job_id)
+    .group_by(_in_hand.c.job_id, _in_hand.c.workspace_id, job_shares.c.weight)
+)
+
+
+def job_loads(database: Database, most: int, now: float) -> list[JobLoad]:
+    """What each job with due or running runs uses and waits for; nothing if none is due. Due runs are
+    counted up to ``most`` of a rank."""
+    waiting = database.find(_WAITING_BY_JOB, {"most": most, "now": now})
+    if not any(row.interrupted or row.begun or row.fresh for row in waiting):
+        return []
+    running: Counter[str] = Counter()
+    notified: Counter[str] = Counter()
+    in_workspace: Counter[str] = Counter()
+    weights = {row.job_id: row.weight for row in waiting}
+    for row in database.find(_IN_HAND_BY_JOB, {}):
+        running[row.job_id] += row.running
+        notified[row.job_id] += row.notified
+        in_workspace[row.workspace_id] += row.running + row.notified
+        weights[row.job_id] = row.weight
+    rows = {row.job_id: row for row in waiting}
+
+    def load(job_id: str) -> JobLoad:
+        weight, count = weights[job_id] or NORMAL, (running[job_id], notified[job_id])
+        if (row := rows.get(job_id)) is None:
+            return JobLoad(job_id, weight, *count)
+        limits = (
+            (row.max_concurrency, sum(count)),
+            (row.workspace_concurrency, in_workspace[row.workspace_id]),
+        )
+        rooms = [max(0, limit - used) for limit, used in limits if limit is not None]
+        due = row.begun + row.fresh
+        return JobLoad(job_id, weight, *count, row.interrupted, due, min(rooms, default=None))
+
+    return [load(job_id) for job_id in weights]
+
+
+_IS_FIRST = (
+    (runs.c.job_id == bindparam("job"))
+    & _in_line(runs)
+    & (runs.c.rank == bindparam("rank", type_=Integer))
+    & (runs.c.due_at <= bindparam("now", type_=Float))
+)
+_FIRST = (
+    select(runs.c.id)
+    .where(_IS_FIRST)
     .order_by(runs.c.due_at, runs.c.id)
     .limit(bindparam("most", type_=Integer))
 )
 # Apart from the update: as a part of it Postgres may look for them anew for each row, and so take more
 # than ``most`` (https://www.postgresql.org/docs/current/queries-with.html).
-_TAKEN = _DUE.with_for_update(skip_locked=True).cte("taken")
-_DUE_TO_NOTIFY = (
+_TAKEN = _FIRST.with_for_update(skip_locked=True).cte("taken")
+_TAKE = (
     update(runs)
     .where(runs.c.id.in_(select(_TAKEN.c.id)))
     .values(rung_at=bindparam("now"))
@@ -207,17 +389,57 @@ _DUE_TO_NOTIFY = (
 )
 
 
-def due_to_notify(database: Database, most: int, now: float) -> list[str]:
-    """The ids of at most ``most`` due runs to notify of, oldest first; each is stamped as notified."""
-    values = {"most": most, "now": now, "rung_before": now - NOTIFY_AGAIN_SECONDS}
-    if not database.find(_DUE, values):
-        return []
-    notified = database.write(lambda connection: execute(connection, _DUE_TO_NOTIFY, values))
-    return [run.id for run in sorted(notified, key=lambda run: (run.due_at, run.id))]
+def take(database: Database, picks: Sequence[Pick], now: float) -> list[str]:
+    """The ids of the next runs, in the order of the picks; each is stamped as notified. Fewer if others
+    were faster."""
+
+    def work(connection: Connection) -> dict[Pick, deque[str]]:
+        return {
+            pick: _take(connection, pick, most, now)
+            for pick, most in sorted(Counter(picks).items(), key=str)
+        }
+
+    found = database.write(work) if picks else {}
+    return [found[pick].popleft() for pick in picks if found[pick]]
+
+
+def _take(connection: Connection, pick: Pick, most: int, now: float) -> deque[str]:
+    found: deque[str] = deque()
+    for rank in (INTERRUPTED,) if pick.interrupted else (BEGUN, FRESH):
+        if len(found) < most:
+            values = {"job": pick.job_id, "rank": rank, "now": now, "most": most - len(found)}
+            rows = execute(connection, _TAKE, values)
+            found += [row.id for row in sorted(rows, key=lambda row: (row.due_at, row.id))]
+    return found
+
+
+def due_to_notify(
+    database: Database, most: int, now: float, shares: Shares | None = None
+) -> list[str]:
+    """The ids of at most ``most`` due runs to notify of, the next one first; each is stamped as notified.
+
+    Args:
+        shares: chooses among the jobs; None: as if nothing had been chosen before.
+    """
+    loads = job_loads(database, most, now)
+    return take(database, (shares or Shares()).choose(loads, most), now)
+
+
+_LOST = select(runs.c.id).where(
+    runs.c.rung_at.is_not(None),
+    # A time to come is of a clock that was set back since.
+    or_(runs.c.rung_at < bindparam("before", type_=Float), runs.c.rung_at > bindparam("now")),
+)
+
+
+def forget_lost_messages(database: Database, now: float) -> None:
+    """Let runs be notified of again whose queue messages nobody has taken for long."""
+    if lost := database.find(_LOST, {"before": now - NOTIFY_AGAIN_SECONDS, "now": now}):
+        not_notified(database, [run.id for run in lost])
 
 
 def not_notified(database: Database, run_ids: Sequence[str]) -> None:
-    """The queue could not be notified: the next pass takes these runs again."""
+    """No queue message of these runs is under way: the next pass may choose them again."""
     database.execute(update(runs).where(runs.c.id.in_(run_ids), _IS_QUEUED).values(rung_at=None))
 
 
@@ -244,6 +466,18 @@ _HELD_BY = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == bindparam
 def held_by(database: Database, worker_id: str) -> dict[str, int]:
     """The ids of the runs that a worker holds, with their attempts."""
     return {row.id: row.attempt for row in database.find(_HELD_BY, {"worker": worker_id})}
+
+
+_HELD_BY_JOB = (
+    select(runs.c.job_id, func.count().label("count"))
+    .where(runs.c.worker_id == bindparam("worker"))
+    .group_by(runs.c.job_id)
+)
+
+
+def held_by_job(database: Database, worker_id: str) -> dict[str, int]:
+    """How many runs of each job a worker holds."""
+    return {row.job_id: row.count for row in database.find(_HELD_BY_JOB, {"worker": worker_id})}
 
 
 def endings(database: Database, run_ids: Sequence[str]) -> list[Ending]:

@@ -94,6 +94,17 @@ job_budgets = _table(
     *_counts("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost", type_=BigInteger),
 )
 
+# A job's share of the workers' slots. Apart from the job, whose row is large: workers read it in each pass.
+job_shares = _table(
+    "job_shares",
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("weight", Float, nullable=False),
+    Column("max_concurrency", Integer),  # runs that are worked on at once
+    Column("workspace_id", Text),  # of a folder in which
+    Column("workspace_concurrency", Integer),  # so many runs are worked on at once
+    Index(None, "workspace_id", **_where("workspace_id IS NOT NULL")),
+)
+
 # Snapshot N of the rules of a job has the rules with ``added_in`` <= N that are not revoked in N or before.
 permission_rules = _table(
     "permission_rules",
@@ -167,7 +178,7 @@ runs = _table(
     Column("detail", Text, nullable=False, server_default=""),
     Column("created_at", Float, nullable=False),
     *_columns("started_at ended_at due_at", Float),
-    Column("rung_at", Float),  # when workers were last notified that the run is due
+    Column("rung_at", Float),  # of a queued run: when workers were notified that it is due
     Column("attempt", Integer, nullable=False, server_default="0"),  # the fencing token
     Column("worker_id", Text),  # holds the lease
     Column("last_worker_id", Text),
@@ -199,6 +210,7 @@ runs = _table(
     Column("child_number", Integer),
     Column("agent_type", Text),
     Column("deadline", Float),  # of a sub-agent: seconds after ``created_at``
+    Column("rank", Integer, nullable=False, server_default="2"),  # see ``core.run``
     CheckConstraint(f"state IN ({_STATES})", name="state"),
     CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
@@ -208,6 +220,11 @@ runs = _table(
     # Without it a job's summary takes time with the square of its runs: few are begun afresh.
     Index(None, "fresh_of", **_where("fresh_of IS NOT NULL")),
     Index(None, "root_run", **_where("root_run IS NOT NULL")),
+    # The lines that workers choose the next run from, one for each job and rank.
+    Index(
+        None, *("job_id", "rank", "due_at", "id"), **_where("state = 'queued' AND rung_at IS NULL")
+    ),
+    Index(None, "rung_at", **_where("rung_at IS NOT NULL")),
     # Workers look for unfinished sub-agents in each pass; there are few.
     Index(None, "state", "parent_run", **_where("parent_run IS NOT NULL")),
 )

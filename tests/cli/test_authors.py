@@ -132,7 +132,8 @@ def test_command_that_reads_changes_nothing(
 
 # Tried below, each with what it records; `import` in the tests of exchange.
 TRIED = {
-    *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "pause", "resume"),
+    *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "pause", "priority"),
+    "resume",
     *("retry", "schedule add", "schedule pause", "schedule resume", "schedule rm", "rules revoke"),
     *("run", "say", "submit", "workspace prune"),
 }
@@ -193,6 +194,12 @@ def test_resume_is_recorded_with_who_and_why(command: Command, database: Databas
     command(*signing("resume", run_id))
     job_id = run_row(database, run_id).job_id
     assert last_change(database, job_id) == ("resumed", "lena", "The wrong branch.")
+
+
+def test_priority_is_recorded_with_who_and_why(command: Command, database: Database) -> None:
+    job_id = run_row(database, submit_one(database)).job_id
+    assert command(*signing("priority", job_id, "high")).code == 0
+    assert last_change(database, job_id) == ("priority_changed", "lena", "The wrong branch.")
 
 
 def test_budget_is_recorded_with_who_and_why(command: Command, database: Database) -> None:

@@ -163,3 +163,15 @@ def test_jobs_are_not_spoken_to(command: Callable[..., Result], database: Databa
     result = command("say", job_id, "Hello.")
     assert result.code == 2
     assert "no run is named" in result.err
+
+
+def test_priority_is_shown_and_set_by_a_word_or_a_number(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission(), NOW)
+    assert "4 (normal)" in command("priority", job_id).out
+    assert "16 (high)" in command("priority", job_id[-6:], "high").out
+    assert command("priority", job_id, "2.5", "--json").json == {"job": job_id, "priority": 2.5}
+    for wrong in ("higher", "0", "1e9", "nan"):
+        assert command("priority", job_id, wrong).code == 2
+    assert "2.5" in command("priority", job_id).out

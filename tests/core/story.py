@@ -100,13 +100,14 @@ class Story:
         self.state = state or a_run(a_spec(**spec))
         self.now = 1_000.0
         self.draining = False
+        self.yields = False
         self.entries: list[Entry] = []
 
     def go_on(self, *entries: Entry) -> Effect:
         """Append what happened and decide what follows."""
         for entry in entries:
             self.state = apply(self.state, entry)
-        decided, effect = advance(self.state, self.now, self.draining)
+        decided, effect = advance(self.state, self.now, self.draining, self.yields)
         self.state = decided[-1].after if decided else self.state
         self.entries += [*entries, *(one.entry for one in decided)]
         return effect

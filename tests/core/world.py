@@ -56,6 +56,7 @@ class World:
     mischief: int
     now: float = 1_000.0
     draining: bool = False
+    yields: bool = False
     started: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     said: list[int] = field(default_factory=list)
@@ -108,9 +109,9 @@ class World:
         """Decide, with whatever people did in the meantime."""
         while self.chance():
             self.people()
-        self.draining = self.chance()
+        self.draining, self.yields = self.chance(), self.chance()
         while True:
-            decided, effect = advance(self.state, self.now, self.draining)
+            decided, effect = advance(self.state, self.now, self.draining, self.yields)
             entries = [one.entry for one in decided]
             state = decided[-1].after if decided else self.state
             assert decided == fold(self.state, entries)

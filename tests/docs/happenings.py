@@ -26,7 +26,7 @@ from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
 from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
-from runner.store import budgets, jobs, leases, retry, rules, runs, schedules, tables, workspaces
+from runner.store import budgets, jobs, leases, retry, rules, runs, schedules, shares, tables, workspaces
 from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
@@ -60,6 +60,7 @@ def play(database: Database) -> None:
     be_compacted(database)
     use_up_the_budget(database)
     reach_its_times(database)
+    change_the_priority(database)
     ask_a_person(database)
     end(database)
     be_controlled(database)
@@ -109,6 +110,11 @@ def reach_its_times(database: Database) -> None:
     claim(database, run.id, late)
     moved = Moment("2099-01-01 07:00", "UTC", late + 60)
     move_finish_by(database, job_id, moved, late, author=Author("lena"))
+
+
+def change_the_priority(database: Database) -> None:
+    job_id = run_row(database, submit_one(database)).job_id
+    shares.set_priority(database, job_id, 16.0, NOW, Author("lena"))
 
 
 def ask_a_person(database: Database) -> None:

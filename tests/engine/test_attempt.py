@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.commands import Target
-from runner.core.run import Ended, Lease
+from runner.core.run import BEGUN, Ended, Lease, Requeued
 from runner.core.spec import JobSpec
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
@@ -24,6 +24,7 @@ from runner.store import control, ids, jobs, runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.leases import DatabaseClock
+from runner.store.tables import events
 from runner.store.tables import runs as run_table
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -122,3 +123,20 @@ def test_a_cancel_is_seen_in_a_back_off(database: Database, ports: Ports) -> Non
     interrupt.set("dropped")
     thread.join(3)
     assert [type(error) for error in ended] == [Interrupted]
+
+
+def test_a_run_yields_its_slot_after_a_turn_of_its_own(database: Database, ports: Ports) -> None:
+    """Without harm: it goes on where it was, and makes a turn each time, so that it ends."""
+    read = {"tools": [{"name": "Read", "input": {"file_path": "/nowhere"}}]}
+    lease = claimed(database, scripted(read, read, {"text": "Done."}))
+    asked = Interrupt(yields=lambda: True)
+    for turns in (1, 2):
+        outcome = run_attempt(lease, ports, asked)
+        assert isinstance(outcome, Requeued)
+        run = row(database, lease)
+        assert (outcome.reason, run.state, run.reason) == ("yielded", "queued", "yielded")
+        assert (run.turns, run.rank, run.lost_leases, run.bugs) == (turns, BEGUN, 0, 0)
+        lease = claim(database)
+    assert run_attempt(lease, ports, asked) == Ended("succeeded", "end_turn")
+    ends = select(events.c.data).where(events.c.type == "attempt_ended").order_by(events.c.number)
+    assert [event.data["why"] for event in database.rows(ends)][:2] == ["yielded", "yielded"]

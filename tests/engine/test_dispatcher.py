@@ -264,3 +264,51 @@ def test_a_pass_cancels_what_a_run_that_has_failed_had_started(
     database.write(lambda connection: connection.execute(change))
     Post(database, tmp_path).dispatcher.dispatch()
     assert run_row(database, f"{parent}.1").state == "cancelled"
+
+
+def held_here(post: Post, count: int) -> str:
+    """A job of more runs than slots, of which so many are worked on here; its id."""
+    job_id = jobs.submit(post.database, submission(*"abcdefgh"), NOW)
+    for run_id in runs.due_to_notify(post.database, count, NOW):
+        run = runs.look_at(post.database, run_id, NOW)
+        assert run is not None
+        assert runs.claim(post.database, run, "worker_me", NOW) is not None
+    return job_id
+
+
+def test_runs_of_a_job_above_its_share_yield_once_another_has_waited_ten_seconds(
+    post: Post,
+) -> None:
+    large = held_here(post, 4)
+    small = jobs.submit(post.database, submission("x"), NOW)
+    post.slots = 0
+    for second in range(10):
+        post.pass_at(second)
+        assert not post.dispatcher.yields(large), f"after {second} s"
+    post.pass_at(10)
+    assert (post.dispatcher.yields(large), post.dispatcher.yields(small)) == (True, False)
+    post.dispatcher.has_yielded(large)
+    assert not post.dispatcher.yields(large), "one run is due: one slot is enough"
+
+
+def test_nobody_yields_while_a_slot_is_free(post: Post) -> None:
+    large = held_here(post, 4)
+    for second in range(15):
+        jobs.submit(post.database, submission("x"), NOW + second)
+        post.pass_at(second)
+    assert not post.dispatcher.yields(large)
+
+
+def test_in_place_of_a_stale_queue_message_comes_what_is_next_by_now(post: Post) -> None:
+    jobs.submit(post.database, submission(*"abc"), NOW)
+    post.pass_at(0)
+    stale, *_ = post.notifier.notified
+    run = runs.look_at(post.database, stale, NOW + 2)
+    assert run is not None
+    assert not run.is_stale(NOW + 2)
+    assert run.is_stale(NOW + 2.1)
+    assert run.is_stale(NOW - 2.1), "the clock was set back"
+    other = jobs.submit(post.database, submission("x"), NOW)
+    first = post.dispatcher.next_instead_of(stale) or ""
+    assert run_row(post.database, first).job_id == other
+    assert post.dispatcher.next_instead_of(first) == first, "it is still the next one"

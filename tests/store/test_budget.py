@@ -118,7 +118,7 @@ def test_raised_budget_wakes_the_runs_that_wait_for_it(database: Database) -> No
         },
     )
     assert run_row(database, third).event_count == 1
-    assert runs.due_to_notify(database, 9, NOW + 9) == [third, first, second]
+    assert runs.due_to_notify(database, 9, NOW + 9) == [first, second, third]
     assert isinstance(take(database, first, NOW + 9).effect, CallModel)
 
 

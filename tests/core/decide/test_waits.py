@@ -125,6 +125,23 @@ def test_shutting_down_stops_at_the_next_step_boundary(name, story):
     assert not isinstance(story.claim(), Done)
 
 
+def test_a_slot_is_given_up_only_when_a_turn_has_ended():
+    story = Story()
+    story.reply("tool_use", *several("Bash", "Bash"))
+    story.yields = True
+    assert isinstance(story.finish(0), RunTools)
+    assert outcome_of(story.finish(1)) == Requeued(story.now, "yielded")
+    story.yields = False
+    assert isinstance(story.claim(), CallModel)
+
+
+def test_a_run_that_has_ended_gives_up_its_slot_by_that():
+    story = Story()
+    story.go_on()
+    story.yields = True
+    assert outcome_of(story.reply("end_turn", says())) == Ended("succeeded", "end_turn")
+
+
 def test_a_paused_run_does_not_pause_again_when_it_goes_on():
     story = Story()
     story.state = changed(story.state, pause_requested=True)
