@@ -64,7 +64,7 @@ def test_a_second_queue_message_of_a_run_leaves_the_first_alone(
     first = _Held(1, Interrupt())
     worker._held[run_id] = first
     now = time.time()
-    due = update(run_table).where(run_table.c.id == run_id).values(due_at=now)
+    due = update(run_table).where(run_table.c.id == run_id).values(due_at=now, rung_at=now)
     store.write(lambda connection: connection.execute(due))
     worker._handle(run_id)
     assert worker._held[run_id] is first
