@@ -26,7 +26,18 @@ from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
 from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
-from runner.store import budgets, jobs, leases, retry, rules, runs, schedules, shares, tables, workspaces
+from runner.store import (
+    budgets,
+    jobs,
+    leases,
+    retry,
+    rules,
+    runs,
+    schedules,
+    shares,
+    tables,
+    workspaces,
+)
 from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
