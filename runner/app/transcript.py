@@ -246,37 +246,23 @@ class _Composer:
             return self._turns is None or self._turns[0] <= turn <= self._turns[1]
 
         database, run_id = self._app.database, self._run["id"]
+        beside: list[tuple[_Place, Iterable[Part]]] = []
+        for event in history_of_run(database, run_id):
+            if shown(event.place.turn):
+                is_first = event.type == "run_submitted"
+                place = (-1, 0, 0) if is_first else (event.place.turn, event.place.stage, 3)
+                beside.append((place, self._event(event)))
+        for verification in runs.verifications_of_run(database, run_id):
+            if shown(turn := verification["turn"]):
+                beside.append(((turn, ENDED, 1), [_verification(verification)]))
+        for compaction in stored.compactions_of_run(database, run_id):
+            if shown(turn := compaction["turn"]):
+                beside.append(((turn, REPLIED, -1), [self._compaction(compaction)]))
         messages = stored.messages_of_run(database, run_id, self._turns)
-        compactions = stored.compactions_of_run(database, run_id)
-        verifications = runs.verifications_of_run(database, run_id)
-        events = history_of_run(database, run_id)
-        streams: tuple[Iterable[tuple[_Place, Iterable[Part]]], ...] = (
-            (
-                (_place_of_message(each), self._message(each))
-                for each in (_own_messages(messages) if self._run["parent"] else messages)
-            ),
-            (
-                (
-                    (-1, 0, 0)  # before all
-                    if each.type == "run_submitted"
-                    else (each.place.turn, each.place.stage, 3),
-                    self._event(each),
-                )
-                for each in events
-                if shown(each.place.turn)
-            ),
-            (
-                ((each["turn"], ENDED, 1), [_verification(each)])
-                for each in verifications
-                if shown(each["turn"])
-            ),
-            (
-                ((each["turn"], REPLIED, -1), [self._compaction(each)])
-                for each in compactions
-                if shown(each["turn"])
-            ),
-        )
-        return chain.from_iterable(parts for _, parts in merge(*streams, key=itemgetter(0)))
+        own = _own_messages(messages) if self._run["parent"] else messages
+        spoken = ((_place_of_message(each), self._message(each)) for each in own)
+        beside.sort(key=itemgetter(0))
+        return chain.from_iterable(parts for _, parts in merge(spoken, beside, key=itemgetter(0)))
 
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
         note = humanize.event_note(event.type, event.data, event.attempt)

@@ -229,14 +229,16 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
 
 
 def _text(text: str, is_folded: bool, style: str = "") -> Iterator[Line]:
-    """Yield lines of untrusted text behind the margin."""
     return _folded(text.removesuffix("\n").expandtabs(8).split("\n"), is_folded, style)
 
 
 def _folded(lines: Sequence[str], is_folded: bool, style: str = "") -> Iterator[Line]:
     """Yield lines behind the margin; of many, when folded, the first and the last."""
     is_long = is_folded and len(lines) > _MOST_LINES
-    shown = [_cut(line) for line in lines] if is_folded else lines
+    shown = [*lines]
+    for at, line in enumerate(lines if is_folded else ()):
+        if (more := len(line) - _LONGEST_LINE) > 0:
+            shown[at] = f"{line[:_LONGEST_LINE]} … {more:,} characters more"
     for line in shown[:_FIRST_LINES] if is_long else shown:
         yield _margined(line, style)
     if is_long:
@@ -256,11 +258,6 @@ def _noted(note: Note) -> Line:
 
 def _margined(line: str, style: str = "") -> Line:
     return [((MARGIN + line).rstrip(), style)]
-
-
-def _cut(line: str) -> str:
-    more = len(line) - _LONGEST_LINE
-    return line if more <= 0 else f"{line[:_LONGEST_LINE]} … {more:,} characters more"
 
 
 def _encoded(block: Any) -> str:

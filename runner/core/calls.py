@@ -159,7 +159,6 @@ def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
 
 
 def _ask_about_unknown(state: RunState) -> Step | None:
-    """Ask a person if a call runs again, after its paths are resolved."""
     doubtful = [call for call in in_doubt(state) if asks_about(state, call)]
     if not doubtful:
         return None

@@ -391,7 +391,6 @@ class _Shortening:
         return _measured(self._state, self._now, made)
 
     def _note(self, cut: int) -> str:
-        """The replacement of the messages before ``cut``."""
         compacted = self._state.context.compacted
         first = compacted.last + 1
         left_out = self._state.messages[first:cut]

@@ -216,7 +216,6 @@ def _finish(state: RunState, reason: str) -> Step:
 
 
 def _deliver_files(state: RunState, outcome: Ended) -> Step | None:
-    """Commit the files on the run's own branch; None if there is nothing to commit."""
     workspace = state.spec.workspace
     if workspace is None or workspace.mode != "git" or state.ending.delivered:
         return None

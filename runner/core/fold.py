@@ -203,7 +203,6 @@ def _measured(context: ContextState, reply: conversation.ModelReply) -> ContextS
 
 
 def _charged_for(state: RunState, reply: conversation.ModelReply, model: str) -> RunState:
-    """Return the state after a reply with known usage: failures in a row are forgotten."""
     call, tariff = state.model.open_call, state.money.tariffs.get(model)
     hour_cache = call is not None and call.reservation.hour_cache
     cost = tariff.cost(reply.usage, hour_cache=hour_cache) if tariff else 0
@@ -249,7 +248,6 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
 
 
 def _compacted(state: RunState, compaction: Compaction) -> RunState:
-    """Return the state after a compaction, whose replacement counts as appended."""
     context, per_token = state.context, state.spec.context.chars_per_token
     texts = [compaction.text, *(result.text for result in compaction.truncated)]
     added = sum(conversation.content_bytes(conversation.text_block(text)) for text in texts)
@@ -267,7 +265,6 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
 
 
 def _appended(state: RunState, blocks: Iterable[conversation.Block]) -> RunState:
-    """Return the state with the size of new blocks counted."""
     context, texts = state.context, [conversation.content_text(block) for block in blocks]
     tokens = sum(estimate_text(text, state.spec.context.chars_per_token) for text in texts)
     return _context(
@@ -288,7 +285,6 @@ def _calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> 
 
 
 def _decided(state: RunState, indexes: Collection[int]) -> RunState:
-    """Return the state after a decision on calls: later hooks check a person's edits."""
     if not any(hooks_of(state.spec, "PreToolUse")):
         return state
     hooks = state.hooks
@@ -329,7 +325,6 @@ def _turn_ended(state: RunState) -> RunState:
 
 
 def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunState:
-    """Return the state after children started: each is charged its limits from now on."""
     indexes = {child.index for child in started}
     new = tuple(
         Child(child.number, child.index, child.agent_type, Charged(child.tokens, child.cost or 0))

@@ -251,7 +251,6 @@ def continue_hook(state: RunState) -> Step | None:
 
 
 def _in_hand(state: RunState) -> HookRun | None:
-    """Return the hook that this attempt has started and that has not ended."""
     unanswered = (run for run in state.hooks.runs if run.answer is None)
     return next((run for run in unanswered if run.started_by == state.attempt), None)
 

@@ -89,7 +89,6 @@ class Tariff:
         )
 
     def _possible(self, prompt: int) -> tuple[Rates, ...]:
-        """Return the possible rates of a call with at most ``prompt`` tokens."""
         if self.long is None or prompt <= self.long_above:
             return (self.standard,)
         return (self.standard, self.long)

@@ -337,13 +337,12 @@ def _fold_length(character: str) -> int:
 
 def _best_start(spans: Sequence[_Span], width: int) -> int:
     """Return the start of the stretch that has the most parts of the query, most often."""
-    best, best_start = (0, 0), 0
-    for index, (start, _, _) in enumerate(spans):
-        within = [number for at, end, number in spans[index:] if at < start + width >= end]
-        good = (len(set(within)), len(within))
-        if good > best:
-            best, best_start = good, start
-    return best_start
+
+    def parts_from(start: int) -> tuple[int, int]:
+        within = [number for at, end, number in spans if start <= at < start + width >= end]
+        return len(set(within)), len(within)
+
+    return max((start for start, _, _ in spans), key=parts_from, default=0)
 
 
 def _excerpt_of(text: str, start: int, end: int, spans: Sequence[_Span]) -> Excerpt:

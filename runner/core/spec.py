@@ -154,23 +154,23 @@ class JobSpec:
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         """The spec that ``to_json`` gave."""
         kind: Any = cls
-        spec: JobSpec = _decoder(kind)(data)
+        spec: JobSpec = decoder(kind)(data)
         return spec
 
 
 @cache
-def _decoder(kind: Any) -> Any:
-    """A function that makes a value of a type from what ``asdict`` gave; None if that is the value."""
+def decoder(kind: Any) -> Any:
+    """Return a function from JSON to a dataclass or a tuple; None if a type needs no decoding."""
     if get_origin(kind) is UnionType:  # with None
         kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
-        each = _decoder(get_args(kind)[0])
+        each = decoder(get_args(kind)[0])
         return tuple if each is None else lambda data: tuple(map(each, data))
     if not is_dataclass(kind):
         return None
     make: Any = kind
     hints = get_type_hints(make)
-    decoders = {name: part for name in hints if (part := _decoder(hints[name])) is not None}
+    decoders = {name: part for name in hints if (part := decoder(hints[name])) is not None}
 
     def decode(data: Any) -> Any:
         given = {n: decoders[n](data[n]) for n in decoders if data.get(n) is not None}

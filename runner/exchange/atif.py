@@ -150,7 +150,6 @@ class _Steps:
         self._first_step[message.number] = len(self._steps)
 
     def _add_user(self, message: RecordedMessage) -> None:
-        """Add results to the step that asked for them, and the rest as steps of the user."""
         results = [row for row in message.rows if row["content"]["type"] == "tool_result"]
         words = [row for row in message.rows if row["content"]["type"] != "tool_result"]
         if results:

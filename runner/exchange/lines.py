@@ -1,8 +1,8 @@
 """Runner's own export format: a file of lines, each a JSON object.
 
-{"runner_export": 2, "job": "job_…", "run": null} the header: a whole job, or one run of it
-{"table": "jobs", "row": {…}} the rows of the job, then of each run {"end": {"rows": 2731, "sha256":
-"…"}} the digest of all bytes before this line
+    {"runner_export": 2, "job": "job_…", "run": null}     the header: a whole job, or one run of it
+    {"table": "jobs", "row": {…}}                         the rows of the job, then of each run
+    {"end": {"rows": 2731, "sha256": "…"}}                the digest of all bytes before this line
 
 The same rows give the same bytes. A file without its last line was cut off.
 """

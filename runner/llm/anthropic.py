@@ -63,12 +63,6 @@ def request_body(request: ModelRequest) -> bytes:
     return _encoded(_body(request))
 
 
-def count_body(request: ModelRequest) -> bytes:
-    """Return the part of a request that its tokens are counted by, as JSON."""
-    body = _body(request)
-    return _encoded({name: value for name, value in body.items() if _COUNTED.fullmatch(name)})
-
-
 def _body(request: ModelRequest) -> dict[str, Any]:
     options = request.options
     given = {name: value for name, value in options.items() if name not in _APART}
@@ -129,8 +123,7 @@ class AnthropicModel:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: MessagesClients | None = None
+        self._clients = MessagesClients(self.base_url, self.api_key)
         self._watchdog = Watchdog()
         self._asking = threading.Lock()
         # What the API said of each model's window, and when it was asked; None: it did not say.
@@ -141,7 +134,7 @@ class AnthropicModel:
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
         """Make one model call; see ``runner.ports.Model``."""
-        clients, line, began = self._connected(), Line(), monotonic()
+        line, began = Line(), monotonic()
         body, headers = request_body(request), request_headers(request.options)
         reply = Accumulator(lambda: _call_ids(request.messages))
         with (
@@ -150,7 +143,7 @@ class AnthropicModel:
         ):
             try:
                 try:
-                    with clients.stream(body, headers, line) as events:
+                    with self._clients.stream(body, headers, line) as events:
                         _receive(events, reply, line, watch, on_text)
                 except FAILURES:
                     if not reply.whole:
@@ -179,8 +172,9 @@ class AnthropicModel:
         wait is not asked again for some minutes: every run asks, and often."""
         if monotonic() < self._quiet_until:
             return None
-        body, headers = count_body(request), request_headers(request.options)
-        answer = self._ask("/v1/messages/count_tokens", interrupt, body, headers)
+        body = {name: part for name, part in _body(request).items() if _COUNTED.fullmatch(name)}
+        headers = request_headers(request.options)
+        answer = self._ask("/v1/messages/count_tokens", interrupt, _encoded(body), headers)
         return _tokens("input_tokens", answer)
 
     def window(self, model: str) -> int | None:
@@ -200,10 +194,7 @@ class AnthropicModel:
 
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
-        with self._lock:
-            clients, self._clients = self._clients, None
-        if clients is not None:
-            clients.close()
+        self._clients.close()
 
     def _ask(
         self,
@@ -217,18 +208,12 @@ class AnthropicModel:
         seconds = self.ask_timeout
         with interrupt.cut_by(line.cut), self._watchdog.watch(line.cut, seconds, seconds) as watch:
             try:
-                return self._connected().ask(path, line, body, headers or {})
+                return self._clients.ask(path, line, body, headers or {})
             except (ModelCallError, *FAILURES):
                 interrupt.check()
                 if watch.expired:
                     self._quiet_until = monotonic() + _ASK_AGAIN_SECONDS
                 return None
-
-    def _connected(self) -> MessagesClients:
-        with self._lock:
-            if self._clients is None:
-                self._clients = MessagesClients(self.base_url, self.api_key)
-            return self._clients
 
 
 def _tokens(name: str, answer: Any) -> int | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, insert, literal, select
 
 from runner.core.context import Compacted, Compaction, TruncatedResult
 from runner.core.conversation import Message, Usage, tool_uses
 from runner.core.hooks import HookAnswer, HookRun
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, decoder
 from runner.core.state import Call, Progress
 from runner.core.workspace import Instructions, with_instructions
 from runner.permissions import Answer, Decision, MatchedRule, ResolvedPath, Rule, ToolContext
@@ -133,15 +133,14 @@ def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Ans
 
 
 def progress_to_json(progress: Progress) -> dict[str, Any]:
-    """The value of ``runs.progress``: the progress without what has a column, rows of its own, or is
-    known to the attempt alone."""
+    """Return the value of ``runs.progress``: the fields without columns or rows of their own."""
     return {name: _to_json(getattr(progress, name)) for name in _stored_fields(Progress)}
 
 
 def progress_from_row(row: Any) -> Progress:
     """The progress that a row of ``runs`` holds. Raises ``KeyError`` if a part of it is missing."""
     parts = {name: row.progress[name] for name in _stored_fields(Progress)}
-    progress: Progress = _from_json(Progress, parts)
+    progress: Progress = decoder(Progress)(parts)
     usage = Usage(*(getattr(row, name) for name in Usage.__slots__))
     money = replace(progress.money, usage=usage, charged_tokens=row.charged_tokens)
     return replace(progress, turns=row.turns, money=money)
@@ -153,19 +152,6 @@ def _to_json(value: Any) -> Any:
     if is_dataclass(value):
         return {name: _to_json(getattr(value, name)) for name in _stored_fields(value.__class__)}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _from_json(kind: Any, data: Any) -> Any:
-    """The value of a dataclass, of one or None, of a tuple, or of a plain JSON type."""
-    if get_origin(kind) is tuple:
-        return tuple(data)
-    kind = next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
-    if kind is None or data is None:
-        return data
-    if not isinstance(data, Mapping):
-        raise TypeError(f"{kind.__name__} is no object")
-    kinds = _stored_fields(kind)
-    return kind(**{name: _from_json(kinds[name], value) for name, value in data.items()})
 
 
 @cache

@@ -337,7 +337,6 @@ class Walk(Expansions):
         return words
 
     def _check_heredoc(self, node: Node, start: Node, body: Node | None, end: Node) -> None:
-        """Give up unless the text is just what bash takes for it."""
         tag = _HEREDOC_START.fullmatch(self.text, start.start_byte, start.end_byte)
         word = next(filter(None, tag.groups())) if tag else None
         first = self.text.find("\n", start.end_byte) + 1

@@ -371,7 +371,6 @@ def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Plac
 
 
 def _row_of(place: Place) -> tuple[Origin, tuple[Any, ...]]:
-    """Return where the row of a document is, and its primary key."""
     match place.kind:
         case "system":
             return SYSTEMS, (place.job_id,)

@@ -179,7 +179,6 @@ class _Rows:
 
 
 def _parts(words: Collection[str]) -> Iterator[Collection[str]]:
-    """Yield all words in parts that fit into a ``tsvector``."""
     if sum(map(len, words)) * 4 <= _MOST_BYTES:
         yield words
         return
@@ -195,7 +194,6 @@ def _parts(words: Collection[str]) -> Iterator[Collection[str]]:
 
 
 def _stretches(number: int) -> list[str]:
-    """Return the words for the stretches that a row is in."""
     return [f"{MARK}{bits}n{number >> bits}" for bits in STRETCH_BITS]
 
 

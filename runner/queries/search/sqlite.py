@@ -250,8 +250,7 @@ class SqliteLookup:
         ]
 
 
-def _phrase(term: Term) -> str:
-    """See https://sqlite.org/fts5.html#full_text_query_syntax"""
+def _phrase(term: Term) -> str:  # https://sqlite.org/fts5.html#full_text_query_syntax
     return f'"{" ".join(term.words)}"{" *" if term.is_prefix else ""}'
 
 
@@ -373,7 +372,6 @@ def _close(path: Path, connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _raising_ours(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the file system into ours."""
     try:
         yield
     except MemoryError as error:  # a damaged file says any length

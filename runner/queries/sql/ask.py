@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -68,28 +68,18 @@ def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -
 def _ask(request: dict[str, Any], bounds: Bounds) -> Rows:
     main = f"import sys; sys.path.append(sys.argv.pop(1)); from {_CHILD} import main; main()"
     command = [sys.executable, "-P", "-c", main, _CODE_ROOT]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing)
-    assert process.stdin is not None
-    assert process.stdout is not None
+    # Not as an argument: it may hold a password, and every user can see arguments.
+    given, nothing = json.dumps(request).encode(), subprocess.DEVNULL
+    process = subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=nothing)
     # The columns' names, and at the end an error, or if rows are left out.
     said: dict[str, Any] = {}
     rows: list[list[Any]] = []
-    try:
-        # It has ended if it does not read, and its answer or exit code tells why.
-        with suppress(BrokenPipeError), process.stdin:
-            # Not as an argument: it may hold a password, and every user can see arguments.
-            process.stdin.write(json.dumps(request).encode())
-        for line in process.stdout:
-            told = json.loads(line) if line.endswith(b"\n") else {}
-            if isinstance(told, list):
-                rows.append(told)
-            else:
-                said |= told
-    finally:
-        process.kill()  # it has answered, or nobody listens any more
-        process.stdout.close()
-        process.wait()
+    for line in BytesIO(process.stdout):
+        told = json.loads(line) if line.endswith(b"\n") else {}
+        if isinstance(told, list):
+            rows.append(told)
+        else:
+            said |= told
     if "error" in said:
         kind = UsageError if said["usage"] else RunnerError
         raise kind(said["error"])

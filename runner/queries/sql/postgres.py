@@ -172,7 +172,6 @@ class _Server:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise Postgres' errors as ``UsageError``."""
     try:
         yield
     except psycopg.Error as error:

@@ -87,7 +87,6 @@ def _authorize(action: int, _first: str | None, second: str | None, *_: str | No
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise SQLite's errors as ``UsageError``."""
     try:
         yield
         return
