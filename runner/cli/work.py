@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.app import handle, report, work
+from runner.app import handle, report, times, work
 from runner.app.humanize import cell, duration, moment
-from runner.app.times import begins_later
 from runner.cli import exit_codes
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
@@ -273,7 +272,7 @@ class Progress(AbstractContextManager["Progress"]):
             if before != run["state"] and rests:
                 ended = sum(state in ENDED for state in self._states.values())
                 self.say(f"[{ended}/{len(runs)}] {_run_in_words(run)}")
-        begins = {run["due_at"] for run in runs if begins_later(run)}
+        begins = {run["due_at"] for run in runs if times.begins_later(run)}
         if begins - self._begins:
             self.say(_job_in_words(runs))
         self._begins = begins
@@ -336,7 +335,7 @@ def _job_in_words(runs: Sequence[Run]) -> str:
     by_state = Counter(run["state"] for run in runs)
     words = [f"{sum(by_state[state] for state in ENDED)}/{len(runs)} ended"]
     words += [f"{count} {state}" for state, count in sorted(by_state.items())]
-    if later := [run for run in runs if begins_later(run)]:
+    if later := [run for run in runs if times.begins_later(run)]:
         first = min(later, key=lambda run: run["due_at"])
         words.append(f"{len(later)} until {moment(first['due_at'])} ({first['reason']})")
     tokens = sum(run["tree_tokens"] for run in runs)

@@ -31,6 +31,16 @@ def advance(
     return decided, step
 
 
+def wait_at_once(state: RunState, now: float) -> list[entries.Entry]:
+    """The entries of a run that only waits for the times of its job's model calls; none if it has to do
+    anything before, for which it needs its workspace."""
+    decided, step = advance(state, now, draining=False)
+    match step:
+        case steps.Done(Requeued(reason="not_before" | "window") | Waiting("finish_by")):
+            return [each.entry for each in decided]
+    return []
+
+
 def decide(state: RunState) -> Step:
     """Return the next step of a run by the rules; an end only after the steps before it."""
     if state.outcome is not None:
@@ -57,6 +67,7 @@ def _by_rules(state: RunState) -> Step:
         or hook_decisions.tell_of_hooks(state)
         or leave(state)
         or _yield_slot(state)
+        or _wait_to_begin(state)
         or hook_decisions.start_run(state)
         or _deliver_queued(state)
         or _after_failure(state)
@@ -194,6 +205,11 @@ def _check_limits(state: RunState) -> Step | None:
     if limits.working_time is not None and state.worked >= limits.working_time:
         return end("stopped", "working_time", f"the working time of {limits.working_time:g} s")
     return stop_at_deadline(state) if state.is_overdue else None
+
+
+def _wait_to_begin(state: RunState) -> Step | None:
+    """The wait of a run that has called no model: its hooks wait too."""
+    return None if state.model.calls or state.is_overdue else _wait_for_times(state)
 
 
 def _wait_for_times(state: RunState) -> Step | None:

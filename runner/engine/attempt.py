@@ -17,7 +17,7 @@ from runner.core import model_calls, steps
 from runner.core.compaction import summarised
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.conversation import message_blocks, tool_uses
-from runner.core.decide import advance
+from runner.core.decide import advance, wait_at_once
 from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, TimeWorked
 from runner.core.fold import Applied
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
@@ -81,7 +81,8 @@ class _Attempt:
 
     def run(self) -> Outcome:
         """Decide, commit, do, until a committed outcome ends the attempt."""
-        happened = self._or_failure(self._prepare)
+        waits = wait_at_once(self._state, self._ports.clock.now())
+        happened = waits or self._or_failure(self._prepare)
         while True:
             step = self._commit(happened, self._decide)
             if isinstance(step, steps.Done):

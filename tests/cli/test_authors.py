@@ -64,6 +64,7 @@ READING = {
     "search": "mend",
     "show": "J",
     "transcript": "R",
+    "workers": "",
     "workspace list": "",
 }
 

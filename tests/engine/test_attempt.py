@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from runner.core.commands import Target
-from runner.core.run import BEGUN, Ended, Lease, Requeued
+from runner.core.run import BEGUN, Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
+from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, LeaseLost
@@ -25,6 +26,7 @@ from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.leases import DatabaseClock
 from runner.store.tables import events
+from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -140,3 +142,24 @@ def test_a_run_yields_its_slot_after_a_turn_of_its_own(database: Database, ports
     assert run_attempt(lease, ports, asked) == Ended("succeeded", "end_turn")
     ends = select(events.c.data).where(events.c.type == "attempt_ended").order_by(events.c.number)
     assert [event.data["why"] for event in database.rows(ends)][:2] == ["yielded", "yielded"]
+
+
+@pytest.mark.parametrize(
+    ("times", "outcome"),
+    [
+        (Times(not_before=Moment("", "UTC", 4e9)), Requeued(4e9, "not_before")),
+        (Times(finish_by=Moment("", "UTC", 4e9)), Waiting("finish_by")),
+    ],
+)
+def test_a_run_that_waits_for_its_jobs_times_needs_no_workspace(
+    database: Database, ports: Ports, tmp_path: Path, times: Times, outcome: Outcome
+) -> None:
+    workspace = Workspace(str(tmp_path / "gone"), "copy", setup=("touch prepared",))
+    spec = replace(scripted({"text": "Done."}), times=times, workspace=workspace)
+    jobs.submit(database, submission("one", spec=spec), time.time(), None, "ws_1")
+    # It was due before its job's window closed, or before its ``finish_by`` was moved.
+    database.execute(update(run_table).values(due_at=1.0, reason=""))
+    database.execute(update(job_table).values(finish_by=times.finish_by and 1.0))
+    lease = claim(database)
+    assert run_attempt(lease, ports, Interrupt()) == outcome
+    assert row(database, lease).reason == outcome.reason

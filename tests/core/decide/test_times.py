@@ -6,8 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from runner.core.budget import Limits
+from runner.core.decide import wait_at_once
+from runner.core.entries import RunSettled
+from runner.core.hooks import Hook
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.steps import CallModel, RunTools
+from runner.core.steps import CallModel, RunHook, RunTools
 from runner.core.times import Moment, Times, Window
 from tests.core.story import Story, a_run, a_spec, outcome_of, uses
 
@@ -59,6 +62,30 @@ def test_from_finish_by_on_runs_wait_for_a_person() -> None:
 def test_a_run_whose_deadline_comes_before_the_window_stops_at_once() -> None:
     story = story_at(12, limits=Limits(deadline=18 * HOUR))
     assert outcome_of(story.go_on()) == Ended("stopped", "deadline", "the deadline of 64800 s")
+
+
+def test_hooks_of_a_run_that_has_not_begun_wait_too() -> None:
+    story = story_at(12)
+    hook = Hook("RunStart", command="make")
+    story.state = replace(story.state, spec=replace(story.state.spec, hooks=(hook,)))
+    assert outcome_of(story.go_on()) == Requeued(DAY + 22 * HOUR, "window")
+    story.now = DAY + 22 * HOUR
+    assert isinstance(story.claim(), RunHook)
+
+
+def test_only_a_run_with_nothing_else_to_do_waits_at_once() -> None:
+    story = story_at(6)
+    story.go_on()
+    assert isinstance(story.reply("tool_use", uses("Bash")), RunTools)
+    outside = DAY + 8 * HOUR
+    assert wait_at_once(story.state, outside) == []  # its tool needs the workspace
+    story.finish(0)
+    story.reply("tool_use", uses("Bash"))
+    story.now = outside
+    story.finish(0)
+    waits = wait_at_once(replace(story.state, outcome=None), outside)
+    assert waits == [RunSettled(Requeued(DAY + 22 * HOUR, "window"))]
+    assert wait_at_once(replace(story.state, outcome=None), DAY + 6 * HOUR) == []
 
 
 def test_patience_with_the_model_begins_anew_after_the_window() -> None:
