@@ -14,7 +14,6 @@ from runner.core.prices import By, PriceList, Spending
 from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
-from runner.jobfile.check import missing_prices
 from runner.queries.costs import Cost, costs_by
 from runner.queries.jobs import list_runs, show_job
 from runner.store import budgets
@@ -95,6 +94,8 @@ def _used(spending: Spending) -> dict[str, Any]:
 def refuse_unpriced(app: App, job_id: str, model: str | None = None) -> None:
     """Raise ``UsageError`` if the cost of a job's runs cannot be limited: its model, or the
     ``model`` that takes its place, has no price."""
+    from runner.jobfile.check import missing_prices  # late: it slows the start of other commands
+
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     model = model or spec.model
     for message in missing_prices(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.agents import lineage
 from runner.core.children import spec_of
@@ -28,6 +27,7 @@ from runner.store.database import Database
 from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
 from runner.store.run_state import progress_to_json
 from runner.store.shares import insert_shares
+from runner.store.statements import insert_or
 from runner.store.tables import blocks, events, job_budgets, jobs, run_items, runs
 
 # The name and the source of the job that imported sessions of Claude Code's are runs of.
@@ -218,7 +218,6 @@ def _insert_job(
     workspace_id: str | None,
 ) -> bool:
     """False when another job has the key. Waits for one that is being submitted with it."""
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     finish_by = submission.spec.times.finish_by
     row = {
         "id": job_id,
@@ -233,7 +232,7 @@ def _insert_job(
         "finish_by": finish_by and finish_by.at,
         "finish_by_text": finish_by and str(finish_by),
     }
-    unless_taken = dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"])
+    unless_taken = insert_or(connection, jobs).on_conflict_do_nothing(index_elements=["key"])
     return connection.execute(unless_taken.returning(jobs.c.id), row).first() is not None
 
 

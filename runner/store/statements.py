@@ -183,3 +183,13 @@ def _write_statement(shapes: tuple[_Shape, ...]) -> Insert | Update:
     numbers = count()
     *others, last = (shape.definition(numbers) for shape in shapes)
     return last.add_cte(*(one.cte(f"write_{number}") for number, one in enumerate(others)))
+
+
+def insert_or(connection: Connection, table: Table) -> Any:
+    """Return an INSERT that can be told what to do on a conflict."""
+    # Late, as they import every driver: most commands on SQLite start without them.
+    if connection.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as insert_into
+    else:
+        from sqlalchemy.dialects.postgresql import insert as insert_into  # type: ignore[assignment]
+    return insert_into(table)

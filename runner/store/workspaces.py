@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.events import signed_event
 from runner.core.run import ENDED, Author, Lease
@@ -16,7 +15,7 @@ from runner.core.workspace import Workspace
 from runner.store.changes import held_run, in_lots, locked_runs, store_change
 from runner.store.database import Database
 from runner.store.jobs import JobCache, JobReader
-from runner.store.statements import execute
+from runner.store.statements import execute, insert_or
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 
 SNAPSHOTS = "snap_"  # what the id of a workspace begins with whose snapshots are on one host
@@ -132,8 +131,7 @@ def save_record(
     def work(connection: Connection) -> None:
         held_run(connection, lease)
         connection.execute(update(runs).where(runs.c.id == lease.run_id).values(place))
-        dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-        placed = dialect.insert(run_workspaces).values(row)
+        placed = insert_or(connection, run_workspaces).values(row)
         connection.execute(placed.on_conflict_do_update(index_elements=["run_id"], set_=row))
 
     database.write(work)
