@@ -15,6 +15,7 @@ def upgrade() -> None:
     _add_index_of_fresh_runs()
     _add_times_of_jobs()
     _add_schedules()
+    _add_pruned_jobs()
 
 
 def _add_state_of_workers() -> None:
@@ -83,3 +84,17 @@ def _add_order_of_work() -> None:
     ):
         name, where = f"ix_{table}_{'_'.join(columns)}", sa.text(condition)
         op.create_index(name, table, columns, sqlite_where=where, postgresql_where=where)
+
+
+def _add_pruned_jobs() -> None:
+    op.create_table(
+        "pruned_jobs",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("runs", sa.Integer, nullable=False),
+        sa.Column("ended_at", sa.Float, nullable=False),
+        sa.Column("pruned_at", sa.Float, nullable=False),
+        sa.Column("pruned_by", sa.Text, nullable=False),
+        sa.Column("why", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", name="pk_pruned_jobs"),
+    )

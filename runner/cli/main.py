@@ -59,7 +59,7 @@ for command in (
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(schedules.schedule, schedules.finish_by),
     *(audit.audit, search.search, exchange.export, exchange.import_),
-    *(system.db, system.doctor, system.workers, system.schema),
+    *(system.db, system.doctor, system.workers, system.prune, system.schema),
 ):
     cli.add_command(command)
 

@@ -109,12 +109,12 @@ def usd(text: str) -> float:
     return found
 
 
-def seconds(text: str) -> float:
-    """Return the seconds of a duration as in a job file."""
+def seconds(text: str, longest: float | None = None) -> float:
+    """Return the seconds of a duration, by default of one as in a job file."""
     from runner.jobfile.values import MOST_SECONDS, seconds_in
 
     found = seconds_in(text if text[-1:].isalpha() else f"{text}s")
-    if not 0 < found <= MOST_SECONDS:
+    if not 0 < found <= (longest or MOST_SECONDS):
         raise click.BadParameter(f"{text!r} is not a duration such as 90s, 30m or 8h")
     return found
 

@@ -1,7 +1,8 @@
-"""``db``, ``doctor`` and ``workers``: the state of the parts. ``schema``: the format of job files."""
+"""``db``, ``doctor``, ``workers``, ``prune``: the parts and what they store. ``schema``: of job files."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,11 +11,20 @@ import click
 
 from runner.app import doctor as app_doctor
 from runner.app import handle
-from runner.app.humanize import cell, moment
+from runner.app import retention as app_retention
+from runner.app.humanize import cell, moment, plural
 from runner.cli import exit_codes
-from runner.cli.options import global_options, json_option, with_app, with_settings
+from runner.cli.options import (
+    changing,
+    global_options,
+    json_option,
+    seconds,
+    with_app,
+    with_settings,
+)
 from runner.cli.search import indexing
 from runner.cli.terminal import note, say, say_json, say_table
+from runner.core.run import Author
 from runner.settings import Settings
 
 
@@ -151,6 +161,47 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:
     columns = ("id", "hostname", "pid", "version", "state", "slots")
     times = (moment(worker[name]) for name in ("started_at", "heartbeat_at"))
     return *(worker[name] for name in columns), len(worker["runs"]), *times, detail
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    required=True,
+    metavar="DURATION",
+    callback=lambda _context, _parameter, text: seconds(text, math.inf),
+    help="How long ago all runs of a job have ended: 90d, 12h.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--force", is_flag=True, help="Also jobs with changes that are saved nowhere else.")
+@changing
+def prune(
+    app: handle.App, older_than: float, dry_run: bool, force: bool, author: Author, as_json: bool
+) -> None:
+    """Remove jobs that ended long ago: runs, outputs, workspaces, snapshots and search rows.
+
+    A job goes whole, or stays and says why: a run has not ended or ended later, changes of files are on
+    no branch, or files are on another host. Branches and commits in your repositories stay. It may be
+    killed at any time; the next one goes on. Who removed what is kept in the table pruned_jobs.
+
+    \b
+    Example:
+      runner prune --older-than 90d --dry-run
+      runner prune --older-than 90d --reason "retention of 90 days"
+    """
+    pages = app_retention.prune(app, older_than, author, force=force, dry_run=dry_run)
+    if as_json:
+        for job in pages:
+            say_json(job, on_one_line=True)
+        return
+    done, found = "would be removed" if dry_run else "removed", []
+    for job in pages:
+        found.append(job)
+        columns = (job["id"], job["name"], moment(job["ended_at"]), job["why_kept"] or done)
+        say("  ".join(map(cell, columns)))
+    gone = [job for job in found if not job["why_kept"]]
+    sums = (sum(job[name] for job in gone) for name in ("runs", "messages", "workspaces"))
+    counts = "{:,} runs, {:,} messages, {:,} workspaces".format(*sums)
+    note(f"{len(gone)} of {plural(len(found), 'job')} {done}: {counts}")
 
 
 @click.command()

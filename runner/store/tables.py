@@ -284,6 +284,17 @@ workers = _table(
     Index(None, "ended_at"),
 )
 
+# What is left of jobs that ``runner prune`` has deleted.
+pruned_jobs = _table(
+    "pruned_jobs",
+    Column("job_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("runs", Integer, nullable=False),
+    *_columns("ended_at pruned_at", Float, nullable=False),
+    Column("pruned_by", Text, nullable=False),  # a person
+    Column("why", Text, nullable=False),
+)
+
 # --- Conversations ---
 
 # A message is the blocks with the same (run_id, message); they share a role.

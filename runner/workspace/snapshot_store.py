@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -33,6 +33,7 @@ _LARGE_FIELDS = itemgetter("path", "size", "sha256", "executable")
 _FORBIDDEN = frozenset({b"", b".", b"..", b".git"})
 _RUNS = "refs/runner/runs"
 _FETCHED = "refs/runner/fetched"  # what other hosts recorded is kept apart
+_UNNEEDED_SINCE = "1.day.ago"  # a snapshot that is being taken has newer objects
 _START = "start"  # the ref of what a run's workspace began as
 # A snapshot holds files as they are, whatever the repository in them says of its attributes
 # (https://git-scm.com/docs/gitattributes).
@@ -318,6 +319,24 @@ def _source_of(store: Path) -> Path | None:
         return Path(os.fsdecode((store / _SOURCE).read_bytes()))
     except FileNotFoundError:  # its source is no repository
         return None
+
+
+def forget(store: Path, environment: Mapping[str, str], run_ids: Collection[str]) -> None:
+    """Remove the snapshots of runs from a store, and objects of a day ago and before that nothing needs
+    any more. Objects that a snapshot of another run holds stay. Raises ``GitError``."""
+    git, ids = store_git(store, environment), set(run_ids)
+    listed = git.text("for-each-ref", "--format=%(refname)", _RUNS, _FETCHED).splitlines()
+    refs = [ref for ref in listed if ref.split("/")[3] in ids]
+    if refs:
+        git.run("update-ref", "--stdin", given="".join(f"delete {ref}\n" for ref in refs).encode())
+    for run_id in ids:
+        shutil.rmtree(index_folder(store, run_id), ignore_errors=True)
+    git.run("prune", f"--expire={_UNNEEDED_SINCE}")
+
+
+def index_folder(store: Path, run_id: str) -> Path:
+    """Return the folder of a store with the indexes of a run's attempts."""
+    return store / "runs" / run_id
 
 
 # --- the refs ---------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from runner.workspace.snapshot_store import (
     ancestors,
     blob_of,
     has_trees,
+    index_folder,
     manifest_in,
     store_git,
 )
@@ -105,7 +106,7 @@ class Snapshots(StoredSnapshots):
         self._root = os.fsencode(work_tree)
         self._largest = largest_file
         self._is_aside = aside is not None
-        self._folder = aside or _index_folder(git_dir, run_id)
+        self._folder = aside or index_folder(git_dir, run_id)
         self._index = self._folder / f"index-{attempt}"
         self._exclude = self._folder / "exclude"
         objects = None if aside is None else aside / "objects"
@@ -373,7 +374,7 @@ def looking(git_dir: Path, work_tree: Path, run_id: str, **options: Any) -> Iter
     Raises ``OSError`` if there is no room for them.
     """
     with tempfile.TemporaryDirectory(prefix="runner-look-") as name:
-        aside, folder = Path(name), _index_folder(git_dir, run_id)
+        aside, folder = Path(name), index_folder(git_dir, run_id)
         (aside / "objects").mkdir()
         with suppress(FileNotFoundError):  # none was taken, or a newer attempt takes its place
             # With its index git knows which files are as they were, without reading them.
@@ -382,10 +383,6 @@ def looking(git_dir: Path, work_tree: Path, run_id: str, **options: Any) -> Iter
                 if file is not None and file.exists():
                     shutil.copy2(file, aside / file.name)
         yield Snapshots(git_dir, work_tree, run_id, _AFTER_ALL, aside=aside, **options)
-
-
-def _index_folder(store: Path, run_id: str) -> Path:
-    return store / "runs" / run_id
 
 
 def _newest_index(folder: Path, before: int) -> Path | None:

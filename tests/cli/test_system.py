@@ -7,15 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import select, text, update
 
 import runner
+from runner.core.commands import Target
 from runner.store import jobs as jobs_store
 from runner.store import leases
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.migrate import HEAD
 from runner.store.runs import look_at, wait_for_workspace
-from runner.store.tables import workers
+from runner.store.tables import pruned_jobs, workers
 from tests.cli.conftest import Result
 from tests.store.attempts import submit_one
 from tests.store.examples import NOW, submission
@@ -218,3 +220,21 @@ def test_doctor_tells_of_workers_and_of_what_waits_for_one(
     assert not told["ok"]
     assert "fault on node-1: no space left" in str(told["detail"])
     assert "workers of another version: 0.0.9/r01" in str(told["detail"])
+
+
+def test_prune_says_what_it_removes_and_what_it_would(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    assert command("prune", "--older-than", "90d").out == ""
+    cancel(database, Target("job", job_id), NOW)
+    dry = command("prune", "--older-than", "90d", "--dry-run")
+    assert job_id in dry.out
+    assert dry.err == "1 of 1 job would be removed: 2 runs, 2 messages, 0 workspaces\n"
+    assert command("show", job_id).code == 0
+    done = command("prune", "--older-than", "90d", "--as", "ann", "--json")
+    assert (done.json["id"], done.json["runs"], done.json["why_kept"]) == (job_id, 2, "")
+    assert command("show", job_id).code == 2
+    (row,) = database.rows(select(pruned_jobs))
+    assert (row.job_id, row.pruned_by) == (job_id, "ann")
+    assert command("prune", "--older-than", "soon").code == 2

@@ -151,6 +151,9 @@ class Index(Protocol):
     def renew(self, progress: Progress) -> int:
         """Make the index again from nothing, and return how many documents it has."""
 
+    def drop_gone(self) -> None:
+        """Drop what the index holds of runs that the database has no more."""
+
     def size(self) -> int:
         """Return the size of the index in bytes."""
 

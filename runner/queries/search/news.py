@@ -64,6 +64,14 @@ ON CONFLICT (number) DO UPDATE SET seen = excluded.seen, message = excluded.mess
 """
 
 
+# What the index holds of runs and jobs that the database has no more.
+GONE = """
+SELECT s.number FROM search_runs AS s
+WHERE NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.id = s.run_id)
+    AND NOT (s.run_id = '' AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = s.job_id)) LIMIT 100
+"""
+
+
 def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
     run_id, *key = origin.table.primary_key.columns
     query = origin.query.where(run_id == bindparam("run_id"), *conditions)

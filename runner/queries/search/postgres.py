@@ -23,7 +23,7 @@ from sqlalchemy import Connection, text
 from runner.core.search import LONG, MARK, SHORTEST_PART, Term
 from runner.queries.search.documents import KINDS, Place, Tell
 from runner.queries.search.index import Entry, Match, Needs, Progress
-from runner.queries.search.news import NOTE, News, add_all, is_up_to_date
+from runner.queries.search.news import GONE, NOTE, News, add_all, is_up_to_date
 from runner.store.database import Database
 
 # Documents that are indexed together; a follower takes so few that a worker's other threads go on.
@@ -93,6 +93,18 @@ class PostgresIndex:
 
         self._database.write(empty)
         return self._add_all(progress)
+
+    def drop_gone(self) -> None:
+        def drop(connection: Connection) -> bool:
+            _lock(connection)
+            gone = [number for (number,) in _ask(connection, GONE)]
+            for table, column in (("search_documents", "run"), ("search_runs", "number")):
+                delete = text(f"DELETE FROM {table} WHERE {column} = ANY(:gone)")
+                connection.execute(delete, {"gone": gone})
+            return bool(gone)
+
+        while self._database.write(drop):
+            pass
 
     def size(self) -> int:
         sizes = " + ".join(f"pg_total_relation_size('{table}')" for table in _TABLES)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +28,7 @@ from runner.errors import UnreachableError
 from runner.queries.find import in_batches
 from runner.queries.search.documents import KINDS, Place, Tell
 from runner.queries.search.index import Entry, Match, Needs, Progress, Unusable, again_if_unusable
-from runner.queries.search.news import NOTE, News, add_all, is_up_to_date
+from runner.queries.search.news import GONE, NOTE, News, add_all, is_up_to_date
 from runner.store.database import BUSY_TIMEOUT_SECONDS, Database
 from runner.store.tables import blocks, jobs
 
@@ -133,6 +133,16 @@ class SqliteIndex:
                 return add_all(partial(writer.add, self._batch), progress)
 
         return again_if_unusable(add)
+
+    def drop_gone(self) -> None:
+        """The index is made again later if it holds anything of them: its texts cannot be deleted."""
+        identity = identity_of(self._path)
+        if identity is None:
+            return
+        with suppress(Unusable), self._opened() as writer:
+            if writer.connection.execute(GONE).fetchone() is None:
+                return
+        replace(self._path, identity, "jobs were pruned", lambda _line: None)
 
     def size(self) -> int:
         return sum(file.stat().st_size for file in files_of(self._path) if file.exists())
