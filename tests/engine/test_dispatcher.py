@@ -12,15 +12,18 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.core.budget import Budget
+from runner.core.run import Author
+from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
 from runner.logs import Outage
 from runner.ports import Observer
-from runner.store import jobs, leases, runs
+from runner.store import jobs, leases, runs, schedules
 from runner.store.database import Database
 from runner.store.questions import Notice
+from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
 from tests.store.attempts import claim, run_row, submit_one
 from tests.store.children.family import asks, end, start
@@ -228,6 +231,27 @@ def test_only_a_worker_that_sees_the_workspace_takes_its_run_up(post: Post) -> N
     post.seen.add(run.workspace_id or "")
     post.pass_at(2)
     assert (post.state(run_id), post.offered, post.notifier.notified) == ("queued", [run_id], [])
+
+
+def test_a_run_that_waits_since_finish_by_is_queued_when_that_was_moved(post: Post) -> None:
+    times = Times(finish_by=Moment("", "UTC", NOW + 60.0))
+    run_id = submit_one(post.database, spec=replace(SPEC, times=times))
+    claim(post.database, run_id, NOW + 60)
+    post.pass_at(61)
+    assert post.state(run_id) == "waiting"
+    post.database.execute(update(job_table).values(finish_by=NOW + 90.0))
+    post.pass_at(62)
+    assert post.state(run_id) == "queued"
+
+
+def test_a_schedule_fires_when_it_is_due(post: Post) -> None:
+    cron = schedules.Cron("* * * * *", "UTC")
+    schedules.add(post.database, submission(), cron, None, NOW, Author("ada"))
+    due = cron.next_after(NOW) - NOW
+    post.pass_at(due - 1)
+    assert post.notifier.notified == []
+    post.pass_at(due)
+    assert len(post.notifier.notified) == 1
 
 
 def test_a_run_that_waits_for_its_budget_is_queued_to_end_at_its_deadline(post: Post) -> None:
