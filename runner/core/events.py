@@ -24,18 +24,8 @@ _TELLING_INPUTS = ("command", "file_path", "path", "query", "pattern", "url")
 
 # The types of run events that name an author (``signed_event``).
 SIGNED = (
-    "run_submitted",
-    "approval_answered",
-    "begun_afresh",
-    "cancelled",
-    "forked",
-    "imported",
-    "message_queued",
-    "pause_requested",
-    "paused",
-    "resumed",
-    "retried",
-    "workspace_pruned",
+    *("run_submitted", "approval_answered", "begun_afresh", "cancelled", "forked", "imported"),
+    *("message_queued", "pause_requested", "paused", "resumed", "retried", "workspace_pruned"),
 )
 
 

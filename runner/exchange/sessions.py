@@ -17,14 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import IO, Any, NamedTuple
 
+from runner.core import events as audit
 from runner.core.conversation import Block, Usage
-from runner.core.events import (
-    INPUT_SUMMARY_LENGTH,
-    OUTPUT_SUMMARY_LENGTH,
-    Event,
-    summarise_input,
-    usage_of,
-)
 from runner.core.text import shorten, visible
 from runner.exchange.lines import LONGEST_LINE, parsed
 from runner.exchange.recorded import SESSION
@@ -52,7 +46,7 @@ class Happened(NamedTuple):
     """An event and its time."""
 
     at: float  # seconds since the epoch
-    event: Event
+    event: audit.Event
 
 
 class SessionReader:
@@ -394,7 +388,7 @@ class SessionRun:
         self.rows[table].append({"run_id": self.id, **row})
 
     def _add_event(self, at: float, kind: str, data: dict[str, Any]) -> None:
-        self.events.append(Happened(at, Event(kind, data)))
+        self.events.append(Happened(at, audit.Event(kind, data)))
 
     def _add_blocks(self, message: int, role: str, said: Sequence[_Said], first: int = 0) -> None:
         for position, each in enumerate(said, first):
@@ -430,8 +424,8 @@ class SessionRun:
         self._add("model_calls", **call, **times, hour_cache=hour_cache, **spent, **shared)
         short = {
             "call": number,
-            "stop_reason": shorten(reply.stop_reason, INPUT_SUMMARY_LENGTH),
-            "usage": usage_of(usage),
+            "stop_reason": shorten(reply.stop_reason, audit.INPUT_SUMMARY_LENGTH),
+            "usage": audit.usage_of(usage),
             "latency": round(latency, 3),
         }
         self._add_event(ended_at, "model_call_ended", shared | short)
@@ -439,11 +433,11 @@ class SessionRun:
     def _add_call(self, message: int, position: int, use: _Said, result: _Said | None) -> None:
         place = {"message": message, "position": position}
         named = {"tool_use_id": visible(use.block["id"]), "name": visible(use.block["name"])}
-        short = {name: shorten(text, INPUT_SUMMARY_LENGTH) for name, text in named.items()}
+        short = {name: shorten(text, audit.INPUT_SUMMARY_LENGTH) for name, text in named.items()}
         of_call: dict[str, Any] = {"turn": self.turns, "call_index": position, **short}
         started = {"started_attempt": 1, "started_at": use.at, "interrupted": result is None}
         call: dict[str, Any] = {**place, "turn": self.turns, **named, **started}
-        data = of_call | {"input": summarise_input(use.block["input"])}
+        data = of_call | {"input": audit.summarise_input(use.block["input"])}
         self._add_event(use.at, "tool_started", data)
         if result is not None:
             content = result.block["content"]
@@ -459,7 +453,7 @@ class SessionRun:
                 compressed = zlib.compress(whole)
                 self._add("tool_outputs", **place, size=len(whole), compressed=compressed)
             done = {
-                "output": shorten(shown, OUTPUT_SUMMARY_LENGTH),
+                "output": shorten(shown, audit.OUTPUT_SUMMARY_LENGTH),
                 "outcome": outcome,
                 "is_error": outcome != "succeeded",
                 "duration": round(duration, 4),

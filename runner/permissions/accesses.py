@@ -11,21 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.permissions import rules as syntax
 from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext, absolute, is_below
-from runner.permissions.rules import (
-    READING,
-    REMEMBERED,
-    WRITING,
-    AgentPattern,
-    CommandPattern,
-    HostPattern,
-    ParsedRule,
-    Specifier,
-    covers,
-    host_of,
-    hosts_in,
-    quoted,
-)
 from runner.permissions.shell import Part, Script, analyse
 
 
@@ -50,18 +37,18 @@ class Access:
     unknown: bool = False  # only the run determines which file it is
     words: Collection[str] = ()  # what the command begins with
 
-    def catches(self, rule: ParsedRule) -> str | None:
+    def catches(self, rule: syntax.ParsedRule) -> str | None:
         """Return the text that a deny or ask rule matches, None if it matches none."""
         return self.shown if rule.specifier is None else self._matched(rule.specifier)
 
-    def grants(self, rule: ParsedRule) -> bool:
+    def grants(self, rule: syntax.ParsedRule) -> bool:
         """True if an allow rule covers it."""
         return not rule.broken and (rule.specifier is None or self._covered(rule.specifier))
 
-    def _matched(self, specifier: Specifier) -> str | None:
+    def _matched(self, specifier: syntax.Specifier) -> str | None:
         return self.shown if self._covered(specifier) else None
 
-    def _covered(self, specifier: Specifier) -> bool:
+    def _covered(self, specifier: syntax.Specifier) -> bool:
         return False
 
 
@@ -95,8 +82,8 @@ class Command(Access):
             haystack="\n".join(every),
         )
 
-    def _matched(self, specifier: Specifier) -> str | None:
-        if not isinstance(specifier, CommandPattern):
+    def _matched(self, specifier: syntax.Specifier) -> str | None:
+        if not isinstance(specifier, syntax.CommandPattern):
             return None
         if specifier.unanalyzable:
             return self.shown if self.hides else None
@@ -104,8 +91,8 @@ class Command(Access):
             return None
         return next(filter(specifier.matches, self.forms), None)
 
-    def _covered(self, specifier: Specifier) -> bool:
-        if not isinstance(specifier, CommandPattern):
+    def _covered(self, specifier: syntax.Specifier) -> bool:
+        if not isinstance(specifier, syntax.CommandPattern):
             return False
         if not self.hides:
             return self.shown != "" and specifier.matches(self.shown)
@@ -128,8 +115,8 @@ class File(Access):
     context: ToolContext
     search: bool = False  # a search begins here
 
-    def _matched(self, specifier: Specifier) -> str | None:
-        if isinstance(specifier, CommandPattern):
+    def _matched(self, specifier: syntax.Specifier) -> str | None:
+        if isinstance(specifier, syntax.CommandPattern):
             return self.shown if specifier.unanalyzable and not self.text else None
         if not isinstance(specifier, PathPattern):
             return None
@@ -137,17 +124,17 @@ class File(Access):
             return self.shown
         return specifier.catches(self.known, self.context)
 
-    def grants(self, rule: ParsedRule) -> bool:
+    def grants(self, rule: syntax.ParsedRule) -> bool:
         if rule.broken:
             return False
         if rule.specifier is None:
-            return self.text != "" or covers(rule.name, "Bash")
+            return self.text != "" or syntax.covers(rule.name, "Bash")
         if self.place is None or not isinstance(rule.specifier, PathPattern):
             return False
-        if self.search and rule.rule.origin != REMEMBERED:
+        if self.search and rule.rule.origin != syntax.REMEMBERED:
             return True  # what it finds is looked at file by file
         paths, outputs = (self.place.named, self.place.real), self.context.outputs
-        if self.tool in READING and all(is_below(path, outputs) for path in paths):
+        if self.tool in syntax.READING and all(is_below(path, outputs) for path in paths):
             return True
         folder = self.tool in ("Grep", "Glob")
         return rule.specifier.covers(self.place, self.context, folder=folder)
@@ -157,22 +144,26 @@ class File(Access):
 class Host(Access):
     """The URL that a call asks for."""
 
-    def _matched(self, specifier: Specifier) -> str | None:
-        if not isinstance(specifier, HostPattern):
+    def _matched(self, specifier: syntax.Specifier) -> str | None:
+        if not isinstance(specifier, syntax.HostPattern):
             return None
-        return next(filter(specifier.matches, hosts_in(self.shown)), None)
+        return next(filter(specifier.matches, syntax.hosts_in(self.shown)), None)
 
-    def _covered(self, specifier: Specifier) -> bool:
-        host = host_of(self.shown)
-        return isinstance(specifier, HostPattern) and host is not None and specifier.matches(host)
+    def _covered(self, specifier: syntax.Specifier) -> bool:
+        host = syntax.host_of(self.shown)
+        return (
+            isinstance(specifier, syntax.HostPattern)
+            and host is not None
+            and specifier.matches(host)
+        )
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SubAgent(Access):
     """The type of sub-agent that a call starts."""
 
-    def _covered(self, specifier: Specifier) -> bool:
-        return specifier == AgentPattern(self.shown)
+    def _covered(self, specifier: syntax.Specifier) -> bool:
+        return specifier == syntax.AgentPattern(self.shown)
 
 
 def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -205,13 +196,13 @@ def accesses_of(
     agent_type = arguments.get("agent_type")
     if tool == "Bash" and isinstance(command, str):
         found = _of_script(command, context)
-    elif tool in READING or tool in WRITING:
+    elif tool in syntax.READING or tool in syntax.WRITING:
         search = tool in ("Grep", "Glob")
         paths = paths_of(tool, arguments)
         found = [file_access(tool, path, context, search=search) for path in paths]
     elif tool == "WebFetch" and isinstance(url, str):
-        uncertain = f"which host {quoted(url)} names is not certain"
-        found = [Host(tools=(tool,), shown=url, obstacle="" if host_of(url) else uncertain)]
+        uncertain = f"which host {syntax.quoted(url)} names is not certain"
+        found = [Host(tools=(tool,), shown=url, obstacle="" if syntax.host_of(url) else uncertain)]
     elif tool == "Agent" and isinstance(agent_type, str):
         found = [SubAgent(tools=(tool,), shown=agent_type)]
     return tuple(found) or (Access(tools=(tool,), shown=tool),)
@@ -253,7 +244,7 @@ def file_access(
     if place is not None:
         known = (place.named, place.real)
     elif text:
-        obstacle = f"where the path {quoted(text)} leads is not known"
+        obstacle = f"where the path {syntax.quoted(text)} leads is not known"
         known = absolute(text, context)
     else:
         does = "writes" if redirect else "reads"

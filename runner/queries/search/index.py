@@ -9,29 +9,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
 
+from runner.core import search as wording
 from runner.core.agents import item_of
-from runner.core.search import (
-    LONG,
-    LONGEST_WORD,
-    MARK,
-    SHORTEST_PART,
-    Parts,
-    Query,
-    Role,
-    Source,
-    Term,
-    facet,
-    fold,
-    parts_of,
-    pieces,
-    split,
-)
 from runner.errors import RunnerError, UsageError
 from runner.queries.filters import Filters
 from runner.queries.search.documents import Document, Place, Tell, unread
 
 # Marks a document that could not be read: it has no words.
-UNREAD = f"{MARK}unread"
+UNREAD = f"{wording.MARK}unread"
 
 DAY_SECONDS = 86_400.0
 AHEAD = "ahead"
@@ -49,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 T = TypeVar("T")
-_Group = tuple[Term, ...]
+_Group = tuple[wording.Term, ...]
 
 
 class Entry(NamedTuple):
@@ -79,14 +64,14 @@ def _entry_of(document: Document, now: float) -> Entry:
     if item is not None:
         # The item of a sub-agent is found by the item that its tree works on, too.
         given += [("i", each) for each in {item, item_of(place.run_id, item)}]
-    facets = [facet(letter, value) for letter, value in given if value is not None]
+    facets = [wording.facet(letter, value) for letter, value in given if value is not None]
     if document.text is None:
         facets.append(UNREAD)
-    folded = fold(document.text or "")
+    folded = wording.fold(document.text or "")
     words = folded.split()
-    if max(map(len, words), default=0) >= LONGEST_WORD:
-        words = split(folded)
-        facets.append(LONG)
+    if max(map(len, words), default=0) >= wording.LONGEST_WORD:
+        words = wording.split(folded)
+        facets.append(wording.LONG)
     return Entry(place, document.at, facets, words)
 
 
@@ -106,9 +91,9 @@ def _day(number: int) -> str:
 class Needs:
     """Conditions on a document that a search finds."""
 
-    terms: tuple[Term, ...] = ()  # all of these
+    terms: tuple[wording.Term, ...] = ()  # all of these
     groups: tuple[_Group, ...] = ()  # one of each group
-    without: tuple[Term, ...] = ()  # none of these
+    without: tuple[wording.Term, ...] = ()  # none of these
     since: float | None = None  # seconds since the epoch
     until: float | None = None
 
@@ -172,10 +157,10 @@ def again_if_unusable(work: Callable[[], T]) -> T:
 
 def needs_of(
     lookup: Lookup,
-    query: Query,
+    query: wording.Query,
     filters: Filters,
-    sources: Collection[Source],
-    role: Role | None,
+    sources: Collection[wording.Source],
+    role: wording.Role | None,
     now: float,  # seconds since the epoch
     below: Collection[str] = (),  # the runs below the run of the filters
 ) -> Needs:
@@ -194,18 +179,18 @@ def needs_of(
         "d": days,
     }
     groups = [
-        _any_of(facet(letter, value) for value in values if value is not None)
+        _any_of(wording.facet(letter, value) for value in values if value is not None)
         for letter, values in given.items()
     ]
     if query.exact is not None:
-        groups += _exact(lookup, parts_of(query.exact))
+        groups += _exact(lookup, wording.parts_of(query.exact))
     return Needs(
         *(query.wanted, tuple(filter(None, groups)), query.unwanted, filters.since, filters.until)
     )
 
 
 def _any_of(words: Iterable[str]) -> _Group:
-    return tuple(Term((word,)) for word in words)
+    return tuple(wording.Term((word,)) for word in words)
 
 
 def _days(since: float | None, until: float | None, now: float) -> Iterator[str]:
@@ -220,7 +205,7 @@ def _days(since: float | None, until: float | None, now: float) -> Iterator[str]
         yield day_of(since + number * DAY_SECONDS, now)
 
 
-def _exact(lookup: Lookup, parts: Parts) -> Iterator[_Group]:
+def _exact(lookup: Lookup, parts: wording.Parts) -> Iterator[_Group]:
     """Yield what a text needs to contain an exact text: its whole words side by side, and at each end
     one of the words that end or start like it. Long runs are cut elsewhere, so any text that has one
     may contain it."""
@@ -230,25 +215,26 @@ def _exact(lookup: Lookup, parts: Parts) -> Iterator[_Group]:
             raise UsageError(
                 f"too many words have {parts.inner!r} in them: give more of the text, or a word too"
             )
-        yield _any_of((*words, LONG))
+        yield _any_of((*words, wording.LONG))
         return
-    whole, last = parts.whole, tuple(pieces(parts.last))
+    whole, last = parts.whole, tuple(wording.pieces(parts.last))
     is_cut = bool(last)
-    if last and len(last[-1]) < SHORTEST_PART:  # too many words start so
+    if last and len(last[-1]) < wording.SHORTEST_PART:  # too many words start so
         last, is_cut = last[:-1], False
     firsts = _words_ending(lookup, parts.first, is_needed=not whole and not last)
     if firsts is not None:
         following, may_go_on = (whole[:1], False) if whole else (last, is_cut)
-        yield (*(Term((first, *following), may_go_on) for first in firsts), *_any_of((LONG,)))
+        found = (wording.Term((first, *following), may_go_on) for first in firsts)
+        yield (*found, wording.Term((wording.LONG,)))
     if len(whole) > 1 or (whole and not last):
-        yield (Term(whole),)
+        yield (wording.Term(whole),)
     if last and (whole or firsts is None):
-        yield (Term((*whole[-1:], *last), is_cut),)
+        yield (wording.Term((*whole[-1:], *last), is_cut),)
 
 
 def _words_ending(lookup: Lookup, part: str, *, is_needed: bool) -> list[str] | None:
     """Return the words that end with ``part``, or None if it is not worth asking for them."""
-    if len(part) < SHORTEST_PART:
+    if len(part) < wording.SHORTEST_PART:
         return None
     most = MOST_WORDS if is_needed else _MOST_OPTIONAL_WORDS
     words = lookup.words_with(part, most, at_end=True)
