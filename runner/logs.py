@@ -1,4 +1,4 @@
-"""What workers log: events with fields, and outages in a few lines."""
+"""Logs of workers: events with fields, and outages in a few lines."""
 
 from __future__ import annotations
 

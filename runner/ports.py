@@ -330,7 +330,7 @@ NoOutcome = Literal["dropped", "unreachable", "schema", "bug"]
 
 
 class Observer:
-    """What a worker tells of its work. Its methods never wait and never raise; here they do nothing."""
+    """The observer of a worker's work. Methods never wait and never raise; here they do nothing."""
 
     def claimed(self, claimed: Claimed) -> None:
         """Receive the beginning of an attempt."""

@@ -19,8 +19,8 @@ from runner.store.schedules import Cron
 def add(
     app: App, submission: Submission, cron: str, zone: str | None, author: Author
 ) -> Mapping[str, Any]:
-    """Store a job as it is now, to be submitted at the times of ``cron`` in a time zone (this host's by
-    default), and return the schedule. Raises ``UsageError``."""
+    """Store a job for submission at the times of ``cron`` in a time zone (this host's by default),
+    and return the schedule. Raises ``UsageError``."""
     try:
         times = Cron(cron, zone_named(zone))
     except BadValueError as error:

@@ -62,9 +62,9 @@ class Page:
 def list_runs(
     app: App, job_id: str, status: RunStatus | None, *, whole_trees: bool, after: str = ""
 ) -> Iterator[Page]:
-    """Yield the runs of a job, those after one. Each has its model, where it was forked from, its branch,
-    the commit that delivered it, the verdict of its last verification and the state to show. With
-    ``whole_trees`` those of sub-agents have numbers of their own."""
+    """Yield the runs of a job, those after one. Each has its model, where it was forked from, its
+    branch, the commit that delivered it, the verdict of its last verification and the state to
+    show. With ``whole_trees`` sub-agents' runs have numbers of their own."""
     next_after: str | None = after
     options: Any = {"whole_trees": whole_trees, "limit": RUNS_ON_A_PAGE + 1}
     while next_after is not None:

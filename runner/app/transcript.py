@@ -175,7 +175,7 @@ def transcript_of(
     run |= tree_of(app, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
-    some = f", of which {turns[0]} to {min(turns[1], run['turns'])}" if turns else ""
+    some = f"; shown: {turns[0]} to {min(turns[1], run['turns'])}" if turns else ""
     started, ended = run["started_at"], run["ended_at"]
     facts: tuple[tuple[str, str | float | None], ...] = (
         ("run", run_id),

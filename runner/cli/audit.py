@@ -108,7 +108,7 @@ def limit_option(default: int) -> Callable[[Command], Command]:
         show_default=True,
         metavar="N",
         callback=lambda _context, _parameter, value: value or None,
-        help="At most so many; 0: all.",
+        help="The most rows; 0: all.",
     )
 
 

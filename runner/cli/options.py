@@ -129,7 +129,7 @@ def load_job(settings: Settings, spec: Path) -> Submission:
 
 
 def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Command], Command]:
-    """Give a command ``--as`` and ``--reason`` (of so many characters at most), and the ``author``
+    """Give a command ``--as`` and ``--reason`` (with a limit in characters), and the ``author``
     that they make as an argument."""
 
     def decorate(command: Callable[..., Any]) -> Any:

@@ -34,7 +34,7 @@ _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
 @click.option("--stat", is_flag=True, help="Only the number of lines per file.")
 @with_app
 def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
-    """Show what a run has changed in its workspace since its first turn, as it is recorded now.
+    """Show the recorded changes of a run in its workspace since its first turn.
 
     It needs a workspace of the run's own (mode "git" or "copy"). Into a file or a pipe it is written
     byte for byte, binary files too, as `git apply` takes it; at a terminal control characters are shown.
@@ -147,7 +147,7 @@ def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat 
 
 
 def _csv(properties: Mapping[str, Any], runs: list[dict[str, Any]]) -> str:
-    """A column for each property that the schema names, then for those that results have beside."""
+    """A column for each property of the schema, then for other properties of results."""
     names = dict.fromkeys(properties)
     for run in runs:
         names |= dict.fromkeys(run["result"] or {})
@@ -168,7 +168,7 @@ def _cell(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-_job_option = click.option("--job", metavar="JOB", help="Only those of this job's runs.")
+_job_option = click.option("--job", metavar="JOB", help="Only of this job's runs.")
 
 
 @click.group()

@@ -46,7 +46,7 @@ def _sources(text: str) -> tuple[str, ...]:
     type=click.IntRange(0, MOST_ROWS),
     default=0,
     metavar="N",
-    help="Leave out so many at first.",
+    help="Leave out this many at first.",
 )
 @format_options
 @with_app

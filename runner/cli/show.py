@@ -68,11 +68,11 @@ def list_(
 ) -> None:
     """List the jobs, or the runs of a job: the first 200, and with --all every one as it is read.
 
-    Runs are those of items. What they have used and what was denied to them is told with all that the
-    sub-agents below them have; with --tree these have lines of their own, and each run tells its own.
+    The runs are the items'. Their usage and denials include their sub-agents'; with --tree
+    sub-agents have lines of their own, and each run shows only its own numbers.
 
-    A run whose worker is dead is shown as interrupted, and one that is due while no worker is alive as
-    such. In JSON that is its shown_state; its state is what is stored, which --state goes by.
+    A run whose worker is dead is shown as interrupted, and a due run is marked while no worker is
+    alive. In JSON that is shown_state; state is the stored one, which --state filters by.
 
     \b
     Example:
@@ -138,9 +138,9 @@ def _counts(by_state: Mapping[str, int]) -> str:
 def _say_runs(
     app: handle.App, job_id: str, pages: Iterable[Sequence[Mapping[str, Any]]], whole_trees: bool
 ) -> None:
-    """Print runs in lines, with what to do about those that wait. Only a job that verifies has a column
-    for it, and only one whose runs have started others. In ``whole_trees`` each run has a line and
-    tells its own numbers."""
+    """Print runs in lines, with advice for waiting ones. Only jobs that verify have a column for
+    it, and only jobs with sub-agents one for these. In ``whole_trees`` each run has a line with its
+    own numbers."""
     some = app_show.columns_of(app, job_id)
 
     def rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:

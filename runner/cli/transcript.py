@@ -69,7 +69,7 @@ def _turns(text: str) -> tuple[int, int]:
     "turn",
     type=click.IntRange(1),
     metavar="TURN",
-    help="Print the request of that turn as it was sent.",
+    help="Print the request that the turn sent.",
 )
 @click.option(
     "--tree",

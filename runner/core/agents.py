@@ -149,21 +149,21 @@ def tree_order(run_id: str) -> tuple[str | int, ...]:
 
 
 _AGENT = (
-    "Starts a sub-agent that works on a task by itself and gives back what it says last.\n\n"
-    "- It begins with the prompt alone, unless `snapshot` is set: say all that it has to know, and what "
-    "it is to give back.\n"
+    "Starts a sub-agent that works on a task by itself and returns its last message.\n\n"
+    "- It begins with the prompt alone, unless `snapshot` is set: state everything that it must know, "
+    "and what it must return.\n"
     "- Several calls in one reply work side by side, {at_once} at a time. They may share one folder: do "
     "not let two of them change the same files.\n"
-    "- Its rules are no wider than yours, and what it uses comes out of what you have left.\n"
-    "- A sub-agent that fails is an error result with the reason: you go on.\n\n"
+    "- Its rules are no wider than yours, and its usage counts against your remaining limits.\n"
+    "- If a sub-agent fails, the result is an error with the reason, and you continue.\n\n"
     "Types of sub-agents:\n{types}"
 )
 _SPLIT = (
-    "Splits your task into {fewest} to {most} parts, on each of which a sub-agent works by itself, all "
-    "side by side. Call this first, and once.\n\n"
-    "- Each prompt has to stand alone: its sub-agent {begins}, and sees nothing of the other parts.\n"
+    "Splits your task into {fewest} to {most} parts. A sub-agent works on each part by itself, all side "
+    "by side. Call this first, and once.\n\n"
+    "- Each prompt must be complete: its sub-agent {begins}, and does not see the other parts.\n"
     "- The parts together are the whole task, and no two of them change the same files.\n"
-    "- The result is what each sub-agent gave back, in the order of the parts."
+    "- The result has the results of the sub-agents, in the order of the parts."
 )
 
 
@@ -175,7 +175,7 @@ def agent_tool(types: Sequence[AgentType], limits: Limits) -> Tool:
         by_default = f"default {'true' if seeing else 'false'}"
     listed = "\n".join(f"- `{each.name}`: {each.description}" for each in types)
     properties: dict[str, Any] = {
-        "description": _text("What the sub-agent is to do, in 3 to 5 words"),
+        "description": _text("The sub-agent's task in 3 to 5 words"),
         "prompt": _text("The task"),
         "agent_type": {
             "type": "string",
@@ -199,8 +199,8 @@ def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
     """Return the tool that splits a coordinator's task among sub-agents of this type."""
     part = _object(
         {
-            "description": _text("What the part is, in 3 to 5 words"),
-            "prompt": _text("What the sub-agent is to do, and what it is to give back"),
+            "description": _text("The part in 3 to 5 words"),
+            "prompt": _text("The sub-agent's task, and what it must return"),
         }
     )
     parts = {

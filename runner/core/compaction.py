@@ -159,7 +159,7 @@ def prompt_limit(state: RunState) -> int:
 
 HEADING = "[Earlier conversation summary — treat as background context]"
 _MOST_OUTPUT_TOKENS, _LEAST_OUTPUT_TOKENS = 8_000, 1_024
-# Characters shown of a call's input or result, and half of those of a text: the first that fits.
+# Characters shown of a call's input or result, and half as many as of a text: the first that fits.
 _MOST_SHOWN = (4_000, 2_000, 1_000, 500, 250)
 _OVERHEAD_TOKENS = 2_000
 _MOST_SAID = 2_000  # characters quoted of a user's text in turns that are dropped

@@ -25,8 +25,8 @@ TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     **{ended: frozenset({"queued"}) for ended in get_args(EndState)},
 }
 
-# The rank of a run: among those of its job that are queued, a lower one is first. Runs that had begun and
-# were interrupted are before those of all jobs.
+# The rank of a run: of a job's queued runs, the lowest rank comes first. Interrupted runs come
+# before the runs of all jobs.
 INTERRUPTED, BEGUN, FRESH = 0, 1, 2
 
 WaitReason = Literal["paused", "workspace", "approval", "budget", "children", "finish_by"]

@@ -1,4 +1,4 @@
-"""How the slots of all workers are shared among the jobs that have work.
+"""Fair sharing of all workers' slots among the jobs that have work.
 
 A job's share of the slots goes by its weight. A free slot goes to an interrupted run, of whatever job;
 then to the job that uses the least for its weight, and among equals in weighted round robin. A job
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 10.0  # that a job waits below its share before others give s
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """What a job uses of the slots, and what it waits for. Counts of due runs may stop at a limit."""
+    """The slots that a job uses and waits for. Counts of due runs may stop at a limit."""
 
     job_id: str
     weight: float = NORMAL
@@ -33,7 +33,7 @@ class JobLoad:
 
     @property
     def waiting(self) -> int:
-        """How many of its due runs could be worked on."""
+        """Return how many of its due runs could be worked on."""
         found = self.interrupted + self.due
         return found if self.room is None else min(found, self.room)
 
@@ -106,7 +106,7 @@ class Shares:
         self._reached, self._tags[load.job_id] = start, start + 1 / load.weight
 
     def surplus(self, loads: Sequence[JobLoad], now: float) -> dict[str, int]:
-        """How many runs of each job should give their slots up by now, of all workers' runs, because
+        """Return how many of all workers' runs of each job should give their slots up now, because
         other jobs have waited below their shares. To be asked every second while no slot is free.
 
         Args:
@@ -135,8 +135,8 @@ class Shares:
 
 
 def _patience(lack: float, waiting: int) -> float:
-    """How long a job waits that lacks so much of its share. One that is due less than half a slot takes
-    turns with others on one: it waits longer, so that each has the slot for a time that fits its share."""
+    """Return the seconds that a job waits while it lacks part of its share. A job with less than
+    half a slot takes turns on one, and waits longer, so that turns have a fitting length."""
     return PATIENCE_SECONDS * max(1.0, (1 - lack) / lack / waiting)
 
 

@@ -20,7 +20,7 @@ _DAY, _MINUTE = timedelta(days=1), timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time of day, of which the next one is meant, or a date with a time."""
+    """A time of day (the next one is meant), or a date with a time."""
 
     text: str  # ``22:00``, or the date and time as they were written
     zone: str  # a name such as ``Europe/Berlin``; empty if the text has an offset from UTC

@@ -209,9 +209,9 @@ class AttemptWorkspace:
         return [entries.Delivered(commit)]
 
     def run_hook(self, state: RunState, step: RunHook) -> list[entries.Entry]:
-        """Run a hook once; what it changed in a recorded workspace is recorded with its end. What a RunEnd
-        hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
-        the files, nothing is recorded: the next attempt records what the hook did with their work."""
+        """Run a hook once; what it changed in a recorded workspace is recorded with its end. What a
+        RunEnd hook changes is put back: the verified files stay. While sub-agents change the files,
+        nothing is recorded: the next attempt records what the hook did with their work."""
         run, hook = step.run, state.spec.hooks[step.run.hook]
         call = HookCall(state.run_id, hook, step.told, self.surroundings)
         try:

@@ -285,7 +285,7 @@ class Worker:
                 raise
 
     def _look_at(self, run_id: str) -> runs.DueRun | None:
-        """The run, or the one that is to be worked on before it by now; None if it is not due."""
+        """Return the run, or a run that now comes before it; None if it is not due."""
         database, clock = self._machine.database, self._machine.clock
         run = runs.look_at(database, run_id, clock.now())
         if run is None or self._only is not None or not run.is_stale(clock.now()):

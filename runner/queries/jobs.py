@@ -137,7 +137,7 @@ def list_runs(
 
 
 def what_runs_have(database: Database, job_id: str) -> dict[str, bool]:
-    """Whether a job's runs are ``verified``, and whether any has runs ``below`` it."""
+    """Return if a job's runs are ``verified``, and if any has runs ``below`` it."""
     below = select(runs.c.id).where(runs.c.job_id == job_id, ~IS_ITEM_RUN).limit(1)
     spec = select(jobs.c.spec).where(jobs.c.id == job_id)
     ((found,),) = database.rows(spec)

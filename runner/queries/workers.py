@@ -29,7 +29,7 @@ INTERRUPTED, NO_WORKER = "interrupted", "no worker alive"
 
 
 def list_workers(database: Database, now: float, *, ended: bool = False) -> list[WorkerSummary]:
-    """The workers that are alive, the oldest first; with ``ended`` also those that are not."""
+    """Return the live workers, the oldest first; with ``ended`` also dead and ended ones."""
     query = select(*(workers.c[name] for name in _COLUMNS)).order_by(
         workers.c.started_at, workers.c.id
     )
@@ -73,15 +73,15 @@ class Backlog:
 
 
 def backlog(database: Database, now: float) -> Backlog:
-    """How many runs are due, and since when."""
+    """Return how many runs are due, and since when."""
     query = select(func.count().label("runs"), func.min(runs.c.due_at).label("oldest_due_at"))
     (row,) = database.read(lambda connection: connection.execute(query.where(*_is_due(now))).all())
     return Backlog(*row)
 
 
 def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict[str, str]:
-    """The states to show of those of these runs that no worker works though one should, by id:
-    ``interrupted`` instead of ``running`` if the worker is dead, and whether none is alive."""
+    """Return the states to show, by id, of runs that no worker works although one should:
+    ``interrupted`` instead of ``running`` if the worker is dead, and a note if none is alive."""
     shown = _shown(now)
     query = select(runs.c.id, shown.label("shown")).where(_MAY_BE_UNWORKED, shown != runs.c.state)
     return {
@@ -94,7 +94,7 @@ def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict
 def shown_states_by_job(
     database: Database, now: float, job_id: str | None = None
 ) -> Mapping[str, Counter[tuple[str, str]]]:
-    """How many runs of items have a stored state and another one to show, by job: see
+    """Return the number of items' runs by job, stored state and a different state to show: see
     ``shown_states``."""
     shown = _shown(now)
     of_job = () if job_id is None else (runs.c.job_id == job_id,)
@@ -115,7 +115,7 @@ def _is_due(now: float) -> tuple[ColumnElement[bool], ...]:
 
 
 def _shown(now: float) -> ColumnElement[str]:
-    """The state of a run as it is: a worker may be dead, or missing."""
+    """Return a run's real state: its worker may be dead or missing."""
     is_any = exists().where(is_live(now))
     is_held = exists().where(workers.c.id == runs.c.worker_id, is_live(now))
     is_lost = and_(runs.c.state == "running", ~is_held)

@@ -80,7 +80,7 @@ _POOL: dict[str, Any] = {
 
 
 def connections_for(slots: int) -> int:
-    """Return how many connections to Postgres a worker with so many slots shares among its threads."""
+    """Return how many connections to Postgres a worker's threads share, by its slots."""
     return min(2 + slots // 8, POSTGRES_CONNECTIONS)
 
 

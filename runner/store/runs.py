@@ -161,8 +161,8 @@ _RUNNING_IN_WORKSPACE = _count_running.where(runs.c.workspace_id == bindparam("w
 
 
 def _has_room(connection: Connection, run: DueRun) -> bool:
-    """True if the run may be worked on beside those that are. Nobody else can claim one of them until the
-    transaction ends."""
+    """True if the limits leave room for the run. Until the transaction ends, nobody else can claim
+    runs under them."""
     if (run.max_concurrency, run.workspace_concurrency) == (None, None):
         return True
     ids = {"job": run.job_id, "workspace": run.limited_workspace}
@@ -284,7 +284,7 @@ _LINES = _lines.union_all(select(_next_job).select_from(_lines).where(_lines.c.j
 
 
 def _count_due(rank: int) -> ColumnElement[int]:
-    """How many runs of a rank are due in a line, counted up to ``most``."""
+    """Return how many runs of a rank are due in a line, counted up to ``most``."""
     run = runs.alias(f"rank_{rank}")
     is_due = run.c.due_at <= bindparam("now", type_=Float)
     found = (
@@ -335,7 +335,7 @@ _IN_HAND_BY_JOB = (
 
 
 def job_loads(database: Database, most: int, now: float) -> list[JobLoad]:
-    """What each job with due or running runs uses and waits for; nothing if none is due. Due runs are
+    """Return the load of each job with due or running runs; empty if none is due. Due runs are
     counted up to ``most`` of a rank."""
     waiting = database.find(_WAITING_BY_JOB, {"most": most, "now": now})
     if not any(row.interrupted or row.begun or row.fresh for row in waiting):
@@ -476,7 +476,7 @@ _HELD_BY_JOB = (
 
 
 def held_by_job(database: Database, worker_id: str) -> dict[str, int]:
-    """How many runs of each job a worker holds."""
+    """Return how many runs of each job a worker holds."""
     return {row.job_id: row.count for row in database.find(_HELD_BY_JOB, {"worker": worker_id})}
 
 

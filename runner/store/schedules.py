@@ -1,6 +1,6 @@
 """Schedules: jobs that are submitted again and again, at the times of a cron expression.
 
-A schedule holds the whole job as it was read when the schedule was added: the job file's text, prompts,
+A schedule holds the whole job, read when the schedule was added: the job file's text, prompts,
 items, rules, and the commit that runs begin at. So any worker can submit it, without the file.
 """
 
@@ -174,7 +174,7 @@ def _fire_or_say(database: Database, schedule_id: str, now: float) -> str | None
         job_id, detail = database.write(partial(_fire, schedule_id=schedule_id, now=now))
     except UnreachableError:
         raise
-    except Exception as error:  # whatever it is: it must not keep the worker from its runs
+    except Exception as error:  # of any kind: it must not keep the worker from its runs
         logger.warning("%s could not submit its job: %s", schedule_id, error)
         database.write(partial(_skip, schedule_id=schedule_id, now=now, why=str(error)))
         return None
@@ -229,7 +229,7 @@ def _set(connection: Connection, schedule_id: str, **columns: Any) -> None:
 
 
 def _missed(due_at: float, late: float, left_out: int) -> str:
-    """What to say of a schedule that fires late; nothing where a worker was there in time."""
+    """Return the message of a schedule that fires late; empty if a worker was there in time."""
     if late < LATE_SECONDS and not left_out:
         return ""
     due = f"{datetime.fromtimestamp(due_at, UTC):%Y-%m-%d %H:%M} UTC"

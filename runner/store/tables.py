@@ -79,7 +79,7 @@ jobs = _table(
     Column("created_at", Float, nullable=False),
     Column("rules_snapshot", Integer, nullable=False, server_default="1"),  # the newest one
     Column("finish_by", Float),  # from then on none of its model calls begins
-    Column("finish_by_text", Text),  # the same as it was written, with its time zone
+    Column("finish_by_text", Text),  # the same as written, with its time zone
     Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
     Index(None, "finish_by", **_where("finish_by IS NOT NULL")),
 )
@@ -101,7 +101,7 @@ job_shares = _table(
     Column("weight", Float, nullable=False),
     Column("max_concurrency", Integer),  # runs that are worked on at once
     Column("workspace_id", Text),  # of a folder in which
-    Column("workspace_concurrency", Integer),  # so many runs are worked on at once
+    Column("workspace_concurrency", Integer),  # the most runs at once
     Index(None, "workspace_id", **_where("workspace_id IS NOT NULL")),
 )
 
@@ -145,7 +145,7 @@ prices = _table(
     Column("us_inference", Float, nullable=False),  # the factor for calls bound to the US
 )
 
-# A job that is submitted at the times of a cron expression, as it was when the schedule was added.
+# A job that is submitted at the times of a cron expression, stored when the schedule was added.
 schedules = _table(
     "schedules",
     Column("id", Text, primary_key=True),

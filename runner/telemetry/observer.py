@@ -262,7 +262,7 @@ class Telemetry(Observer):
                     self._found(ending, sure=sure)
         except UnreachableError:
             pass  # the worker says so
-        except Exception as error:  # a bug, whatever it is: no worker may end for it
+        except Exception as error:  # any bug: no worker may end for it
             logger.warning("telemetry waits: %s", error)
 
     def _found(self, ending: Ending, *, sure: bool) -> None:

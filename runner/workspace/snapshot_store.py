@@ -397,7 +397,7 @@ class StoredSnapshots:
     def start(self, commit: str) -> None:
         """Record which commit the workspace began as.
 
-        It is the first snapshot's parent, so that a remote that has it is sent little. Raises
+        It is the first snapshot's parent, so that little is sent to a remote that has it. Raises
         ``GitError`` if there is no such commit.
         """
         tree = self._store_git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
