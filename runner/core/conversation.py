@@ -139,9 +139,12 @@ class ToolResult:
         return self.outcome != "succeeded"
 
 
+_AS_JSON = json.JSONEncoder(ensure_ascii=False)
+
+
 def content_text(block: Block) -> str:
     """Return a block as JSON, on which its size is counted."""
-    return json.dumps(block, ensure_ascii=False)
+    return _AS_JSON.encode(block)
 
 
 def content_bytes(block: Block) -> int:

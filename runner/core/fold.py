@@ -100,12 +100,18 @@ def apply(state: RunState, entry: Entry) -> RunState:
 
 
 def opening(
-    spec: JobSpec, prompt: str, *, warms_cache: bool = False
+    spec: JobSpec, prompt: str, shared: ContextState | None = None, *, warms_cache: bool = False
 ) -> tuple[tuple[conversation.Message, ...], Progress]:
-    """Return a run's first message, and a progress that counts the first request."""
-    message = conversation.Message("user", (conversation.text_block(prompt),))
-    model = ModelState(warms_cache=warms_cache)
-    return (message,), Progress(context=context_of(spec, [message]), model=model)
+    """Return a run's first message, and a progress that counts the first request. ``shared`` is the
+    context of the spec without messages, for many runs that begin with it."""
+    block = conversation.text_block(prompt)
+    text, alone = conversation.content_text(block), shared or context_of(spec, ())
+    context = ContextState(
+        estimate=alone.estimate + estimate_text(text, spec.context.chars_per_token),
+        appended_bytes=alone.appended_bytes + conversation.text_bytes(text),
+    )
+    progress = Progress(context=context, model=ModelState(warms_cache=warms_cache))
+    return (conversation.Message("user", (block,)),), progress
 
 
 def context_of(spec: JobSpec, sent: Sequence[conversation.Message]) -> ContextState:

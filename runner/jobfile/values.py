@@ -107,12 +107,13 @@ def text_problem(text: str) -> str | None:
     """Return why a database or the API cannot take a text, or None."""
     if "\0" in text:
         return "holds a NUL character (U+0000); take it out"
-    for character in text:
-        if "\ud800" <= character <= "\udfff":
-            return (
-                f"holds half a surrogate pair (U+{ord(character):04X}), so it is not valid Unicode "
-                "text; a file name with bytes that are not UTF-8 shows up like this"
-            )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return (
+            f"holds half a surrogate pair (U+{ord(text[error.start]):04X}), so it is not valid Unicode "
+            "text; a file name with bytes that are not UTF-8 shows up like this"
+        )
     return None
 
 

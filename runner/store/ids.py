@@ -12,6 +12,7 @@ import threading
 from typing import Literal
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
 _RANDOM_BITS = 80
 # A child's id goes on with its numbers in its parents. INTEGER can hold nine digits.
 _CALL_ID = re.compile(r"call_([0-9a-z]+(?:\.[0-9]{1,9})*)_([0-9]{1,9})_([0-9]{1,9})")
@@ -33,9 +34,9 @@ def new(kind: Kind, now: float) -> str:
             _last = first | secrets.randbits(_RANDOM_BITS - 1)
         value = _last
     digits = ""
-    for _ in range(26):
-        value, digit = divmod(value, 32)
-        digits = _ALPHABET[digit] + digits
+    for _ in range(13):
+        value, pair = divmod(value, len(_PAIRS))
+        digits = _PAIRS[pair] + digits
     return f"{kind}_{digits}"
 
 

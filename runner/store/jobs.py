@@ -5,8 +5,9 @@ snapshot.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, insert, select
@@ -15,9 +16,10 @@ from runner.core.agents import lineage
 from runner.core.children import spec_of
 from runner.core.conversation import Message
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
-from runner.core.fold import opening
+from runner.core.fold import context_of, opening
 from runner.core.run import FRESH, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.core.state import ContextState
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.permissions import Policy, Rule
@@ -27,11 +29,15 @@ from runner.store.database import Database
 from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
 from runner.store.run_state import progress_to_json
 from runner.store.shares import insert_shares
-from runner.store.statements import insert_or
+from runner.store.statements import insert_many, insert_or
 from runner.store.tables import blocks, events, job_budgets, jobs, run_items, runs
 
 # The name and the source of the job that imported sessions of Claude Code's are runs of.
 SESSIONS = "claude-code"
+
+# The rows of so many runs are made and stored, then forgotten: Python would go through those of 10,000
+# runs several times to see whether they are garbage.
+_OPENED_AT_ONCE = 500
 
 
 def submit(
@@ -95,21 +101,31 @@ def insert_job(
     insert_shares(connection, job_id, spec, workspace_id)
     if spec.budget.is_set:
         connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
-    warms = budgets.is_worth_it(submission)
-    opened = [
-        open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)
-        for number, new in enumerate(submission.runs)
-    ]
-    begins, reason = times.next_start(now) or (now, "")
+    opened = _open_runs(job_id, submission, workspace_id, now, author)
+    while lot := [*islice(opened, _OPENED_AT_ONCE)]:
+        insert_runs(connection, lot)
+    return job_id
+
+
+def _open_runs(
+    job_id: str, submission: Submission, workspace_id: str | None, now: float, author: Author
+) -> Iterator[OpenedRun]:
+    """Yield the rows of a job's runs, in the order of its items."""
+    spec, warms = submission.spec, budgets.is_worth_it(submission)
+    shared = context_of(spec, ())
+    begins, reason = spec.times.next_start(now) or (now, "")
     if spec.limits.deadline is not None:  # all that is left then is to end
         begins = min(begins, now + spec.limits.deadline)
-    for number, each in enumerate(opened):
-        each.run.update(reason=reason, due_at=begins)
-        if warms and number:
+    for number, new in enumerate(submission.runs):
+        is_first = number == 0
+        opened = open_run(
+            job_id, new, spec, workspace_id, now, author, warms=warms and is_first, shared=shared
+        )
+        opened.run.update(reason=reason, due_at=begins)
+        if warms and not is_first:
             due_at = begins + budgets.MOST_SECONDS
-            each.run.update(reason=reason or budgets.WARMING, due_at=due_at)
-    insert_runs(connection, opened)
-    return job_id
+            opened.run.update(reason=reason or budgets.WARMING, due_at=due_at)
+        yield opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +163,7 @@ def open_run(
     author: Author,
     *,
     warms: bool = False,
+    shared: ContextState | None = None,
     run_id: str | None = None,
     told: Mapping[str, Any] | None = None,
 ) -> OpenedRun:
@@ -154,10 +171,11 @@ def open_run(
 
     Args:
         warms: its siblings wait for its first reply.
+        shared: the context of the spec without messages, if it is known.
         run_id: its id; None: a new one.
         told: what else its first event tells.
     """
-    (message,), progress = opening(spec, new.prompt, warms_cache=warms)
+    (message,), progress = opening(spec, new.prompt, shared, warms_cache=warms)
     run_id = run_id or ids.new("run", now)
     workspace, limits = spec.workspace, spec.limits
     run = {
@@ -205,8 +223,7 @@ def insert_runs(connection: Connection, opened: Sequence[OpenedRun]) -> None:
         (blocks, [row for each in opened for row in each.blocks]),
         (events, [row for each in opened for row in each.events]),
     ):
-        if rows:
-            connection.execute(insert(table), rows)
+        insert_many(connection, table, rows)
 
 
 def _insert_job(
@@ -245,7 +262,11 @@ def refuse_unstorable(what: str, text: str) -> None:
 
 def is_storable(text: str) -> bool:
     """True if both databases can store a text unchanged."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
+from types import NoneType
 from typing import Any, get_type_hints
 
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, insert, literal, select
@@ -146,12 +147,17 @@ def progress_from_row(row: Any) -> Progress:
     return replace(progress, turns=row.turns, money=money)
 
 
+_PLAIN = frozenset({str, int, float, bool, NoneType})
+
+
 def _to_json(value: Any) -> Any:
-    if isinstance(value, (str, int)):  # most are, and this runs at every step
-        return value
-    if is_dataclass(value):
-        return {name: _to_json(getattr(value, name)) for name in _stored_fields(value.__class__)}
-    return list(value) if isinstance(value, tuple) else value
+    kind: Any = value.__class__
+    if is_dataclass(kind):
+        return {  # most are plain, and this runs at every step
+            name: part if (part := getattr(value, name)).__class__ in _PLAIN else _to_json(part)
+            for name in _stored_fields(kind)
+        }
+    return list(value) if kind is tuple else value
 
 
 @cache

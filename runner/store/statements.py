@@ -49,11 +49,15 @@ def execute(connection: Connection, statement: _Definition, values: Mapping[str,
     Raises:
         DBAPIError: as SQLAlchemy raises it.
     """
-    key = statement, connection.dialect.name
+    return _compile(statement, connection.dialect).execute(connection, values)
+
+
+def _compile(statement: _Definition, dialect: Dialect) -> _Compiled:
+    key = statement, dialect.name
     compiled = _compiled.get(key)
     if compiled is None:
-        compiled = _compiled[key] = _Compiled(statement, connection.dialect)
-    return compiled.execute(connection, values)
+        compiled = _compiled[key] = _Compiled(statement, dialect)
+    return compiled
 
 
 @contextmanager
@@ -81,14 +85,14 @@ class _Compiled:
 
     def __init__(self, definition: _Definition, dialect: Dialect) -> None:
         compiled: Any = definition.compile(dialect=dialect)
-        self._text = str(compiled)
+        self.text = str(compiled)
         self._names = list(compiled.positiontup)
         self._fixed = {
             name: value
             for name, value in compiled.params.items()
             if not compiled.binds[name].required
         }
-        self._binders = [
+        self.binders = [
             compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)
             for name in self._names
         ]
@@ -99,10 +103,10 @@ class _Compiled:
 
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> list[Row]:
         values = {**self._fixed, **values}
-        bound = _converted(self._binders, [values[name] for name in self._names])
+        bound = _converted(self.binders, [values[name] for name in self._names])
         with driver_errors(connection):
             cursor = connection.info["cursor"]
-            cursor.execute(self._text, bound)
+            cursor.execute(self.text, bound)
             rows = cursor.fetchall() if self._types else []
         if rows and self._readers is None:
             self._readers = [
@@ -120,6 +124,30 @@ def _converted(converters: Sequence[_Convert | None], values: Sequence[Any]) -> 
         convert(value) if convert else value
         for convert, value in zip(converters, values, strict=True)
     ]
+
+
+def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that have the same columns; on Postgres by COPY, which takes a third of the time of as
+    many INSERTs.
+
+    Raises:
+        DBAPIError: as SQLAlchemy raises it.
+    """
+    if not rows:
+        return
+    columns = tuple(column.name for column in table.c if column.name in rows[0])
+    dialect = connection.dialect
+    compiled = _compile(_write_statement((_Shape(table, columns),)), dialect)
+    converted = (_converted(compiled.binders, [row[name] for name in columns]) for row in rows)
+    with driver_errors(connection):
+        cursor = connection.info["cursor"]
+        if dialect.name == "sqlite":
+            cursor.executemany(compiled.text, converted)
+            return
+        into, *names = map(dialect.identifier_preparer.quote, (table.name, *columns))
+        with cursor.copy(f"COPY {into} ({', '.join(names)}) FROM STDIN") as copy:
+            for row in converted:
+                copy.write_row(row)
 
 
 class Writes:

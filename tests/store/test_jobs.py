@@ -20,6 +20,7 @@ from runner.permissions import Rule
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.run_state import progress_from_row
 from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs
 from tests.store.attempts import free
 from tests.store.examples import NOW, SPEC, submission
@@ -55,6 +56,17 @@ def test_runs_are_queued_and_due_at_once_with_the_job_s_limits(database: Databas
     assert {row.max_turns for row in stored} == {example.spec.limits.max_turns}
     assert {row.token_ceiling for row in stored} == {example.spec.limits.token_ceiling}
     assert {(row.message_count, row.event_count) for row in stored} == {(1, 1)}
+
+
+def test_many_runs_are_stored_in_the_order_of_their_items(database: Database) -> None:
+    keys = [f"item {number}" for number in range(1_203)]
+    jobs_store.submit(database, submission(*keys), NOW)
+    stored = rows_of(database, runs)
+    assert [row.item_key for row in stored] == keys
+    for table in (run_items, blocks, events):
+        assert [row.run_id for row in rows_of(database, table)] == [row.id for row in stored]
+    (_, progress) = opening(SPEC, "Mend item 7.")
+    assert progress_from_row(stored[7]) == progress
 
 
 def test_runs_know_their_workspace(database: Database) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from runner.store.database import Database
-from runner.store.statements import Writes, execute
+from runner.store.statements import Writes, execute, insert_many
 from runner.store.tables import events, runs, workers
 from tests.store.attempts import submit_one
 
@@ -35,6 +35,34 @@ def test_any_number_of_rows_is_written_as_it_is(database: Database, count: int) 
     assert [row._asdict() for row in database.read(lambda c: c.execute(query).all())] == rows
     read = database.read(lambda connection: execute(connection, query, {}))
     assert [row._asdict() for row in read] == rows
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_many_rows_are_inserted_as_they_are(database: Database, count: int) -> None:
+    rows = [{**row, "type": "\\N\t\\.\n'é"} for row in event_rows(submit_one(database), count)]
+    database.write(lambda connection: insert_many(connection, events, rows))
+    query = select(events).where(events.c.number > 1000).order_by(events.c.number)
+    assert [row._asdict() for row in database.read(lambda c: c.execute(query).all())] == rows
+
+
+def test_many_rows_are_inserted_with_nulls_and_defaults_whatever_their_order(
+    database: Database,
+) -> None:
+    row: dict[str, Any] = {"ended_at": None, "lease_expires_at": 1.0, "started_at": 0.5, "slots": 1}
+    row |= {"pid": 2**31 - 1, "hostname": "h", "host_id": ""}
+    rows = [{**row, "id": "a"}, {"id": "b", **row, "ended_at": 2.5}]
+    database.write(lambda connection: insert_many(connection, workers, rows))
+    query = select(*(workers.c[name] for name in rows[0])).order_by(workers.c.id)
+    found = database.read(lambda connection: connection.execute(query).all())
+    assert [each._asdict() for each in found] == rows
+
+
+def test_many_rows_with_a_bad_one_leave_nothing(database: Database) -> None:
+    rows = [*event_rows(submit_one(database), 3), *event_rows("nobody", 1)]
+    with pytest.raises(IntegrityError, match=r"(?i)foreign key"):
+        database.write(lambda connection: insert_many(connection, events, rows))
+    query = select(events.c.number).where(events.c.number > 1000)
+    assert database.find(query, {}) == []
 
 
 def test_rows_that_name_different_columns_and_changes_go_together(database: Database) -> None:
@@ -96,9 +124,13 @@ def test_text_is_refused_and_not_cut_at_a_nul(database: Database) -> None:
     run_id = submit_one(database)
     writes = Writes()
     writes.change(runs, {"detail": "before\0after"}, id=run_id)
+    (row,) = event_rows(run_id, 1)
+    bad = [{**row, "type": "before\0after"}]
     for _ in range(10):
         with pytest.raises(DBAPIError, match="0x00"):
             database.write(writes.run)
+        with pytest.raises(DBAPIError, match="0x00"):
+            database.write(lambda connection: insert_many(connection, events, bad))
     detail = select(runs.c.detail).where(runs.c.id == bindparam("run"))
     assert database.find(detail, {"run": run_id}) == [("",)]
 
