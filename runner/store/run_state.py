@@ -155,7 +155,7 @@ def _to_json(value: Any) -> Any:
     if is_dataclass(kind):
         return {  # most are plain, and this runs at every step
             name: part if (part := getattr(value, name)).__class__ in _PLAIN else _to_json(part)
-            for name in _stored_fields(kind)
+            for name in _stored_fields(value.__class__)
         }
     return list(value) if kind is tuple else value
 
