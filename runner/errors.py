@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -47,6 +50,49 @@ class WorkspaceError(RunnerError):
 
 class WorkspaceElsewhere(RunnerError):  # noqa: N818 - not wrong, only not here
     """The snapshots of a run's workspace are on another host: the run waits for that host."""
+
+
+class HostFaultError(RunnerError):
+    """This host cannot work: no space, no memory, no git … No fault of a run: another host may."""
+
+    unbegun: tuple[int, ...] = ()  # indexes of tool calls that were to start, and did not
+
+
+# No space, read-only, too many open files, no memory, a broken disk.
+_HOST_ERRORS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE),
+        *(errno.ENOMEM, errno.EIO, errno.ESTALE),
+    }
+)
+_NO_THREAD = "can't start new thread"
+# How a program says that at the end of a message; EAGAIN: no process or thread could be started.
+_SAID = re.compile(
+    r"(\[Errno \d+\] )?("
+    + "|".join(re.escape(os.strerror(each)) for each in (*sorted(_HOST_ERRORS), errno.EAGAIN))
+    + r")\.?|out of memory\b.*|MemoryError",
+    re.IGNORECASE,
+)
+_PARTS = re.compile(r"[:;\n]|$")
+
+
+def host_fault(error: BaseException) -> str | None:
+    """What is wrong with this host, in one line, if an error comes from that; else None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if (
+            isinstance(cause, HostFaultError | MemoryError)
+            or (isinstance(cause, OSError) and cause.errno in _HOST_ERRORS)
+            or (isinstance(cause, RuntimeError) and _NO_THREAD in str(cause))
+        ):
+            return " ".join(str(error).split()) or "no memory is left"
+        cause = cause.__cause__
+    return None
+
+
+def tells_host_fault(said: str) -> bool:
+    """True if what a program or the system said is about the host: it has no space, no memory …"""
+    return any(_SAID.fullmatch(part.strip()) for part in _PARTS.split(said))
 
 
 class UnreachableError(RunnerError):

@@ -194,7 +194,7 @@ class HookCall:
 
 class Tools(Protocol):
     """Every method with an interrupt raises ``Interrupted`` when that was set: all processes of the
-    call, command or hook are gone then."""
+    call, command or hook are gone then; and ``HostFaultError`` when this host cannot begin it."""
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """Return the problem with a call's input, for the model; None if it fits the tool."""
@@ -230,7 +230,8 @@ class Prepared:
 
 class Workspaces(Protocol):
     """The workspaces of runs. Every method raises ``WorkspaceError`` when it cannot be done and
-    trying again would not help, and ``Interrupted`` when ``interrupt`` was set meanwhile."""
+    trying again would not help, ``HostFaultError`` when it cannot be done on this host as it is, and
+    ``Interrupted`` when ``interrupt`` was set meanwhile."""
 
     def prepare(
         self,
@@ -325,8 +326,9 @@ class Claimed:
 
 
 # Why an attempt ended without an outcome: it lost its lease (a cancel does that too), there was no
-# database, the database has the schema of another version, or it raised an error that it should not.
-NoOutcome = Literal["dropped", "unreachable", "schema", "bug"]
+# database, the database has the schema of another version, its host has a fault, or it raised an error
+# that it should not.
+NoOutcome = Literal["dropped", "unreachable", "schema", "host_fault", "bug"]
 
 
 class Observer:

@@ -188,6 +188,7 @@ def _surroundings(
     from runner.telemetry.start import start_telemetry
     from runner.tools.host_process import run_is_quiet
     from runner.tools.toolbox import LocalTools
+    from runner.workspace.host_check import find_host_fault
     from runner.workspace.run_workspaces import RunWorkspaces
 
     telemetry = start_telemetry(os.environ, partial(endings, database))
@@ -213,6 +214,7 @@ def _surroundings(
         notifier=notifier,
         visible=workspaces.visible,
         quiet=lambda run_id: run_is_quiet(locks.folder, run_id),
+        find_fault=partial(find_host_fault, settings.home, tools.environment),
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=secrets.hide,

@@ -16,6 +16,7 @@ def upgrade() -> None:
     _add_times_of_jobs()
     _add_schedules()
     _add_pruned_jobs()
+    _add_host_faults()
 
 
 def _add_state_of_workers() -> None:
@@ -98,3 +99,7 @@ def _add_pruned_jobs() -> None:
         sa.Column("why", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("job_id", name="pk_pruned_jobs"),
     )
+
+
+def _add_host_faults() -> None:
+    op.add_column("runs", sa.Column("host_faults", sa.JSON))

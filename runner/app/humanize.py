@@ -306,6 +306,8 @@ def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note
             words = f"attempt {attempt} begins, on {get('worker')}"
             return Note(words) if (attempt or 0) > 1 else None
         case "attempt_ended":  # what follows tells of the other ends
+            if data.get("why") == "host_fault":
+                return Note(f"host {get('host')} could not work it: {get('detail')}", "wait")
             words = f"attempt {attempt} was lost with its worker"
             return Note(words, "bad") if data.get("why") == "lease_lost" else None
         case "error":  # a bug; its end tells how else a run failed

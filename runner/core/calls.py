@@ -13,7 +13,7 @@ from typing import Literal
 from runner.core import children, entries, hook_decisions
 from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
-from runner.core.run import Waiting
+from runner.core.run import Ended, Waiting
 from runner.core.state import Call, RunState
 from runner.core.steps import RecordShared, Step, end, locate, stop_at_deadline
 from runner.core.workspace import RESULT_SOURCE
@@ -119,6 +119,14 @@ def _left(state: RunState) -> tuple[Call, ...]:
         and not call.interrupted
         and not state.spec.starts_children(call.name)
     )
+
+
+def interrupted_by(outcome: Ended, call: Call) -> bool:
+    """True if the end of its run leaves a call interrupted: it does not run any more. One whose
+    workspace failed it stays in doubt: what it did may be complete and not recorded, so the next
+    attempt puts the files back and runs it again."""
+    is_in_doubt = outcome.reason == "workspace" and call.started_by is not None and not call.waits
+    return call.result is None and not is_in_doubt
 
 
 def answer_calls(state: RunState) -> Step | None:

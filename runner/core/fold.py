@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from runner.core import conversation, entries
 from runner.core.agents import SPLIT_SOURCE, Child, NewChild
 from runner.core.budget import Charged
-from runner.core.calls import outcome_question
+from runner.core.calls import interrupted_by, outcome_question
 from runner.core.context import (
     Compaction,
     corrected,
@@ -450,7 +450,10 @@ def _user_message(state: RunState, entry: entries.UserMessageAdded) -> RunState:
 def _settled(state: RunState, outcome: Outcome) -> RunState:
     match outcome:
         case Ended():
-            calls = (c if c.result else replace(c, interrupted=True) for c in state.calls)
+            calls = (
+                replace(c, interrupted=True) if interrupted_by(outcome, c) else c
+                for c in state.calls
+            )
             inbox = replace(state.inbox, pause_requested=False)
             return replace(rested(state), calls=tuple(calls), inbox=inbox)
         case Waiting():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -25,6 +26,7 @@ from runner.core.spec import JobSpec
 from runner.core.state import Call, CountedPrompt, OpenCall, RunState
 from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
+    HostFaultError,
     ModelCallError,
     ShutDown,
     StaleState,
@@ -32,6 +34,7 @@ from runner.errors import (
     WorkspaceElsewhere,
     WorkspaceError,
 )
+from runner.permissions import ToolContext
 from runner.ports import Clock, Decide, Interrupt, Journal, Live, Model, Tools, Workspaces
 
 T = TypeVar("T")
@@ -64,6 +67,7 @@ def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
     Raises:
         LeaseLost: another attempt has the run, or it was cancelled. Interrupted: ``interrupt`` was
             set to "dropped". UnreachableError: the database was away when the worker had to end.
+            HostFaultError: this host cannot work the run.
     """
     return _Attempt(lease, ports, interrupt).run()
 
@@ -236,12 +240,13 @@ class _Attempt:
         except ShutDown:
             cut = ModelCallError("shutdown", "the worker was shut down during the call")
             return [self._failed(call, cut)]
-        worked = self._worked_since(began)
-        contexts = (
-            self._workspace.tool_context(state, block["name"], block["input"])
-            for block in tool_uses(message_blocks(reply))
-        )
-        return [worked, ModelReplied(reply, tuple(contexts))]
+        worked, contexts = self._worked_since(began), tuple[ToolContext, ...]()
+        with suppress(HostFaultError):  # the reply is paid for; its calls are located later
+            contexts = tuple(
+                self._workspace.tool_context(state, block["name"], block["input"])
+                for block in tool_uses(message_blocks(reply))
+            )
+        return [worked, ModelReplied(reply, contexts)]
 
     def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now, before = self._ports.clock.now(), self._state.model.failure

@@ -4,7 +4,7 @@ deliver."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from runner.core.hooks import Said, read_answer
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
-from runner.errors import Interrupted, ShutDown
+from runner.errors import HostFaultError, Interrupted, ShutDown
 from runner.permissions import Authorization, ToolContext, digest_of, paths_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall, Tools, Workspaces
 
@@ -37,7 +37,8 @@ class Retry(Protocol):
 @dataclass(slots=True)
 class AttemptWorkspace:
     """The workspace of an attempt's run, and the tools in it. Methods that use the workspace raise
-    ``WorkspaceError`` if the run cannot continue in its workspace, and ``Interrupted``."""
+    ``WorkspaceError`` if the run cannot continue in its workspace, ``HostFaultError`` if this host
+    cannot work it, and ``Interrupted``."""
 
     lease: Lease
     tools: Tools
@@ -118,16 +119,36 @@ class AttemptWorkspace:
                 if as_one:
                     finished = self._ended(state, calls, [each.result() for each in running])
                 else:
-                    for count, each in enumerate(as_completed(running), 1):
-                        finished = self._ended(state, calls, [each.result()])
-                        if count < len(calls):
-                            append(finished[0])
+                    finished = self._one_by_one(state, calls, running, append)
             except Interrupted:  # and so the others are
                 raise
             except BaseException:
                 self.interrupt.set("dropped")
                 raise
         return self._recorded(as_one, finished)
+
+    def _one_by_one(
+        self,
+        state: RunState,
+        calls: Sequence[Call],
+        running: Sequence[Future[entries.ToolFinished | Call]],
+        append: Callable[[entries.Entry], None],
+    ) -> list[entries.ToolFinished]:
+        """Append each call's result as it comes, save the last. A host fault that some of them met is
+        raised when the others have ended."""
+        fault: HostFaultError | None = None
+        for count, each in enumerate(as_completed(running), 1):
+            try:
+                finished = self._ended(state, calls, [each.result()])
+            except HostFaultError as error:
+                error.unbegun += fault.unbegun if fault is not None else ()
+                fault = error
+                continue
+            if count < len(calls) or fault is not None:
+                append(finished[0])
+        if fault is not None:
+            raise fault
+        return finished
 
     def _recorded(
         self, as_one: bool, finished: Sequence[entries.ToolFinished]
@@ -179,6 +200,9 @@ class AttemptWorkspace:
             result = self.tools.run(request, self.interrupt)
         except ShutDown:
             return call
+        except HostFaultError as fault:
+            fault.unbegun = (call.index,)
+            raise
         return entries.ToolFinished(call.index, with_edit_told(call, result))
 
     def verify(self, state: RunState, number: int) -> list[entries.Entry]:

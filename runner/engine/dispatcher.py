@@ -20,7 +20,7 @@ from typing import Protocol
 
 from runner.core.shares import Shares
 from runner.engine.process import HostLocks
-from runner.errors import RunnerError, UnreachableError
+from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage
 from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, leases, runs, schedules, times
@@ -42,6 +42,8 @@ class QueueSide(Protocol):
     def free_slots(self) -> int: ...
     def run(self) -> None: ...
     def stop(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
     def offer(self, run_id: str) -> bool: ...
 
 
@@ -55,6 +57,8 @@ class Machine:
     notifier: Notifier
     visible: Callable[[Path, str], bool]  # True if a workspace (path, id) is seen from here
     quiet: Callable[[str], bool]  # True if no tool process of a run is left on this host
+    # Looks what keeps this host from working runs, given the fault that a run met.
+    find_fault: Callable[[str], str | None]
     still_alive: Callable[[], None]  # told after each renewal of the leases
     # Works a run in a process of its own, until it ends or the event is set.
     run_apart: Callable[[str, threading.Event], None]
@@ -128,6 +132,7 @@ class Dispatcher:
     machine: Machine
     queue: QueueSide
     worker_id: str
+    report_fault: Callable[[str], None] = lambda fault: None  # of this host, met in a pass
 
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
@@ -156,6 +161,10 @@ class Dispatcher:
                     self.dispatch()
             except UnreachableError as error:
                 self.machine.database_outage.failed(error)
+            except Exception as error:
+                if (fault := host_fault(error)) is None:
+                    raise
+                self.report_fault(fault)
             self._poked.wait(PASS_SECONDS)
             stopping.wait(LEAST_GAP_SECONDS)
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from runner.errors import RunnerError, UsageError
+from runner.errors import RunnerError, UsageError, host_fault
 
 
 def allow_open_files(slots: int) -> None:
@@ -34,6 +34,8 @@ def make_home(home: Path) -> None:
         if not (home / ".gitignore").exists():  # it may lie in a repository
             (home / ".gitignore").write_text("*\n")
     except OSError as error:
+        if home.is_dir() and host_fault(error) is not None:
+            return  # its disk is full, say: the worker waits until it is not
         raise UsageError(
             f"the folder {home} cannot be made ({error.strerror}): choose another RUNNER_HOME"
         ) from error

@@ -16,7 +16,15 @@ import runner
 from runner.core.run import Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
-from runner.errors import Interrupted, LeaseLost, UnreachableError, UsageError
+from runner.engine.host_watch import HostWatch
+from runner.errors import (
+    HostFaultError,
+    Interrupted,
+    LeaseLost,
+    UnreachableError,
+    UsageError,
+    host_fault,
+)
 from runner.logs import log_event
 from runner.ports import Claimed, Interrupt, NoOutcome
 from runner.store import leases, migrate, runs
@@ -29,6 +37,7 @@ ACT_SECONDS = 10.0
 DRAIN_SECONDS = 10.0
 INDEX_SECONDS = 5.0
 QUIET_SECONDS = 0.2
+LEFT_ALONE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -72,7 +81,14 @@ class Worker:
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
         self._queue_side = queue_side(self._handle, lambda: self._dispatcher.poke())
-        self._dispatcher = Dispatcher(machine, self._queue_side, worker_id)
+        self._host = HostWatch(
+            machine.find_fault,
+            self._mark_fault,
+            self._queue_side.pause,
+            self._queue_side.resume,
+            ports.stopping,
+        )
+        self._dispatcher = Dispatcher(machine, self._queue_side, worker_id, self._host.report)
 
     def start(self) -> None:
         """Register and begin to work, in threads. Raises ``UnreachableError``."""
@@ -94,6 +110,7 @@ class Worker:
         machine.still_alive()
         about = {"host": socket.gethostname(), "pid": os.getpid(), "slots": self._slots}
         log_event(logger, "worker began", worker=self.id, version=version, **about)
+        self._host.look()
         self._thread("supervisor", self._supervise, then=self._ended.set)
 
     def drain(self) -> None:
@@ -269,10 +286,13 @@ class Worker:
             run = self._look_at(run_id)
             if run is None:
                 return
-            path = run.workspace_path
-            if run.must_be_alone and self._only is None:
+            path, now = run.workspace_path, machine.clock.now()
+            wait = run.left_alone_until(machine.locks.host_id) - now
+            if wait > 0:
+                runs.postpone(machine.database, run, now + min(wait, LEFT_ALONE_SECONDS))
+            elif run.must_be_alone and self._only is None:
                 machine.run_apart(run.id, self._ports.stopping)
-            elif path is not None and not machine.visible(Path(path), run.workspace_id or ""):
+            elif path is not None and not self._sees(Path(path), run.workspace_id or ""):
                 runs.wait_for_workspace(machine.database, run, machine.clock.now())
             elif not self._is_quiet(run):
                 runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
@@ -280,8 +300,10 @@ class Worker:
                 self._work(run)
         except UnreachableError as error:
             machine.database_outage.failed(error)
-        except Exception:
-            if not self._is_outdated():
+        except Exception as error:
+            if (fault := host_fault(error)) is not None:
+                self._host.report(fault)
+            elif not self._is_outdated():
                 raise
 
     def _look_at(self, run_id: str) -> runs.DueRun | None:
@@ -292,6 +314,13 @@ class Worker:
             return run
         first = self._dispatcher.next_instead_of(run_id)
         return None if first is None else runs.look_at(database, first, clock.now())
+
+    def _sees(self, path: Path, workspace_id: str) -> bool:
+        """True if this host can have a workspace. If the host cannot tell, the attempt says why."""
+        try:
+            return self._machine.visible(path, workspace_id)
+        except HostFaultError:
+            return True
 
     def _is_quiet(self, run: runs.DueRun) -> bool:
         """True if no process of the run's last attempt or of its ended sub-agents is left here: a
@@ -324,6 +353,7 @@ class Worker:
         outcome: Outcome | NoOutcome = "bug"
         try:
             outcome = run_attempt(lease, self._ports, interrupt)
+            self._host.worked()
             if isinstance(outcome, Requeued) and outcome.reason == "yielded":
                 self._dispatcher.has_yielded(job_id)
         except (LeaseLost, Interrupted):
@@ -336,6 +366,10 @@ class Worker:
                 outcome = "schema"
                 self._give_back({lease})
                 return
+            if (fault := host_fault(error)) is not None:
+                outcome = "host_fault"
+                self._give_back_for_host(lease, fault, error)
+                return
             see = {"run": lease.run_id, "see": f"runner events {lease.run_id}"}
             logger.error("a bug ended an attempt: %r", error, extra={"fields": see})
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
@@ -343,3 +377,17 @@ class Worker:
             leases.give_up(self._machine.database, lease, error_text, now)
         finally:
             self._machine.observer.released(lease, outcome)
+
+    def _give_back_for_host(self, lease: Lease, fault: str, error: Exception) -> None:
+        """Give back a run that met a fault of this host: another host may work it."""
+        self._host.report(fault)
+        machine = self._machine
+        met = leases.HostFault(machine.locks.host_id, socket.gethostname(), machine.hide(fault))
+        unbegun = error.unbegun if isinstance(error, HostFaultError) else ()
+        now = machine.clock.now()
+        leases.give_back_for_host(machine.database, lease, met, unbegun, now)
+
+    def _mark_fault(self, fault: str | None) -> None:
+        machine = self._machine
+        told, now = (None, None) if fault is None else (machine.hide(fault), machine.clock.now())
+        leases.set_fault(machine.database, self.id, told, now)

@@ -239,13 +239,14 @@ class QueueWorker:
         # Re-entrant, so that a signal handler may call stop() in the thread that runs the loop.
         self._changed = threading.Condition(threading.RLock())
         self._busy = 0
+        self._paused = False
         self._stopping = False
 
     @property
     def free_slots(self) -> int:
-        """Return how many more queue messages could run now; 0 once it stops."""
+        """Return how many more queue messages could run now; 0 while it is paused, or once it stops."""
         with self._changed:
-            return 0 if self._stopping else self.slots - self._busy
+            return 0 if self._stopping or self._paused else self.slots - self._busy
 
     def run(self) -> None:
         """Take queue messages until ``stop``, then return when all handlers have ended. May run in any
@@ -270,6 +271,19 @@ class QueueWorker:
             self._presence.close()
             self._connection.close()
 
+    def pause(self) -> None:
+        """Take nothing new until ``resume``."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Take queue messages again."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._changed:
+            self._paused = paused
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Take nothing new; safe from any thread and from a signal handler."""
         with self._changed:
@@ -278,13 +292,13 @@ class QueueWorker:
 
     def offer(self, run_id: str) -> bool:
         """Run a queue message here at once, without the queue. Return False when no slot is free or the
-        worker stops; nothing was done then."""
+        worker is paused or stops; nothing was done then."""
         return self._start(run_id, None)
 
     def _wait_for_slot(self) -> bool:
         """Wait until a slot is free. Return False when the worker stops."""
         with self._changed:
-            while not self._stopping and self._busy >= self.slots:
+            while not self._stopping and (self._paused or self._busy >= self.slots):
                 # Bounded, because a signal handler may notify between the test and the wait.
                 self._changed.wait(LISTEN_SECONDS)
             return not self._stopping
@@ -321,7 +335,7 @@ class QueueWorker:
 
     def _start(self, run_id: str, job_id: str | None) -> bool:
         with self._changed:
-            if self._stopping or self._busy >= self.slots:
+            if self._stopping or self._paused or self._busy >= self.slots:
                 return False
             self._busy += 1
             self._pool.submit(self._work, run_id, job_id)

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Table
 
 from runner.core import entries
-from runner.core.calls import changes_files, outcome_question
+from runner.core.calls import changes_files, interrupted_by, outcome_question
 from runner.core.context import Compaction
 from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
 from runner.core.events import INPUT_SUMMARY_LENGTH, events_of, summarise_input
@@ -368,7 +368,7 @@ class Rows:
         self._insert(tables.blocks, message, position, **columns, created_at=self._now)
 
     def _note_result(self) -> None:
-        self.run_changes |= {"lost_leases": 0, "bugs": 0}
+        self.run_changes |= {"lost_leases": 0, "bugs": 0, "host_faults": None}
 
     def _settle(self, state: RunState, outcome: Outcome) -> None:
         match outcome:
@@ -379,13 +379,13 @@ class Rows:
                 self.run_changes |= queued(due_at, reason, outcome.rank)
             case Ended(how, reason, detail):
                 self.run_changes |= ended(how, visible(reason), visible(detail), self._now)
-                self._interrupt_calls(state)
+                self._interrupt_calls(state, outcome)
 
-    def _interrupt_calls(self, state: RunState) -> None:
+    def _interrupt_calls(self, state: RunState, outcome: Ended) -> None:
         """Close the questions about calls that will not run, unless an earlier end has closed them."""
         closed = {"answer": "cancelled", "answered_at": self._now, "answered_via": "end"}
         for call in state.calls:
-            if call.result is not None:
+            if not interrupted_by(outcome, call):
                 continue
             self._change_call(state, call.index, interrupted=True)
             if call.waits and not call.interrupted:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, update
 
 from runner.core.events import Event, usage_of
 from runner.core.run import Lease
+from runner.core.text import visible
 from runner.store.budgets import charge_open_call, let_siblings_start
 from runner.store.changes import ended, locked_runs, queued, store_change
 from runner.store.conditions import is_live
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row
 from runner.store.statements import execute
-from runner.store.tables import runs, workers
+from runner.store.tables import runs, tool_calls, workers
 
 LOST_LEASES_BEFORE_FAILED = 5
+HOSTS_BEFORE_FAILED = 3
 
 
 def take_from(
@@ -92,6 +95,49 @@ def give_up(database: Database, lease: Lease, error: str, now: float) -> None:
     database.write(work)
 
 
+@dataclass(frozen=True, slots=True)
+class HostFault:
+    """A fault of a host that ended an attempt."""
+
+    host_id: str
+    hostname: str
+    detail: str  # one line
+
+
+def give_back_for_host(
+    database: Database, lease: Lease, fault: HostFault, unbegun: Sequence[int], now: float
+) -> None:
+    """Queue the run of an attempt again that met a fault of its host. No failure of the run, unless so
+    many hosts met one that it has to be the run's.
+
+    Args:
+        unbegun: indexes of calls that are stored as started and were not.
+    """
+
+    def work(connection: Connection) -> None:
+        for run in _held(connection, lease):
+            hosts = dict(run.host_faults or {})
+            times = hosts.get(fault.host_id, {}).get("times", 0) + 1
+            hosts[fault.host_id] = {"times": times, "at": now}
+            why, failure = visible(fault.detail), None
+            detail = f"{fault.hostname}: {why}"
+            if len(hosts) >= HOSTS_BEFORE_FAILED:
+                failure = "workspace", f"{len(hosts)} hosts could not work it, at last {detail}"
+            data = {"why": "host_fault", "host": fault.hostname, "detail": why}
+            happened = [Event("attempt_ended", data)]
+            counts = {"host_faults": hosts} | ({} if failure else {"detail": detail})
+            if _free(connection, run, now, happened, "host_fault", failure, **counts):
+                started = tool_calls.c.started_attempt == lease.attempt
+                connection.execute(
+                    update(tool_calls)
+                    .where(tool_calls.c.run_id == run.id, tool_calls.c.ended_at.is_(None), started)
+                    .where(tool_calls.c.position.in_(unbegun))
+                    .values(started_attempt=None, started_at=None)
+                )
+
+    database.write(work)
+
+
 def _held(connection: Connection, lease: Lease) -> Sequence[Row[Any]]:
     """The row of the lease's run, locked; none if its attempt has ended."""
     this = runs.c.attempt == lease.attempt, runs.c.worker_id == lease.worker_id
@@ -105,7 +151,7 @@ def _free(
     happened: Sequence[Event],
     queued_for: str,
     failure: tuple[str, str] | None,
-    **counts: int,
+    **more: Any,
 ) -> bool:
     """Take the run from its worker: failed (for a reason, with a detail), or queued. True if queued."""
     progress, changes = progress_from_row(run), queued(now, queued_for)
@@ -120,7 +166,7 @@ def _free(
     no_reply = "the worker was gone before the reply was stored"
     charges, charged = charge_open_call(connection, run, "worker_lost", no_reply, now)
     happened = [*charged, *happened, *failed]
-    store_change(connection, run, now, happened, **changes, **charges, **counts)
+    store_change(connection, run, now, happened, **changes | charges | more)
     return failure is None
 
 
@@ -177,6 +223,14 @@ def renew(database: Database, worker_id: str, now: float) -> None:
 def drain(database: Database, worker_id: str, now: float) -> None:
     """Note that a worker takes nothing new from now on. Raises ``UnreachableError``."""
     database.execute(update(workers).where(workers.c.id == worker_id).values(draining_at=now))
+
+
+def set_fault(
+    database: Database, worker_id: str, fault: str | None, now: float | None = None
+) -> None:
+    """Say what is wrong with a worker's host, since ``now``; None: nothing is."""
+    marked = {"fault": fault and visible(fault), "fault_at": now}
+    database.execute(update(workers).where(workers.c.id == worker_id).values(**marked))
 
 
 def end(database: Database, worker_id: str, now: float) -> None:

@@ -168,7 +168,8 @@ def _taken_up(
     _refuse_used_cost(run, used.cost, limits)
     progress = rested(progress)
     progress = replace(progress, ending=replace(progress.ending, delivered=None))
-    reset = {"ended_at": None, "lost_leases": 0, "bugs": 0, "progress": progress_to_json(progress)}
+    counts = {"lost_leases": 0, "bugs": 0, "host_faults": None}
+    reset = {"ended_at": None, **counts, "progress": progress_to_json(progress)}
     return {**queued_again(run, now, BEGUN), **reset, **own}
 
 

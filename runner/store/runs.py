@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -44,6 +44,7 @@ from runner.store.tables import events, job_shares, runs, workers
 NOTIFY_AGAIN_SECONDS = 15.0
 STALE_SECONDS = 2.0  # since a queue message was sent: others may be before its run by now
 LOST_LEASES_BEFORE_ALONE = 3
+LONGEST_LEFT_ALONE = 60.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class DueRun:
     workspace_path: str | None
     workspace_id: str | None
     last_host_id: str | None  # where its last attempt was
+    host_faults: Mapping[str, Mapping[str, float]] | None  # as in the table
     of_family: bool  # some run of its tree has started another
     max_concurrency: int | None  # of its job
     limited_workspace: str | None  # the id of its workspace, if that has a limit
@@ -72,6 +74,11 @@ class DueRun:
     def is_stale(self, now: float) -> bool:
         """True if it is long since the run was chosen, so that others may be before it."""
         return self.notified_at is None or abs(now - self.notified_at) > STALE_SECONDS
+
+    def left_alone_until(self, host_id: str) -> float:
+        """Until when a host that met a fault of its own in the run leaves it to other hosts."""
+        fault = (self.host_faults or {}).get(host_id)
+        return 0.0 if fault is None else fault["at"] + min(2 ** fault["times"], LONGEST_LEFT_ALONE)
 
 
 _LIMITS = ("max_concurrency", "workspace_id", "workspace_concurrency")
@@ -88,6 +95,7 @@ _DUE_RUN = (
         runs.c.workspace_path,
         runs.c.workspace_id,
         workers.c.host_id,
+        runs.c.host_faults,
         exists()
         .where(_below.c.root_run == func.coalesce(runs.c.root_run, runs.c.id))
         .correlate(runs)
@@ -443,9 +451,11 @@ def not_notified(database: Database, run_ids: Sequence[str]) -> None:
     database.execute(update(runs).where(runs.c.id.in_(run_ids), _IS_QUEUED).values(rung_at=None))
 
 
-# For the budget and the cache warm-up, runs are queued that go on when another run of their job has.
+# For the budget and the cache warm-up, runs are queued that go on when another run of their job has;
+# after a fault of a host, runs that this host leaves to others for a moment.
 _GOES_ON = or_(
-    runs.c.due_at <= bindparam("now"), runs.c.reason == "budget", runs.c.reason == "warming"
+    runs.c.due_at <= bindparam("now"),
+    *(runs.c.reason == reason for reason in ("budget", "warming", "host_fault")),
 )
 _UNFINISHED = (
     select(runs.c.id)

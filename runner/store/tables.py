@@ -183,6 +183,8 @@ runs = _table(
     Column("worker_id", Text),  # holds the lease
     Column("last_worker_id", Text),
     *_counts("lost_leases", "bugs"),  # in a row; a bug is an attempt that raised an error
+    # In a row, by host id: how many attempts met a fault of that host, and when the last did.
+    Column("host_faults", JSON(none_as_null=True)),
     Column("pause_requested", Boolean, nullable=False, server_default="0"),
     Column("max_turns", Integer, nullable=False),
     Column("token_ceiling", BigInteger, nullable=False),

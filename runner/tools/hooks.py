@@ -19,6 +19,7 @@ from runner.core.entries import InstructionsRead
 from runner.core.hooks import FOLDER_NAME, Said
 from runner.core.text import plain
 from runner.core.workspace import INSTRUCTION_FILES, MOST_INSTRUCTION_BYTES, Instructions
+from runner.errors import HostFaultError
 from runner.permissions import Policy, ResolvedPath, Rule
 from runner.permissions.decisions import may_touch
 from runner.ports import HookCall, Interrupt
@@ -37,7 +38,7 @@ def run_hook(
 ) -> Said:
     """Run a hook to its end, whatever that is. It works in the run's workspace, or, in a job
     without one, where the run's long outputs are; it sees what tools see. Raises ``Interrupted`` if
-    it was cut; all processes of it are gone."""
+    it was cut, and ``HostFaultError`` if it cannot be started on this host; no process of it is left."""
     began = time.monotonic()
     try:
         ended = host.call(_start(call, environment), interrupt)
@@ -75,7 +76,7 @@ def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
     else:
         env = shutil.which("env", path=environment.get("PATH"))
         if env is None:
-            raise ToolFailure("env is not on the PATH of this worker: it has to be installed there")
+            raise HostFaultError("env is not on the PATH of this worker: install it there")
         command = [bash_path(environment), "-c", checked(hook.command or "")]
         arguments = [env, f"{FOLDER_NAME}={folder}", *command]
     return Start(arguments, folder, call.run_id, hook.timeout, stdin=told)

@@ -20,7 +20,7 @@ from typing import Literal
 
 from runner.core.conversation import ToolOutcome, ToolResult
 from runner.core.text import plain
-from runner.errors import Interrupted
+from runner.errors import HostFaultError, Interrupted, host_fault, tells_host_fault
 from runner.ports import Interrupt, ToolCall
 from runner.tools import host_process
 from runner.tools.file_access import ToolFailure
@@ -111,9 +111,9 @@ class ToolHost:
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end. When this returns or raises, all processes of the call are
-        gone. What keeps the worker from handing the call over (no descriptors left, no memory) is
-        an end like any other: ``not_started``. Raises ``Interrupted`` if ``interrupt`` cut the
-        call, or the watchdog did (``dropped``)."""
+        gone. Raises ``HostFaultError`` if nothing was started because this host has no descriptors, no
+        memory, no space, or not the program; ``Interrupted`` if ``interrupt`` cut the call, or the
+        watchdog did (``dropped``)."""
         request = {
             "argv": list(start.arguments),
             "folder": str(start.folder),
@@ -145,7 +145,7 @@ class ToolHost:
             except (EOFError, ConnectionResetError):  # the keeper was killed
                 end, told = "", []
         if known := [each for each in _ENDS if each == end]:
-            return Ended(known[0], *told)
+            return _checked(Ended(known[0], *told), start)
         interrupt.check()
         if end == host_process.ABANDONED:
             host.process.wait(_END_PATIENCE)
@@ -206,7 +206,23 @@ class ToolHost:
 
 
 def _not_started(error: OSError) -> Ended:
+    """Raises ``HostFaultError`` if that is what the error comes from."""
+    if host_fault(error) is not None or isinstance(error, BlockingIOError):  # no process left
+        raise HostFaultError(f"no program can be started: {error.strerror or error}") from error
     return Ended("not_started", output=str(error).encode("utf-8", "replace"))
+
+
+def _checked(ended: Ended, start: Start) -> Ended:
+    """How a call ended. Raises ``HostFaultError`` if it was not started for want of what every host
+    should have."""
+    if ended.end != "not_started":
+        return ended
+    program, said = start.arguments[0], ended.output.decode("utf-8", "replace")
+    if not Path(program).exists():
+        raise HostFaultError(f"the program {program} is gone: install it again")
+    if tells_host_fault(said):
+        raise HostFaultError(f"no program can be started: {said}")
+    return ended
 
 
 def _cut(near: socket.socket) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 
 from runner.core.conversation import ToolOutcome, ToolResult
+from runner.errors import HostFaultError
 from runner.ports import Command, Interrupt, ToolCall
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import Start, ToolHost
@@ -42,6 +43,7 @@ def run(
 
     Raises:
         ToolFailure: it could not be started.
+        HostFaultError: nothing can be started on this host.
         Interrupted: it was cut.
     """
     text = checked(command.command)
@@ -75,10 +77,10 @@ def run(
 
 
 def bash_path(environment: Mapping[str, str]) -> str:
-    """Return where bash is. Raises ``ToolFailure`` when it is not there."""
+    """Return where bash is. Raises ``HostFaultError`` when it is not there."""
     path = shutil.which("bash", path=environment.get("PATH"))
     if path is None:
-        raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
+        raise HostFaultError("bash is not on the PATH of this worker: install it there")
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from runner.core.conversation import Tool, ToolResult
 from runner.core.entries import InstructionsRead
 from runner.core.hooks import Said
+from runner.errors import HostFaultError
 from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.settings import Secrets
@@ -27,6 +29,8 @@ from runner.tools.own import OwnSource
 
 BUILTIN_SOURCE = "builtin"
 _OUTPUT_SUFFIX = ".txt"
+# What a file tool meets of these is no answer to the model. That a folder is read-only can be one.
+_HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _FILE_TOOLS = {"Read": files.read, "Write": files.write, "Edit": files.edit}
 _SEARCH_TOOLS = {"Glob": search.glob, "Grep": search.grep}
 
@@ -80,6 +84,7 @@ class LocalTools:
 
         Raises:
             ValueError: the authorization is for another input; nothing was run.
+            HostFaultError: this host has no space, no memory, no shell …; nothing was done.
             Interrupted: ``interrupt`` was set, or the watchdog cut the call (``dropped``); all
                 processes of the call are gone.
         """
@@ -166,6 +171,8 @@ def _timed(work: Callable[[], ToolResult], copy: Path) -> ToolResult:
     try:
         result = work()
     except ToolFailure as failure:
+        if isinstance(cause := failure.__cause__, OSError) and cause.errno in _HOST_ERRORS:
+            raise HostFaultError(str(failure)) from failure
         content, output = present(str(failure).encode("utf-8", "surrogatepass"), copy)
         result = ToolResult(content, failure.outcome, output)
     return replace(result, duration=time.monotonic() - began)

@@ -11,11 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, host_fault
 from runner.workspace.folders import remove_folder
 from runner.workspace.git import REMOTE_SECONDS, GitError
 from runner.workspace.repository import (
@@ -37,8 +38,9 @@ def main() -> None:
     request = json.load(sys.stdin)
     try:
         answer = getattr(OwnFolder(**request["on"]), request["do"])(**request["with"]) or {}
-    except (RunnerError, OSError) as error:
-        answer = {"error": str(error) or type(error).__name__}
+    except (RunnerError, OSError, MemoryError) as error:
+        fault = host_fault(error)
+        answer = {"host_fault": fault} if fault else {"error": str(error) or type(error).__name__}
     print(json.dumps(answer))  # noqa: T201 - what this program is for
 
 
@@ -70,8 +72,13 @@ class OwnFolder:
         remove_folder(Path(self.path))
 
     def add(self, begin: dict[str, Any] | None) -> dict[str, str] | None:
-        """Make the worktree, and its branch if nothing is to be set up."""
-        self.worktree.add(self.base)
+        """Make the worktree, and its branch if nothing is to be set up. Half of one takes no room."""
+        try:
+            self.worktree.add(self.base)
+        except (RunnerError, OSError):
+            with suppress(RunnerError, OSError):
+                self.worktree.remove()
+            raise
         return begin and self.begin(**begin)
 
     def begin(self, branches: list[str], message: str | None) -> dict[str, str]:

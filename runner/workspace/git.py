@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from runner.errors import WorkspaceError
+from runner.errors import HostFaultError, WorkspaceError, host_fault, tells_host_fault
 
 Check = Callable[[], None]  # called now and then; what it raises ends the work
 
@@ -22,6 +22,8 @@ REMOTE_SECONDS = 300.0
 _LOCAL_SECONDS = 900.0
 _CHECK_SECONDS = 0.2
 _LONGEST_MESSAGE = 500  # characters of git's standard error
+# Out of memory: the kernel ends a process; a file in memory could not grow.
+_SIGNALS_OF_HOST = (signal.SIGKILL, signal.SIGBUS)
 _FATAL = re.compile(r"^(fatal|error): ?", re.MULTILINE)
 # How to reach a remote is the user's business; every other GIT_ name would lead git elsewhere
 # (https://git-scm.com/docs/git#_environment_variables).
@@ -41,7 +43,7 @@ _VARIABLES = {
 
 
 class GitError(WorkspaceError):
-    """git is missing, failed, took too long, or gave an answer that cannot be used."""
+    """git failed, took too long, or gave an answer that cannot be used."""
 
 
 class GitTimeoutError(GitError):
@@ -80,7 +82,8 @@ class Git:
             seconds: a time limit other than ``self.seconds``.
 
         Raises:
-            GitError: git is not installed, failed, or took too long.
+            GitError: git failed, or took too long.
+            HostFaultError: git is not installed, or says that this host has no space, no memory …
         """
         check()
         return self.start(*arguments, given=given).result(check, accept, seconds or self.seconds)
@@ -113,7 +116,8 @@ class Git:
         return self.having(**{f"GIT_{r}_{k}": value for r in roles for k, value in person.items()})
 
     def start(self, *arguments: str | bytes, given: bytes = b"") -> GitProcess:
-        """Start one command. Raises ``GitError`` if git cannot be started."""
+        """Start one command. Raises ``GitError`` if git cannot be started in the folder,
+        ``HostFaultError`` if it cannot be started on this host."""
         options = [part for setting in (*_NEVER_RUN, *self.settings) for part in ("-c", setting)]
         kept: dict[str, str] = {
             name: value
@@ -140,11 +144,11 @@ class Git:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self.folder.is_dir():
                 advice = "install it (https://git-scm.com) and start the worker again"
-                raise GitError(f"git is not on the PATH: {advice}") from error
-            place = one_line(str(self.folder))
-            raise GitError(
-                f"git cannot be started in {place}: {error.strerror or error}"
-            ) from error
+                raise HostFaultError(f"git is not on the PATH: {advice}") from error
+            wrong = f"git cannot be started in {one_line(str(self.folder))}: "
+            wrong += error.strerror or str(error)
+            is_of_host = host_fault(error) or isinstance(error, BlockingIOError)  # no process left
+            raise (HostFaultError if is_of_host else GitError)(wrong) from error
         return GitProcess(process, os.fsdecode(arguments[0]))
 
 
@@ -174,7 +178,9 @@ class GitProcess:
             self.stop()
         code = self.process.returncode
         if code not in accept:
-            raise GitError(f"git {self.name} failed: {_explained(code, said)}")
+            why = _explained(code, said)
+            is_of_host = -code in _SIGNALS_OF_HOST or tells_host_fault(why)
+            raise (HostFaultError if is_of_host else GitError)(f"git {self.name} failed: {why}")
         return output
 
     def stop(self) -> None:

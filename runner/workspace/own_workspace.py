@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from runner.core.run import Ended, Lease
 from runner.core.text import plain
 from runner.core.workspace import Workspace
-from runner.errors import WorkspaceError
+from runner.errors import HostFaultError, WorkspaceError, tells_host_fault
 from runner.ports import Command, Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
@@ -421,10 +421,9 @@ class OwnWorkspace:
 
     def run_child(self, action: str, interrupt: Interrupt, **request: Any) -> dict[str, Any]:
         """Work on the workspace below the tool host, with a method of ``child.OwnFolder``. Raises
-        ``WorkspaceError`` if it cannot be done; ``Interrupted`` if it was cut; no process of it is
-        left."""
+        ``WorkspaceError`` if it cannot be done, ``HostFaultError`` if not on this host;
+        ``Interrupted`` if it was cut; no process of it is left."""
         site, run_id = self._site, self._lease.run_id
-        site.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = {
             "path": str(self._path),
             "repository": str(self._source.folder) if self._source else "",
@@ -446,8 +445,12 @@ class OwnWorkspace:
             }[ended.end]
             said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
             why = " ".join([f"`{action}` {how}", *said]).strip()
+            if ended.end in ("not_started", "lost") or any(map(tells_host_fault, said)):
+                raise HostFaultError(f"no program of Runner's own can work on this host: {why}")
             raise WorkspaceError(f"the workspace of {run_id} is of no use: {why}")
         answer: dict[str, Any] = json.loads(ended.output)
+        if "host_fault" in answer:
+            raise HostFaultError(answer["host_fault"])
         if "error" in answer:
             raise WorkspaceError(answer["error"])
         return answer

@@ -12,7 +12,7 @@ from threading import Lock
 from runner.core.agents import lineage
 from runner.core.run import Ended, Lease
 from runner.core.workspace import Workspace
-from runner.errors import UsageError, WorkspaceElsewhere, WorkspaceError
+from runner.errors import HostFaultError, UsageError, WorkspaceElsewhere, WorkspaceError, host_fault
 from runner.ports import Interrupt, Prepared
 from runner.store import workspaces
 from runner.store.database import Database
@@ -21,6 +21,7 @@ from runner.store.workspaces import SNAPSHOTS, StoredWorkspace
 from runner.tools.toolbox import LocalTools
 from runner.workspace.folders import COPIES, has_id, restore_id
 from runner.workspace.git import shown
+from runner.workspace.host_check import find_host_fault
 from runner.workspace.own_workspace import REMOTE_SECONDS, OwnWorkspace, Site, open_workspace
 from runner.workspace.repository import Repository
 from runner.workspace.snapshot_store import store_id
@@ -62,11 +63,12 @@ class RunWorkspaces:
 
     def visible(self, path: Path, workspace_id: str) -> bool:
         """Return True if this host can have a workspace: its snapshots, its repository or the folder
-        itself is here.
+        itself is here. Raises ``HostFaultError`` if that cannot be told.
 
         An agent may have removed the id's file of a folder (``git clean``): one that was seen here
         with this id gets it back.
         """
+        self._require_home()
         if workspace_id.startswith(SNAPSHOTS):
             return workspace_id == f"{SNAPSHOTS}{store_id(self._site.home)}"
         if path.parent == self._site.home / COPIES:
@@ -145,22 +147,34 @@ class RunWorkspaces:
                 raise WorkspaceError(f"{lease.run_id} has no branch to be delivered on")
             return own.deliver(outcome, interrupt)
 
+    def _require_home(self) -> None:
+        """Raise ``HostFaultError`` if RUNNER_HOME is gone: another would be empty."""
+        if not (home := self._site.home).is_dir():
+            raise HostFaultError(f"RUNNER_HOME {home} is gone: put it back")
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what is wrong with files into a ``WorkspaceError``.
+        """Turn what is wrong with files into a ``WorkspaceError``, and what is wrong with this host
+        into a ``HostFaultError``.
 
-        git does not always say that a disk is full when it cannot write, so the error does.
+        git does not always say that a disk is full when it cannot write: the host is looked at.
         """
+        self._require_home()
         try:
             yield
-        except (WorkspaceError, OSError, UsageError) as error:
-            home = self._site.home
+        except (WorkspaceError, HostFaultError, OSError, UsageError, MemoryError) as error:
+            home, environment = self._site.home, self._site.tools.environment
+            fault = host_fault(error)
+            if fault is None and (found := find_host_fault(home, environment)) is not None:
+                fault = f"{error}; {found}"
             free = shutil.disk_usage(home).free if home.is_dir() else self._little_room
             if free < self._little_room:
-                raise WorkspaceError(
-                    f"{error}; there is no room on the disk of {home} ({free:,} bytes are free): "
-                    "make some, `runner workspace prune` removes what is done with"
-                ) from error
+                fault = (
+                    f"{fault or error}; there is no room on the disk of {home} ({free:,} bytes are "
+                    "free): make some, `runner workspace prune` removes what is done with"
+                )
+            if fault is not None:
+                raise HostFaultError(fault) from error
             if isinstance(error, WorkspaceError):
                 raise
             raise WorkspaceError(str(error)) from error

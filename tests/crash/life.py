@@ -209,6 +209,7 @@ def live(task: Task) -> int:
     clock = LeapingClock()
     database = Database(task.database_url)
     home = folder / task.home
+    home.mkdir(parents=True, exist_ok=True)
     tools = LocalTools(
         home,
         folder / "locks",

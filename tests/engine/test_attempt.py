@@ -13,21 +13,24 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.core.commands import Target
+from runner.core.conversation import ToolResult
 from runner.core.run import BEGUN, Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
-from runner.errors import Interrupted, LeaseLost
+from runner.errors import HostFaultError, Interrupted, LeaseLost
 from runner.llm.scripted import ScriptedModel
-from runner.ports import Interrupt
+from runner.permissions import Rule
+from runner.ports import Interrupt, ToolCall
 from runner.store import control, ids, jobs, runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.leases import DatabaseClock
-from runner.store.tables import events
+from runner.store.leases import DatabaseClock, HostFault, give_back_for_host
+from runner.store.tables import events, tool_calls
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
+from runner.tools.registry import resolve_tools
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.store.examples import SPEC, submission
@@ -41,6 +44,7 @@ class Silence:
 @pytest.fixture
 def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
     clock = DatabaseClock(database)
+    (tmp_path / "home").mkdir(exist_ok=True)
     tools = LocalTools(tmp_path / "home", tmp_path / "locks")
     yield Ports(
         journal=StoredJournal(database, clock.now, lambda spec: {}),
@@ -96,6 +100,45 @@ def test_a_workspace_that_cannot_be_made_fails_the_run(
     assert isinstance(outcome, Ended)
     assert (outcome.state, outcome.reason) == ("failed", "workspace")
     assert str(tmp_path / "gone") in row(database, lease).detail
+
+
+def test_a_call_that_a_host_could_not_begin_is_begun_by_the_next_attempt(
+    database: Database, ports: Ports, tmp_path: Path
+) -> None:
+    """Its outcome is known though it is stored as started: it did nothing."""
+    (workspace := tmp_path / "workspace").mkdir()
+    tools, _ = resolve_tools(["Bash"], Path("/"))
+    calls = [{"name": "Bash", "input": {"command": f"echo {each} >> log"}} for each in "ab"]
+    spec = replace(
+        scripted({"tools": calls}, {"text": "Done."}),
+        tools=tools,
+        rules=(Rule("allow", "*"),),
+        workspace=Workspace(str(workspace), "shared"),
+        parallel_tools="all",
+    )
+    lease = claimed(database, spec)
+
+    class NoMemory:
+        """The tools of a host that can begin only one of the two calls."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ports.tools, name)
+
+        def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
+            if "echo a" in call.input["command"]:
+                raise HostFaultError("no program can be started: Cannot allocate memory")
+            return ports.tools.run(call, interrupt)
+
+    with pytest.raises(HostFaultError) as caught:
+        run_attempt(lease, replace(ports, tools=NoMemory()), Interrupt())
+    assert caught.value.unbegun == (0,)
+    fault = HostFault("id_a", "a", str(caught.value))
+    give_back_for_host(database, lease, fault, caught.value.unbegun, time.time())
+    assert (workspace / "log").read_text() == "b\n"
+    assert run_attempt(claim(database), ports, Interrupt()) == Ended("succeeded", "end_turn")
+    assert (workspace / "log").read_text() == "b\na\n"
+    query = select(tool_calls.c.outcome).where(tool_calls.c.run_id == lease.run_id)
+    assert [each.outcome for each in database.rows(query)] == ["succeeded", "succeeded"]
 
 
 def test_a_worker_that_may_not_act_makes_no_call(database: Database, ports: Ports) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.core.commands import Target
 from runner.core.run import Lease
 from runner.store import jobs, leases, runs
 from runner.store.database import Database
-from runner.store.tables import events
+from runner.store.retry import retry
+from runner.store.tables import events, workers
 from runner.store.tables import runs as run_table
 from tests.store.examples import NOW, submission
 
@@ -71,6 +73,85 @@ def test_a_claim_whose_answer_was_lost_can_be_given_back(database: Database, run
     assert row(database, run_id).state == "queued"
     assert row(database, run_id).lost_leases == 0
     assert runs.held_by(database, WORKER) == {}
+
+
+def give_back(database: Database, run_id: str, host: str, at: float = NOW) -> None:
+    fault = leases.HostFault(f"id_{host}", host, "no space left")
+    leases.give_back_for_host(database, claim(database, run_id), fault, (), at)
+
+
+def test_a_fault_of_a_host_gives_the_run_back_and_counts_as_no_failure(
+    database: Database, run_id: str
+) -> None:
+    for _ in range(9):
+        give_back(database, run_id, "a")
+    stored = row(database, run_id)
+    assert (stored.state, stored.reason, stored.detail) == (
+        *("queued", "host_fault"),
+        "a: no space left",
+    )
+    assert (stored.lost_leases, stored.bugs, stored.due_at) == (0, 0, NOW)
+    assert event_types(database, run_id)[-2:] == ["attempt_started", "attempt_ended"]
+    claim(database, run_id)
+    assert row(database, run_id).detail == ""
+
+
+def test_a_fault_that_three_hosts_agree_on_is_the_runs_until_it_is_retried(
+    database: Database, run_id: str
+) -> None:
+    for host in ("a", "b", "a", "c"):
+        assert row(database, run_id).state == "queued"
+        give_back(database, run_id, host)
+    failed = row(database, run_id)
+    assert (failed.state, failed.reason) == ("failed", "workspace")
+    assert failed.detail == "3 hosts could not work it, at last c: no space left"
+    retry(database, Target("run", run_id), NOW)
+    give_back(database, run_id, "d")
+    assert row(database, run_id).state == "queued"
+
+
+def test_a_host_leaves_a_run_alone_that_met_its_fault_and_others_do_not(
+    database: Database, run_id: str
+) -> None:
+    waits = []
+    for _ in range(7):
+        give_back(database, run_id, "a")
+        run = runs.look_at(database, run_id, NOW)
+        assert run is not None
+        waits.append(run.left_alone_until("id_a") - NOW)
+        assert run.left_alone_until("id_b") == 0
+    assert waits == [2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_run_that_a_host_leaves_to_others_is_not_finished(
+    database: Database, run_id: str
+) -> None:
+    give_back(database, run_id, "a")
+    run = runs.look_at(database, run_id, NOW)
+    assert run is not None
+    runs.postpone(database, run, NOW + 1)
+    assert runs.unfinished(database, NOW)
+
+
+def test_only_the_attempt_that_met_a_fault_gives_its_run_back(
+    database: Database, run_id: str
+) -> None:
+    first = claim(database, run_id)
+    leases.give_back(database, first, NOW)
+    claim(database, run_id)
+    fault = leases.HostFault("id_a", "a", "no space left")
+    leases.give_back_for_host(database, first, fault, (), NOW)
+    assert (row(database, run_id).state, row(database, run_id).attempt) == ("running", 2)
+
+
+def test_the_fault_of_a_workers_host_is_marked(database: Database) -> None:
+    known = {"host_id": "h", "hostname": "a", "pid": 1, "slots": 1}
+    leases.register(database, WORKER, now=NOW, **known)
+    marked = select(workers.c.fault, workers.c.fault_at)
+    leases.set_fault(database, WORKER, "no space left", NOW)
+    assert [tuple(each) for each in database.rows(marked)] == [("no space left", NOW)]
+    leases.set_fault(database, WORKER, None)
+    assert [tuple(each) for each in database.rows(marked)] == [(None, None)]
 
 
 def test_a_postponed_run_is_not_due_until_then(database: Database, run_id: str) -> None:

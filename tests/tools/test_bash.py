@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import HostFaultError
 from runner.ports import Interrupt
 from runner.tools.host import MOST_OUTPUT_BYTES
 from runner.tools.toolbox import LocalTools
@@ -149,8 +150,8 @@ def test_workspace_that_is_gone_is_said(bench: Workbench, tmp_path: Path) -> Non
 def test_worker_without_bash_says_so(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     tools = type(bench.tools)(bench.home, bench.lock_dir)
-    result = tools.run(bench.call("Bash", command="true"), Interrupt())
-    assert (result.outcome, "bash is not on the PATH" in result.content) == ("failed", True)
+    with pytest.raises(HostFaultError, match="bash is not on the PATH"):
+        tools.run(bench.call("Bash", command="true"), Interrupt())
     tools.close()
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from runner.core.conversation import ToolResult
-from runner.errors import Interrupted
+from runner.errors import HostFaultError, Interrupted
 from runner.ports import Interrupt
 from runner.tools import host_process
 from runner.tools.host_process import run_is_quiet
@@ -252,17 +252,14 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_call_for_which_no_descriptor_is_left_is_a_result_and_starts_nothing(
+def test_call_for_which_no_descriptor_is_left_is_the_hosts_trouble_and_starts_nothing(
     bench: Workbench, count: int
 ) -> None:
     bench.run("Bash", command="true")
     bench.tools.close()  # so that a host has to be started, which takes more of them
     before = psutil.Process().num_fds()
-    with descriptors_left(count):
-        result = bench.run("Bash", command="touch made")
-    assert result.outcome == "failed"
-    assert result.content.startswith("the command could not be started: ")
-    assert "Too many open files" in result.content
+    with descriptors_left(count), pytest.raises(HostFaultError, match="Too many open files"):
+        bench.run("Bash", command="touch made")
     assert not (bench.workspace / "made").exists()
     assert psutil.Process().num_fds() == before
     assert bench.run("Bash", command="echo again").content == "again\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import Interrupted, WorkspaceError
+from runner.errors import HostFaultError, Interrupted, WorkspaceError
 from runner.workspace.git import Git, GitError, one_line, shown
 
 from .places import git as user_git
@@ -72,8 +72,37 @@ def test_an_exit_code_that_was_expected_is_no_failure(here: Git) -> None:
 
 
 def test_a_missing_git_is_told(tmp_path: Path) -> None:
-    with pytest.raises(GitError, match="git is not on the PATH: install it"):
+    with pytest.raises(HostFaultError, match="git is not on the PATH: install it"):
         Git(tmp_path, {"PATH": str(tmp_path)}).run("version")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "fatal: write error: No space left on device",
+        "error: unable to create temporary file: Read-only file system",
+        "fatal: Out of memory, malloc failed (tried to allocate 8 bytes)",
+        "fatal: unable to create thread: Resource temporarily unavailable",
+        "error: cannot open .git/x: Too many open files; fatal: it went on",
+    ],
+)
+def test_a_failure_for_want_of_what_the_host_has_is_told_from_others(
+    tmp_path: Path, said: str
+) -> None:
+    git = fake_git(tmp_path / "bin", f"echo '{said}' >&2; exit 128")
+    with pytest.raises(HostFaultError, match="git add failed: "):
+        git.run("add")
+
+
+def test_a_git_that_was_killed_for_its_memory_is_the_hosts_trouble(tmp_path: Path) -> None:
+    with pytest.raises(HostFaultError, match="git add failed: signal 9"):
+        fake_git(tmp_path / "bin", "kill -9 $$").run("add")
+
+
+def test_a_path_that_says_the_same_in_a_longer_text_is_no_fault_of_the_host(tmp_path: Path) -> None:
+    git = fake_git(tmp_path / "bin", "echo 'fatal: no path No space left on device/x' >&2; exit 1")
+    with pytest.raises(GitError, match="git add failed: "):
+        git.run("add")
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:

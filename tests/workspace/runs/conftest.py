@@ -61,6 +61,7 @@ class Host:
     def __init__(self, database: Database, folder: Path) -> None:
         self.database = database
         self.home = folder / "home"
+        self.home.mkdir(parents=True)
         self.tools = LocalTools(self.home, folder / "locks")
         self.workspaces = self.open()
 

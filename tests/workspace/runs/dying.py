@@ -110,6 +110,7 @@ def main() -> None:
     task = json.load(sys.stdin)
     Path(task["pid"]).write_text(str(os.getpid()))
     folder = Path(task["folder"])
+    (folder / "home").mkdir(parents=True, exist_ok=True)
     tools = LocalTools(folder / "home", folder / "locks")
     workspaces = RunWorkspaces(Database(task["url"]), folder / "home", tools)
     lease, tree = Lease(*task["lease"]), task["tree"]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.commands import Reply
+from runner.core.commands import Reply, Target
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.workspace import Verify, Workspace
 from runner.engine.attempt import Ports, run_attempt
-from runner.errors import Interrupted, WorkspaceElsewhere, WorkspaceError
+from runner.errors import HostFaultError, Interrupted, WorkspaceElsewhere, WorkspaceError
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, Workspaces
@@ -25,8 +25,9 @@ from runner.store import ids
 from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.leases import DatabaseClock
+from runner.store.leases import DatabaseClock, HostFault, give_back_for_host
 from runner.store.questions import waiting
+from runner.store.retry import retry
 from runner.store.tables import blocks, events, tool_calls
 from runner.tools.registry import resolve_tools
 from tests.store.examples import SPEC
@@ -367,6 +368,61 @@ def test_a_workspace_that_is_of_no_use_any_more_fails_the_run(
     broken: Workspaces = Broken()
     bench.ports = replace(bench.ports, workspaces=broken)
     assert bench.work() == Ended("failed", "workspace", "no room on the disk")
+
+
+def record_nothing_once(bench: Bench, error: Exception) -> None:
+    """The next snapshot after a call fails."""
+    real, errors = bench.host.workspaces, [error]
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def record(self, *arguments: Any) -> str | None:
+            if errors:
+                raise errors.pop()
+            return real.record(*arguments)
+
+    failing: Workspaces = Failing()
+    bench.ports = replace(bench.ports, workspaces=failing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["safe", "all"])
+def test_calls_whose_files_could_not_be_recorded_run_again_on_the_files_as_they_were(
+    begin_bench: Begin, parallel: ParallelTools
+) -> None:
+    """After the run failed for it, and was retried."""
+    calls = bash("echo more >> a.py", "echo more >> b.py")
+    bench = begin_bench(calls, {"text": "Done."}, parallel=parallel)
+    record_nothing_once(bench, WorkspaceError("the index is damaged"))
+    assert bench.work() == Ended("failed", "workspace", "the index is damaged")
+    assert bench.path.joinpath("a.py").read_text() == "1\nmore\n"
+    retry(bench.store, Target("run", bench.lease.run_id), time.time())
+    bench.lease = claim(bench.store, bench.lease.run_id)
+    assert bench.work() == Ended("succeeded", "end_turn")
+    assert bench.committed("a.py") == "1\nmore"
+    left_out = "Interrupted: the run ended before this call had a result."
+    second = {"safe": left_out, "all": "(no output)"}[parallel]
+    assert bench.results() == ["(no output)", second]
+
+
+@pytest.mark.slow
+def test_a_call_whose_files_a_host_could_not_record_runs_again_on_the_files_as_they_were(
+    begin_bench: Begin,
+) -> None:
+    bench = begin_bench(bash("echo more >> a.py"), {"text": "Done."})
+    record_nothing_once(bench, HostFaultError("no space left"))
+    with pytest.raises(HostFaultError, match="no space left"):
+        bench.work()
+    fault = HostFault("id_a", "a", "no space left")
+    give_back_for_host(bench.store, bench.lease, fault, (), time.time())
+    assert row(bench.store, bench.lease).state == "queued"
+    bench.lease = claim(bench.store, bench.lease.run_id)
+    assert bench.work() == Ended("succeeded", "end_turn")
+    assert bench.committed("a.py") == "1\nmore"
+    assert bench.results() == ["(no output)"]
+    assert row(bench.store, bench.lease).host_faults is None
 
 
 def test_a_run_whose_workspace_is_elsewhere_waits_for_that_host(begin_bench: Begin) -> None:

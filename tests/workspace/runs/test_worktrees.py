@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runner.core.run import Lease
-from runner.errors import LeaseLost, WorkspaceError
+from runner.errors import HostFaultError, LeaseLost, WorkspaceError
 from runner.ports import Interrupt
 from runner.store.database import Database
 from tests.workspace.repository.made import Made
@@ -205,9 +205,8 @@ def test_a_run_without_room_for_its_files_fails_alone(
 @pytest.mark.slow
 def test_a_full_disk_is_told_whatever_git_says(host: Host, begin: Claim) -> None:
     workspaces = host.open(little_room=sys.maxsize)
-    host.home.mkdir(parents=True)
     lease = begin(commit="0" * 39 + "1")
-    with pytest.raises(WorkspaceError, match=r"has no commit .*; there is no room on the"):
+    with pytest.raises(HostFaultError, match=r"has no commit .*; there is no room on the"):
         workspaces.prepare(lease, None, Interrupt(), undo=False)
 
 

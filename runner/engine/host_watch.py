@@ -1,0 +1,82 @@
+"""Faults of a worker's host: while there is one, the worker takes no runs.
+
+A disk that is full, a missing git or too many open files would fail run after run. The run that meets
+such a fault is given back, and its worker looks at its host with growing pauses until it is well.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runner.errors import UnreachableError
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+@dataclass(eq=False)
+class HostWatch:
+    """Stops a worker's claims while its host has a fault.
+
+    Args:
+        find_fault: looks what is wrong with the host, given the fault that was met; None: nothing is.
+        mark: stores what is wrong, or None. Raises ``UnreachableError``.
+        pause, resume: of claims.
+        stopping: set when the worker drains.
+    """
+
+    find_fault: Callable[[str], str | None]
+    mark: Callable[[str | None], None]
+    pause: Callable[[], None]
+    resume: Callable[[], None]
+    stopping: threading.Event
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _watching: bool = field(default=False, init=False)
+    _next_pause: float = field(default=FIRST_PAUSE_SECONDS, init=False)
+
+    def look(self) -> None:
+        """Look at the host before the first claim."""
+        if (fault := self.find_fault("")) is not None:
+            self.report(fault)
+
+    def report(self, fault: str) -> None:
+        """A run met a fault of the host: claim none until the host is well."""
+        with self._lock:
+            if self._watching:
+                return
+            self._watching = True
+        self.pause()
+        logger.warning("this host cannot work, so its worker takes no runs for now: %s", fault)
+        threading.Thread(target=self._watch, args=(fault,), name="runner-host", daemon=True).start()
+
+    def worked(self) -> None:
+        """An attempt met no fault: should the next one meet some, the pauses begin short again."""
+        self._next_pause = FIRST_PAUSE_SECONDS
+
+    def _watch(self, fault: str) -> None:
+        """Look until the host is well, or the worker drains. The pauses go on growing if the host only
+        looks well, and the next run meets the fault again."""
+        found: str | None = fault
+        while found is not None:
+            self._try_to_mark(found)
+            pause = self._next_pause
+            self._next_pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            if self.stopping.wait(pause):
+                return
+            found = self.find_fault(fault)
+        self._try_to_mark(None)
+        logger.warning("this host can work again: its worker takes runs")
+        with self._lock:
+            self._watching = False
+        self.resume()
+
+    def _try_to_mark(self, fault: str | None) -> None:
+        try:
+            self.mark(fault)
+        except UnreachableError as error:
+            logger.warning("the fault of this host is not stored: %s", error)
