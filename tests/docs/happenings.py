@@ -79,6 +79,7 @@ def play(database: Database) -> None:
     lose_the_workspace(database)
     lose_workers(database)
     meet_a_bug(database)
+    meet_a_full_disk(database)
     work_on_a_branch(database)
     be_cut_off(database)
     have_children(database)
@@ -185,6 +186,13 @@ def meet_a_bug(database: Database) -> None:
     run_id = submit_one(database)
     for _ in range(2):
         leases.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
+
+
+def meet_a_full_disk(database: Database) -> None:
+    run_id = submit_one(database)
+    for host in "abc":
+        fault = leases.HostFault(f"id_{host}", host, "no space left")
+        leases.give_back_for_host(database, claim(database, run_id).lease, fault, (), NOW)
 
 
 def work_on_a_branch(database: Database) -> None:
