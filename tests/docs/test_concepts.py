@@ -118,7 +118,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("has a quarter of the weight", 0.25, context.AVERAGE_WEIGHT),
         ("a ratio outside of 0.2 to 5", (0.2, 5), (context._LEAST_RATIO, context._MOST_RATIO)),
         ("Within a tenth of the limit", 0.1, model_calls.CLOSE),
-        ("no more than 75% of the room is taken", 0.75, compaction.ENOUGH),
+        ("no more than 75% of the limit is taken", 0.75, compaction.ENOUGH),
         ("of more than 1,024 characters", 1_024, compaction.TRUNCATED_ABOVE),
         ("768 characters in all", 768, compaction.OLD_RESULT),
         ("and sent again: twice", 2, model_calls.MOST_REFUSALS),
