@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+import runner
 from runner import wiring
 from runner.core.commands import Target
 from runner.engine.worker import Worker, _Held
 from runner.ports import Interrupt
+from runner.queries.workers import list_workers
 from runner.settings import Settings
 from runner.store import jobs, runs
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
+from runner.store.migrate import HEAD
 from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import scripted
 from tests.store.attempts import claim
@@ -143,3 +146,20 @@ def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
     assert not Worker._is_quiet(working, run)
     busy.remove(f"{run_id}.1")
     assert Worker._is_quiet(working, run)
+
+
+def test_a_worker_says_its_version_and_that_it_drains(
+    worker: Worker, store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (listed,) = list_workers(store, time.time())
+    assert (listed["state"], listed["version"]) == ("alive", f"{runner.__version__}/{HEAD}")
+    ended = threading.Event()
+    monkeypatch.setattr(worker._queue_side, "stop", lambda: ended.wait(30))  # a run is in hand
+    stop = type(worker._queue_side).stop
+    worker.drain()
+    while list_workers(store, time.time())[0]["state"] != "draining":
+        assert not worker.wait(0.05)
+    stop(worker._queue_side)
+    ended.set()
+    assert worker.wait(30)
+    assert [each["state"] for each in list_workers(store, time.time(), ended=True)] == ["ended"]
