@@ -78,9 +78,13 @@ def _add_order_of_work() -> None:
     )
     op.add_column("runs", sa.Column("rank", sa.Integer, nullable=False, server_default="2"))
     op.execute("UPDATE runs SET rank = 1 WHERE state = 'queued' AND attempt > 0")
+    for name in ("ix_runs_worker_id", "ix_runs_state_due_at"):
+        op.drop_index(name, "runs")
+    op.create_index("ix_runs_state", "runs", ["state"])
     for table, columns, condition in (
+        ("runs", ["worker_id"], "worker_id IS NOT NULL"),
         ("job_shares", ["workspace_id"], "workspace_id IS NOT NULL"),
-        ("runs", ["job_id", "rank", "due_at", "id"], "state = 'queued' AND rung_at IS NULL"),
+        ("runs", ["job_id", "rank", "due_at", "id"], "due_at IS NOT NULL AND rung_at IS NULL"),
         ("runs", ["rung_at"], "rung_at IS NOT NULL"),
     ):
         name, where = f"ix_{table}_{'_'.join(columns)}", sa.text(condition)

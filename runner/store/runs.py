@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -161,9 +162,9 @@ _LOCKED_LIMITS = (
     .order_by(job_shares.c.job_id)
     .with_for_update()
 )
-_count_running = select(func.count().label("count")).where(
-    runs.c.state == literal_column("'running'")
-)
+# Said twice: the second is the words of the partial index, the first makes Postgres expect few rows.
+_IS_RUNNING = (runs.c.state == literal_column("'running'")) & runs.c.worker_id.is_not(None)
+_count_running = select(func.count().label("count")).where(_IS_RUNNING)
 _RUNNING_OF_JOB = _count_running.where(runs.c.job_id == bindparam("job"))
 _RUNNING_IN_WORKSPACE = _count_running.where(runs.c.workspace_id == bindparam("workspace"))
 
@@ -268,39 +269,50 @@ def workspace_found(
 
 # --- The order of work ---
 
+MOST_NOTIFIED = 1_000  # that are counted: the oldest
+_ONE = literal_column("1", Integer)
 
-# What waits to be chosen. Literals, and these words: a partial index is used for nothing else.
+
+# What waits to be chosen, in the words of the partial index: only queued runs have a ``due_at``. With the
+# state SQLite would take the index of all queued runs. All looks are in the order of their index, so that
+# Postgres takes it too, whatever its statistics say.
 def _in_line(run: FromClause) -> ColumnElement[bool]:
-    return (run.c.state == literal_column("'queued'")) & run.c.rung_at.is_(None)
+    return run.c.due_at.is_not(None) & run.c.rung_at.is_(None)
+
+
+def _order(run: FromClause) -> tuple[ColumnElement[Any], ...]:
+    return run.c.job_id, run.c.rank, run.c.due_at, run.c.id
 
 
 # The jobs with queued runs, one look into the index for each: a query for the distinct ones would read
 # all queued runs (https://wiki.postgresql.org/wiki/Loose_indexscan).
 _behind = runs.alias("behind")
-_lines = (
-    select(func.min(runs.c.job_id).label("job_id"))
-    .where(_in_line(runs))
-    .cte("lines", recursive=True)
-)
-_next_job = (
-    select(func.min(_behind.c.job_id))
+_first = select(runs.c.job_id).where(_in_line(runs)).order_by(*_order(runs)).limit(_ONE)
+_lines = select(_first.scalar_subquery().label("job_id")).cte("lines", recursive=True)
+_next = (
+    select(_behind.c.job_id)
     .where(_in_line(_behind), _behind.c.job_id > _lines.c.job_id)
+    .order_by(*_order(_behind))
+    .limit(_ONE)
     .correlate(_lines)
-    .scalar_subquery()
 )
-_LINES = _lines.union_all(select(_next_job).select_from(_lines).where(_lines.c.job_id.is_not(None)))
+_LINES = _lines.union_all(
+    select(_next.scalar_subquery()).select_from(_lines).where(_lines.c.job_id.is_not(None))
+)
 
 
 def _count_due(rank: int) -> ColumnElement[int]:
     """Return how many runs of a rank are due in a line, counted up to ``most``."""
     run = runs.alias(f"rank_{rank}")
-    is_due = run.c.due_at <= bindparam("now", type_=Float)
     found = (
         select(run.c.id)
         .where(
-            run.c.job_id == _LINES.c.job_id, _in_line(run), run.c.rank == literal_column(str(rank))
+            run.c.job_id == _LINES.c.job_id,
+            run.c.rank == literal_column(str(rank)),
+            run.c.due_at <= bindparam("now", type_=Float),
+            _in_line(run),
         )
-        .where(is_due)
+        .order_by(*_order(run))
         .limit(bindparam("most", type_=Integer))
         .correlate(_LINES)
         .subquery(f"due_{rank}")
@@ -320,22 +332,22 @@ _WAITING_BY_JOB = (
     .outerjoin(job_shares, job_shares.c.job_id == _LINES.c.job_id)
     .where(_LINES.c.job_id.is_not(None))
 )
-_one, _none = literal_column("1", Integer), literal_column("0", Integer)
-_in_hand = (
-    select(runs.c.job_id, runs.c.workspace_id, _one.label("running"), _none.label("notified"))
-    .where(runs.c.state == literal_column("'running'"))
-    .union_all(
-        select(runs.c.job_id, runs.c.workspace_id, _none, _one).where(runs.c.rung_at.is_not(None))
-    )
-    .subquery("in_hand")
+_running = select(runs.c.job_id, runs.c.workspace_id, _ONE.label("running")).where(_IS_RUNNING)
+_notified = (
+    select(runs.c.job_id, runs.c.workspace_id)
+    .where(runs.c.rung_at.is_not(None))
+    .order_by(runs.c.rung_at)
+    .limit(literal_column(str(MOST_NOTIFIED), Integer))
+    .subquery("notified")
 )
+_in_hand = _running.union_all(select(_notified, literal_column("0", Integer))).subquery("in_hand")
 _IN_HAND_BY_JOB = (
     select(
         _in_hand.c.job_id,
         _in_hand.c.workspace_id,
         job_shares.c.weight,
         func.sum(_in_hand.c.running).label("running"),
-        func.sum(_in_hand.c.notified).label("notified"),
+        func.count().label("count"),
     )
     .outerjoin(job_shares, job_shares.c.job_id == _in_hand.c.job_id)
     .group_by(_in_hand.c.job_id, _in_hand.c.workspace_id, job_shares.c.weight)
@@ -354,8 +366,8 @@ def job_loads(database: Database, most: int, now: float) -> list[JobLoad]:
     weights = {row.job_id: row.weight for row in waiting}
     for row in database.find(_IN_HAND_BY_JOB, {}):
         running[row.job_id] += row.running
-        notified[row.job_id] += row.notified
-        in_workspace[row.workspace_id] += row.running + row.notified
+        notified[row.job_id] += row.count - row.running
+        in_workspace[row.workspace_id] += row.count
         weights[row.job_id] = row.weight
     rows = {row.job_id: row for row in waiting}
 
@@ -383,7 +395,7 @@ _IS_FIRST = (
 _FIRST = (
     select(runs.c.id)
     .where(_IS_FIRST)
-    .order_by(runs.c.due_at, runs.c.id)
+    .order_by(*_order(runs))
     .limit(bindparam("most", type_=Integer))
 )
 # Apart from the update: as a part of it Postgres may look for them anew for each row, and so take more

@@ -217,14 +217,17 @@ runs = _table(
     CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
     Index(None, "job_id", "state"),
-    Index(None, "state", "due_at"),
-    Index(None, "worker_id"),
+    # Not with ``due_at``: Postgres would look for due runs in it, by statistics of an idle time.
+    Index(None, "state"),
+    Index(None, "worker_id", **_where("worker_id IS NOT NULL")),
     # Without it a job's summary takes time with the square of its runs: few are begun afresh.
     Index(None, "fresh_of", **_where("fresh_of IS NOT NULL")),
     Index(None, "root_run", **_where("root_run IS NOT NULL")),
     # The lines that workers choose the next run from, one for each job and rank.
     Index(
-        None, *("job_id", "rank", "due_at", "id"), **_where("state = 'queued' AND rung_at IS NULL")
+        None,
+        *("job_id", "rank", "due_at", "id"),
+        **_where("due_at IS NOT NULL AND rung_at IS NULL"),
     ),
     Index(None, "rung_at", **_where("rung_at IS NOT NULL")),
     # Workers look for unfinished sub-agents in each pass; there are few.
