@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, text
 
 from runner.core.agents import lineage
 from runner.core.children import spec_of
@@ -38,6 +38,9 @@ SESSIONS = "claude-code"
 # The rows of so many runs are made and stored, then forgotten: Python would go through those of 10,000
 # runs several times to see whether they are garbage.
 _OPENED_AT_ONCE = 500
+# Postgres learns of so many runs at once. By older statistics a job that it does not know has hardly
+# any, and it would read all of them to find the next.
+_MANY = 1_000
 
 
 def submit(
@@ -104,6 +107,8 @@ def insert_job(
     opened = _open_runs(job_id, submission, workspace_id, now, author)
     while lot := [*islice(opened, _OPENED_AT_ONCE)]:
         insert_runs(connection, lot)
+    if len(submission.runs) >= _MANY and connection.dialect.name == "postgresql":
+        connection.execute(text("ANALYZE runs (job_id, state, rank, due_at, rung_at, worker_id)"))
     return job_id
 
 

@@ -79,7 +79,8 @@ def test_choosing_reads_no_more_rows_the_more_are_queued(database: Database, ana
     add_runs(database, done, QUEUED, "succeeded")
     if analyzed == "before":
         database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
-    large, _ = (jobs.submit(database, submission("x"), NOW) for _ in range(2))
+    large = jobs.submit(database, submission(*map(str, range(1_000))), NOW)
+    jobs.submit(database, submission("x"), NOW)
     add_runs(database, large, QUEUED, "queued")
     claim(database, submit_one(database))
     assert len(runs.due_to_notify(database, MOST, NOW)) == MOST
