@@ -22,7 +22,7 @@ from runner.core.prices import PriceList
 from runner.core.run import Author
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError
-from runner.logs import Outage
+from runner.logs import Outage, log_event
 from runner.settings import Secrets, Settings
 from runner.store import ids, jobs, migrate
 from runner.store.database import POSTGRES_CONNECTIONS, Database, connections_for
@@ -128,9 +128,11 @@ def start_worker(
     slots: int,
     burst: bool = False,
     only: str | None = None,
+    metrics: tuple[str, int] | None = None,
 ) -> Worker:
     """Start a worker in threads of this process, with ``slots`` runs at once. ``burst``: it ends
-    when nothing is due. ``only``: it works this run and ends. Raises ``UnreachableError``."""
+    when nothing is due. ``only``: it works this run and ends. ``metrics``: serve metrics and health on
+    this address. Raises ``UnreachableError``, and ``UsageError`` if the address cannot be used."""
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import connect
@@ -148,7 +150,8 @@ def start_worker(
         notifier: Notifier = RqNotifier(connection)
         if server is not None:
             notifier = _RestartingNotifier(server, notifier)
-        machine, ports = _surroundings(settings, database, notifier, url, opened)
+        observers: list[Observer] = []
+        machine, ports = _surroundings(settings, database, notifier, url, observers, opened)
         worker_id = ids.new("worker", machine.clock.now())
         worker = Worker(
             worker_id,
@@ -166,6 +169,8 @@ def start_worker(
                 outage=machine.queue_outage,
             ),
         )
+        if metrics is not None:
+            _serve_metrics(metrics, observers, worker, database, opened)
         worker.start()
     except BaseException:
         opened.close()
@@ -173,8 +178,34 @@ def start_worker(
     return worker
 
 
+def _serve_metrics(
+    address: tuple[str, int],
+    observers: list[Observer],
+    worker: Worker,
+    database: Database,
+    opened: ExitStack,
+) -> None:
+    from runner.queries.workers import oldest_due_at, queue_depths
+    from runner.telemetry.prometheus import Metrics, MetricsServer, Queue
+
+    def queue() -> Queue:
+        oldest, now = oldest_due_at(database), DatabaseClock(database)
+        now.measure()
+        age = 0.0 if oldest is None else max(0.0, now.now() - oldest)
+        return Queue(queue_depths(database), age)
+
+    observers.append(metrics := Metrics(queue))
+    server = opened.enter_context(closing(MetricsServer(*address, metrics, worker)))
+    log_event(logger, "serving metrics", port=server.server_address[1])
+
+
 def _surroundings(
-    settings: Settings, database: Database, notifier: Notifier, queue_url: str, opened: ExitStack
+    settings: Settings,
+    database: Database,
+    notifier: Notifier,
+    queue_url: str,
+    observers: list[Observer],
+    opened: ExitStack,
 ) -> tuple[Machine, Ports]:
     from runner.engine.attempt_log import AttemptLog
     from runner.engine.dispatcher import Machine
@@ -204,8 +235,8 @@ def _surroundings(
     opened.callback(tools.close)
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home, tools)
-    watching = [AttemptLog(), *([telemetry] if telemetry is not None else [])]
-    observer = Observers(watching)
+    observers += [AttemptLog(), *([telemetry] if telemetry is not None else [])]
+    observer = Observers(observers)
     ports = _ports(database, clock, tools, live, workspaces, load_prices(settings), observer)
     machine = Machine(
         database=database,

@@ -42,11 +42,20 @@ def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:
     return job_id, wiring.mend_workspaces(app.database, job_id)
 
 
-def start_worker(app: App, *, slots: int, burst: bool = False, only: str | None = None) -> Worker:
+def start_worker(
+    app: App,
+    *,
+    slots: int,
+    burst: bool = False,
+    only: str | None = None,
+    metrics: tuple[str, int] | None = None,
+) -> Worker:
     """Start a worker in threads of this process. With ``burst`` it ends when nothing is due,
     with ``only`` when this run does. Raises ``UnreachableError`` if the database or the queue is
     away."""
-    return wiring.start_worker(app.settings, app.database, slots=slots, burst=burst, only=only)
+    return wiring.start_worker(
+        app.settings, app.database, slots=slots, burst=burst, only=only, metrics=metrics
+    )
 
 
 def wait_for_end(worker: Worker) -> None:

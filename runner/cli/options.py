@@ -109,6 +109,15 @@ def usd(text: str) -> float:
     return found
 
 
+def address(text: str) -> tuple[str, int]:
+    """Return the host and port of ``ADDR:PORT``, ``:PORT`` or ``PORT``; without a host that of this
+    machine alone."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise click.BadParameter(f"{text!r} is not an address such as 9100 or 0.0.0.0:9100")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
 def seconds(text: str, longest: float | None = None) -> float:
     """Return the seconds of a duration, by default of one as in a job file."""
     from runner.jobfile.values import MOST_SECONDS, seconds_in

@@ -23,6 +23,7 @@ from runner.app.humanize import cell, duration, moment
 from runner.cli import exit_codes
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
+    address,
     json_option,
     load_job,
     log_format_option,
@@ -148,9 +149,17 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
 @slots_option
 @click.option("--burst", is_flag=True, help="End when nothing is due.")
 @click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
+@click.option(
+    "--metrics",
+    type=address,
+    metavar="[ADDR:]PORT",
+    help="Serve /metrics, /healthz and /readyz there (ADDR by default: 127.0.0.1).",
+)
 @log_format_option
 @with_app
-def worker(app: handle.App, slots: int, burst: bool, only: str | None) -> int:
+def worker(
+    app: handle.App, slots: int, burst: bool, only: str | None, metrics: tuple[str, int] | None
+) -> int:
     """Work what is due, of all jobs, until told to stop.
 
     SIGTERM or Ctrl-C: it takes nothing new, ends the steps in hand (ten seconds at most, then leaves
@@ -158,12 +167,12 @@ def worker(app: handle.App, slots: int, burst: bool, only: str | None) -> int:
 
     \b
     Example:
-      runner worker -c 32
+      runner worker -c 32 --metrics 9100
     """
     log_to_stderr(app.settings, logging.INFO)
     try:
         with Interruption() as interruption:
-            working = work.start_worker(app, slots=slots, burst=burst, only=only)
+            working = work.start_worker(app, slots=slots, burst=burst, only=only, metrics=metrics)
             interruption.watch(working)
             work.wait_for_end(working)
     except RunnerError as error:  # in the format of the log

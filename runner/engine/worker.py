@@ -129,6 +129,29 @@ class Worker:
         """Wait until it has drained; False when that took longer than ``timeout`` seconds."""
         return self._ended.wait(timeout)
 
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def in_hand(self) -> int:
+        return len(self._held)
+
+    @property
+    def unhealthy(self) -> str:
+        """Why it cannot keep its leases; empty if it can."""
+        if why := self._machine.database_outage.why:
+            return why
+        seconds = self._machine.clock.monotonic() - self._renewed_at
+        return "" if seconds < ACT_SECONDS else f"leases were renewed {seconds:.0f} seconds ago"
+
+    @property
+    def unready(self) -> str:
+        """Why it takes no runs, or no queue messages; empty if it does."""
+        if self._ports.stopping.is_set():
+            return "draining"
+        return self.unhealthy or self._machine.queue_outage.why
+
     # --- its threads ------------------------------------------------------------------------------
 
     def _thread(

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal_column, select
 
 from runner.queries.find import in_batches
 from runner.store.conditions import IS_ITEM_RUN, is_live
 from runner.store.database import Database
 from runner.store.leases import LEASE_SECONDS
-from runner.store.tables import runs, workers
+from runner.store.tables import jobs, runs, workers
 
 # ``dead``: its lease has expired, and nobody has taken its runs yet. ``faulty``: its host is.
 WorkerState = Literal["alive", "draining", "faulty", "dead", "ended"]
@@ -77,6 +77,36 @@ def backlog(database: Database, now: float) -> Backlog:
     query = select(func.count().label("runs"), func.min(runs.c.due_at).label("oldest_due_at"))
     (row,) = database.read(lambda connection: connection.execute(query.where(*_is_due(now))).all())
     return Backlog(*row)
+
+
+MOST_JOBS = 100
+MOST_COUNTED = 100_000
+_UNENDED = ("queued", "running", "waiting")
+
+
+def queue_depths(database: Database) -> list[tuple[str, str, str, int]]:
+    """The number of runs in each state of the newest jobs that have not ended: the job's id and name, the
+    state, the number. Reads at most so many entries of an index for each: many ask for it often."""
+
+    def count(state: str) -> ColumnElement[int]:
+        of_job = (runs.c.job_id == jobs.c.id) & (runs.c.state == literal_column(f"'{state}'"))
+        found = select(runs.c.state).where(of_job).limit(MOST_COUNTED).correlate(jobs).subquery()
+        return select(func.count()).select_from(found).scalar_subquery().label(state)
+
+    is_unended = exists().where(runs.c.job_id == jobs.c.id, runs.c.state.in_(_UNENDED))
+    query = select(jobs.c.id, jobs.c.name, *map(count, _UNENDED)).where(is_unended)
+    found = database.rows(query.order_by(jobs.c.id.desc()).limit(MOST_JOBS))
+    return [
+        (job_id, name, state, number)
+        for job_id, name, *numbers in found
+        for state, number in zip(_UNENDED, numbers, strict=True)
+    ]
+
+
+def oldest_due_at(database: Database) -> float | None:
+    """When the first queued run is or will be due; None if no run is queued."""
+    ((oldest,),) = database.rows(select(func.min(runs.c.due_at)).where(runs.c.state == "queued"))
+    return None if oldest is None else float(oldest)
 
 
 def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict[str, str]:
