@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -30,6 +37,7 @@ from runner.ports import Claimed, NoOutcome, Observer, Stored
 logger = logging.getLogger(__name__)
 
 QUEUE_SECONDS = 5.0  # how old what is said of the queue may be: many may ask
+disable_created_metrics()  # a second series for each, which nobody reads
 _TOOL_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 _REQUEST_SECONDS = 10.0
 
