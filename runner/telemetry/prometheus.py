@@ -37,7 +37,7 @@ from runner.ports import Claimed, NoOutcome, Observer, Stored
 logger = logging.getLogger(__name__)
 
 QUEUE_SECONDS = 5.0  # how old what is said of the queue may be: many may ask
-disable_created_metrics()  # a second series for each, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody reads
 _TOOL_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 _REQUEST_SECONDS = 10.0
 
