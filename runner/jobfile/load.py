@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from runner.core.workspace import (
     Workspace,
     result_tool,
 )
-from runner.errors import Problem, SpecError
+from runner.errors import Problem, SpecError, UsageError
 from runner.jobfile import table, values
 from runner.jobfile.check import check, note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
@@ -80,6 +81,10 @@ def load(
     runs = job.runs(keyed)
     spec, notes = job.spec([key for key, _ in keyed], resolve_hooks)
     note_misfits(top, spec.agents, prices)
+    try:
+        spec.times.at_submission(time.time())
+    except UsageError as error:
+        top.note(str(error).removeprefix("finish_by: "), "finish_by")
     if top.problems:
         raise SpecError(str(path), _with_lines(top.problems, text))
     return Submission(str(path), text, spec, runs, (*notes, *source_notes))

@@ -77,3 +77,10 @@ def test_without_a_zone_it_is_this_hosts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(BadValueError, match="needs a time zone, as in Europe/Berlin: this host"):
         read_moment("22:00")
     assert time.tzname  # the host's own zone is not touched
+
+
+def test_a_finish_that_has_passed_is_a_problem_of_the_file(problems_of: Problems) -> None:
+    (problem,) = problems_of(JOB + 'finish_by = "2020-01-01 07:00 UTC"')
+    said = "line 4: finish_by: 2020-01-01 07:00 UTC is not after the first model call may begin ("
+    assert problem.startswith(said)
+    assert problem.endswith(" UTC): give a later one")
