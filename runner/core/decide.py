@@ -13,6 +13,7 @@ from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, st
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
 from runner.core.steps import Action, Step, end, leave, stop_at_deadline, tell
+from runner.core.times import Times
 
 MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
@@ -34,6 +35,8 @@ def advance(
 def wait_at_once(state: RunState, now: float) -> list[entries.Entry]:
     """The entries of a run that only waits for the times of its job's model calls; none if it has to do
     anything before, for which it needs its workspace."""
+    if state.finish_by is None and state.spec.times == Times():
+        return []
     decided, step = advance(state, now, draining=False)
     match step:
         case steps.Done(Requeued(reason="not_before" | "window") | Waiting("finish_by")):

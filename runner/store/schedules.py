@@ -21,6 +21,7 @@ from runner.core.events import signed_event
 from runner.core.run import Author
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import UnreachableError, UsageError
+from runner.logs import log_event
 from runner.store import ids, jobs
 from runner.store.database import Database
 from runner.store.tables import schedules
@@ -178,7 +179,9 @@ def _fire_or_say(database: Database, schedule_id: str, now: float) -> str | None
         logger.warning("%s could not submit its job: %s", schedule_id, error)
         database.write(partial(_skip, schedule_id=schedule_id, now=now, why=str(error)))
         return None
-    if job_id is not None and detail:
+    if job_id is not None:
+        log_event(logger, "schedule fired", schedule=schedule_id, job=job_id)
+    if detail:
         logger.warning("%s submitted %s: %s", schedule_id, job_id, detail)
     return job_id
 
@@ -194,13 +197,12 @@ def _fire(connection: Connection, schedule_id: str, now: float) -> tuple[str | N
     row = _locked(connection, schedule_id, now)
     if row is None:
         return None, ""
-    cron, late = Cron(row.cron, row.zone), now - row.next_at
-    left_out = 0
+    cron, left_out = Cron(row.cron, row.zone), 0
     for at in cron.times_after(row.next_at):
         if at > now or left_out == _MOST_COUNTED:
             break
         left_out += 1
-    detail = _missed(row.next_at, late, left_out)
+    detail = _missed(row.next_at, now, left_out)
     due = datetime.fromtimestamp(row.next_at, UTC)
     about = {"schedule": schedule_id, "due_at": row.next_at, "missed": detail or None}
     job_id = jobs.insert_job(
@@ -228,14 +230,14 @@ def _set(connection: Connection, schedule_id: str, **columns: Any) -> None:
     connection.execute(update(schedules).where(schedules.c.id == schedule_id).values(columns))
 
 
-def _missed(due_at: float, late: float, left_out: int) -> str:
-    """Return the message of a schedule that fires late; empty if a worker was there in time."""
-    if late < LATE_SECONDS and not left_out:
+def _missed(due_at: float, now: float, left_out: int) -> str:
+    """What to say of a schedule that fires late; nothing where a worker was there in time."""
+    if now - due_at < LATE_SECONDS and not left_out:
         return ""
-    due = f"{datetime.fromtimestamp(due_at, UTC):%Y-%m-%d %H:%M} UTC"
-    most = "+" if left_out == _MOST_COUNTED else ""
-    others = f"; {left_out}{most} later times are left out" if left_out else ""
-    return f"due at {due}, {late / 60:,.0f} minutes before a worker was there{others}"
+    due, until = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC" for at in (due_at, now))
+    most = "at least " if left_out == _MOST_COUNTED else ""
+    others = f"; later times left out: {most}{left_out}" if left_out else ""
+    return f"due at {due}, and no worker was there until {until}{others}"
 
 
 def _runs_of(row: Row[Any]) -> tuple[NewRun, ...]:
