@@ -14,7 +14,7 @@ from runner.store.database import Database
 from runner.store.rules import list_rules
 from tests.cli.conftest import Result
 from tests.cli.questions import approval_row, ask, call_id, job_of, submit_runs
-from tests.cli.test_look import STORABLE_HOSTILE
+from tests.cli.test_show import STORABLE_HOSTILE
 from tests.cli.test_terminal import steers
 from tests.store.attempts import run_row
 from tests.store.examples import NOW

@@ -16,7 +16,7 @@ from runner.store.database import Database
 from runner.store.rules import list_rules
 from tests.cli.person import OurTerminal, Person
 from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs
-from tests.cli.test_look import STORABLE_HOSTILE
+from tests.cli.test_show import STORABLE_HOSTILE
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.examples import NOW
 

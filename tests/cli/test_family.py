@@ -17,7 +17,7 @@ from runner.store.database import Database
 from runner.store.tables import runs
 from tests.cli.conftest import Result
 from tests.cli.questions import ASKING, approval_row, ask
-from tests.cli.test_look import STORABLE_HOSTILE
+from tests.cli.test_show import STORABLE_HOSTILE
 from tests.cli.test_terminal import steers
 from tests.store.attempts import run_row
 from tests.store.examples import NOW, submission
