@@ -14,7 +14,7 @@ from runner.errors import HostFaultError
 from runner.tools.shell import bash_path
 from runner.workspace.git import Git, GitError
 
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 18
 _PROBE_FILES = 16
 _SECONDS = 30.0
 
