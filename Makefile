@@ -8,7 +8,7 @@ ready := .venv/.ready
 long := tests/crash tests/lifecycle
 short := tests --ignore tests/crash --ignore tests/lifecycle
 
-.PHONY: demo docs test test-rest test-all check collected format sweep fuzz bench size requirements clean
+.PHONY: demo docs test test-rest test-all check collected format sweep fuzz compose-test bench size requirements clean
 
 demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
@@ -53,6 +53,10 @@ sweep: $(ready)
 fuzz: $(ready)
 	$(BIN)/python -m tests.permissions.fuzz --seconds 60
 
+# docker-compose.yml on a real engine (Docker, or Podman as `docker`), while its containers are killed.
+compose-test: $(ready)
+	$(BIN)/python -m tests.compose
+
 # The tables of docs/job-file.md and jobs/job.schema.json, from runner/jobfile/keys.py.
 docs: $(ready)
 	$(BIN)/python -m docs.tables
@@ -64,11 +68,12 @@ bench: $(ready)
 size: $(ready)
 	@$(BIN)/python -m bench.size
 
-# Pins everything anew, with hashes and without naming an index.
+# Pins everything anew, with hashes and without naming an index: for the image, for its build, to develop.
 compile := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
 	--no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options
 requirements: $(ready)
-	$(compile) --upgrade -o requirements.txt pyproject.toml
+	$(compile) --upgrade --extra otel -o requirements.txt pyproject.toml
+	$(compile) --upgrade --only-build-deps --build-deps-for wheel -o requirements-build.txt pyproject.toml
 	$(compile) --upgrade --extra dev --extra otel -o requirements-dev.txt pyproject.toml
 
 $(ready): requirements-dev.txt pyproject.toml setup.py

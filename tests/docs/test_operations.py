@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -210,3 +212,29 @@ def test_a_worker_has_sixteen_slots_by_default() -> None:
         (option,) = [each for each in cli.commands[name].params if each.name == "slots"]
         assert option.default == 16
     assert "the number of runs at once in one process, 16 by default" in IN_ONE_LINE
+
+
+COMPOSE = (CODE.parent / "docker-compose.yml").read_text()
+
+
+def test_the_variables_of_the_compose_file_are_documented() -> None:
+    table = section(PAGE, "### Docker Compose")
+    documented = {name for row in rows(table) for name in codes(row[0])}
+    used = set(re.findall(r"\$\{(\w+)", COMPOSE)) | set(
+        re.findall(r"^    (ANTHROPIC_\w+|RUNNER_PRICES):$", COMPOSE, re.MULTILINE)
+    )
+    assert used == {name for name in documented if not name.startswith("OTEL")}
+    for name, default in re.findall(r"\$\{(\w+):-([^}]+)\}", COMPOSE):
+        (row,) = [row for row in rows(table) if name in codes(row[0])]
+        assert default in codes(row[1])
+
+
+def test_there_is_no_default_password_and_the_line_that_makes_one_works(tmp_path: Path) -> None:
+    assert set(re.findall(r"\$\{POSTGRES_PASSWORD(..)", COMPOSE)) == {":?"}
+    line = blocks(section(PAGE, "### Docker Compose"), "sh")[0]
+    head = re.sub(r"\\\n#\s+", "", COMPOSE.partition("name:")[0])
+    assert line.strip() in head
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    made = tmp_path / ".env"
+    assert re.match(rf"POSTGRES_PASSWORD=[0-9a-f]{{48}}\nUID={os.getuid()}\n", made.read_text())
+    assert made.stat().st_mode & 0o077 == 0
