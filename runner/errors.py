@@ -77,7 +77,7 @@ _PARTS = re.compile(r"[:;\n]|$")
 
 
 def host_fault(error: BaseException) -> str | None:
-    """What is wrong with this host, in one line, if an error comes from that; else None."""
+    """Return the fault of this host in one line, if an error comes from one; else None."""
     cause: BaseException | None = error
     while cause is not None:
         if (

@@ -231,7 +231,7 @@ def _set(connection: Connection, schedule_id: str, **columns: Any) -> None:
 
 
 def _missed(due_at: float, now: float, left_out: int) -> str:
-    """What to say of a schedule that fires late; nothing where a worker was there in time."""
+    """Return the message of a schedule that fires late; empty if a worker was there in time."""
     if now - due_at < LATE_SECONDS and not left_out:
         return ""
     due, until = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC" for at in (due_at, now))

@@ -213,8 +213,8 @@ def _not_started(error: OSError) -> Ended:
 
 
 def _checked(ended: Ended, start: Start) -> Ended:
-    """How a call ended. Raises ``HostFaultError`` if it was not started for want of what every host
-    should have."""
+    """Return the end of a call. Raises ``HostFaultError`` if it was not started for want of what
+    every host should have."""
     if ended.end != "not_started":
         return ended
     program, said = start.arguments[0], ended.output.decode("utf-8", "replace")
