@@ -35,8 +35,8 @@ class HostWatch:
     pause: Callable[[], None]
     resume: Callable[[], None]
     stopping: threading.Event
+    fault: str = field(default="", init=False)  # what is wrong with the host; empty: nothing is
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _watching: bool = field(default=False, init=False)
     _next_pause: float = field(default=FIRST_PAUSE_SECONDS, init=False)
 
     def look(self) -> None:
@@ -47,9 +47,9 @@ class HostWatch:
     def report(self, fault: str) -> None:
         """A run met a fault of the host: claim none until the host is well."""
         with self._lock:
-            if self._watching:
+            if self.fault:
                 return
-            self._watching = True
+            self.fault = fault
         self.pause()
         logger.warning("this host cannot work, so its worker takes no runs for now: %s", fault)
         threading.Thread(target=self._watch, args=(fault,), name="runner-host", daemon=True).start()
@@ -72,7 +72,7 @@ class HostWatch:
         self._try_to_mark(None)
         logger.warning("this host can work again: its worker takes runs")
         with self._lock:
-            self._watching = False
+            self.fault = ""
         self.resume()
 
     def _try_to_mark(self, fault: str | None) -> None:

@@ -150,7 +150,7 @@ class Worker:
         """Why it takes no runs, or no queue messages; empty if it does."""
         if self._ports.stopping.is_set():
             return "draining"
-        return self.unhealthy or self._machine.queue_outage.why
+        return self.unhealthy or self._host.fault or self._machine.queue_outage.why
 
     # --- its threads ------------------------------------------------------------------------------
 

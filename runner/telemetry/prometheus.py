@@ -79,7 +79,9 @@ class Metrics(Observer):
         self._turns = counter("turns", "Replies of models.", "model")
         self._tokens = counter("tokens", "Tokens of model calls.", "model", "kind")
         self._cost = counter("cost_usd", "Cost charged to runs.", "model")
-        self._errors = counter("errors", "Failed model calls, and bugs.", "kind")
+        self._errors = counter(
+            "errors", "Failed model calls, faults of the host, and bugs.", "kind"
+        )
         self._renewals = counter("lease_renewals", "Renewals of the worker's leases.")
         self._reaped = counter("reaped_runs", "Runs taken over from dead workers.")
         self._tool_seconds = Histogram(
@@ -110,7 +112,7 @@ class Metrics(Observer):
     def released(self, lease: Lease, outcome: Outcome | NoOutcome) -> None:
         if isinstance(outcome, str):
             self._ends.labels("released", outcome).inc()
-            if outcome == "bug":
+            if outcome in ("bug", "host_fault"):
                 self._errors.labels(outcome).inc()
             return
         state = outcome.state if isinstance(outcome, Ended) else "unended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import urllib.error
@@ -158,6 +159,21 @@ def test_it_is_healthy_but_not_ready_without_redis_or_while_it_drains(site: Site
     wait_until(lambda: get(f"{worker.url}/readyz") == (503, "draining\n"), "it to drain")
     assert get(f"{worker.url}/healthz") == (200, "ok\n")
     site.run("cancel", job)
+
+
+@pytest.mark.slow
+def test_it_is_not_ready_while_its_host_has_a_fault(site: Site, tmp_path: Path) -> None:
+    site.submit(site.job({"a": [done()]}))
+    broken = tmp_path / "git"
+    broken.write_text("#!/bin/sh\necho git is broken >&2; exit 1\n")
+    broken.chmod(0o755)
+    site.environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    worker = watched(site)
+    wait_until(lambda: "git is broken" in get(f"{worker.url}/readyz")[1], "it to look at its host")
+    assert get(f"{worker.url}/readyz")[0] == 503
+    assert get(f"{worker.url}/healthz")[0] == 200
+    broken.unlink()
+    wait_until(lambda: get(f"{worker.url}/readyz")[0] == 200, "it to be ready")
 
 
 @pytest.mark.slow
