@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -16,17 +16,23 @@ from runner.queries.search.search import open_index
 from runner.store import prune as store
 from runner.store.prune import OldJob
 from runner.workspace import leftovers
-from runner.workspace.snapshot_store import forget, store_id, store_of
+from runner.workspace.snapshot_store import collect, forget, store_id, store_of, stores_in
 
 _GOES_ON = "one of its runs goes on"
 
 
 def prune(
-    app: App, older_than: float, author: Author, *, force: bool, dry_run: bool
+    app: App,
+    older_than: float,
+    author: Author,
+    *,
+    force: bool,
+    dry_run: bool,
+    warn: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """Yield each job whose runs have all ended so many seconds ago, once it is removed, or why it is kept.
     With ``dry_run`` nothing is removed. With ``force`` changes of files are lost that are saved
-    nowhere else, and files on other hosts are left there.
+    nowhere else, and files on other hosts are left there. ``warn`` takes what else went wrong.
 
     May be killed at any time: what is left is removed by the next one.
     """
@@ -48,6 +54,11 @@ def prune(
         told = {name: value for name, value in asdict(job).items() if name not in _INNER}
         yield {**told, "workspaces": len(here), "bytes": size, "why_kept": why}
     if not dry_run:
+        for folder in stores_in(app.settings.home):
+            try:
+                collect(folder, environment(app))
+            except RunnerError as error:
+                warn(f"the space of removed snapshots in {folder} is not freed: {error}")
         open_index(app.database).drop_gone()
         store.forget_workers(app.database, before)
 

@@ -188,13 +188,14 @@ def prune(
       runner prune --older-than 90d --dry-run
       runner prune --older-than 90d --reason "retention of 90 days"
     """
-    pages = app_retention.prune(app, older_than, author, force=force, dry_run=dry_run)
+    options: Any = {"force": force, "dry_run": dry_run, "warn": lambda line: note(cell(line))}
+    jobs = app_retention.prune(app, older_than, author, **options)
     if as_json:
-        for job in pages:
+        for job in jobs:
             say_json(job, on_one_line=True)
         return
     done, found = "would be removed" if dry_run else "removed", []
-    for job in pages:
+    for job in jobs:
         found.append(job)
         columns = (job["id"], job["name"], moment(job["ended_at"]), job["why_kept"] or done)
         say("  ".join(map(cell, columns)))

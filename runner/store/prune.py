@@ -6,8 +6,9 @@ of no other. The newest runs go first, so that what is left after a kill needs n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -49,8 +50,9 @@ class OldJob:
     undelivered: int  # runs in mode ``git`` with changes that no commit on their branch holds
 
 
-def old_jobs(database: Database, before: float, store_id: str) -> list[OldJob]:
-    """The jobs whose runs have all ended before a time, the oldest first. ``store_id`` is this host's."""
+def old_jobs(database: Database, before: float, store_id: str) -> Iterator[OldJob]:
+    """Yield the jobs whose runs have all ended before a time, the oldest first. ``store_id`` is this
+    host's."""
     lasts = func.max(_ENDED_AT)
     query = (
         select(jobs.c.id, jobs.c.name, lasts, func.count(), func.sum(runs.c.message_count))
@@ -61,15 +63,9 @@ def old_jobs(database: Database, before: float, store_id: str) -> list[OldJob]:
         .order_by(jobs.c.id)
     )
 
-    def work(connection: Connection) -> list[OldJob]:
-        return [
-            OldJob(
-                job_id, name, ended_at, count, int(messages), *_files(connection, job_id, store_id)
-            )
-            for job_id, name, ended_at, count, messages in connection.execute(query).all()
-        ]
-
-    return database.read(work)
+    for found in database.read(lambda connection: connection.execute(query).all()):
+        files = database.read(partial(_files, job_id=found.id, store_id=store_id))
+        yield OldJob(*found, *files)
 
 
 def _files(
@@ -127,7 +123,8 @@ def _erase_some(
     goes_on = select(runs.c.id).where(of_job, or_(runs.c.state.not_in(ENDED), before <= _ENDED_AT))
     if connection.execute(goes_on.limit(1)).first() is not None:
         return True, True
-    ids = sorted(connection.execute(select(runs.c.id).where(of_job)).scalars())[-_RUNS_AT_ONCE:]
+    newest = select(runs.c.id).where(of_job).order_by(runs.c.id.desc()).limit(_RUNS_AT_ONCE)
+    ids = list(connection.execute(newest).scalars())
     if not ids:
         _delete(connection, jobs, [job.id])
         return False, False

@@ -322,8 +322,7 @@ def _source_of(store: Path) -> Path | None:
 
 
 def forget(store: Path, environment: Mapping[str, str], run_ids: Collection[str]) -> None:
-    """Remove the snapshots of runs from a store, and objects of a day ago and before that nothing needs
-    any more. Objects that a snapshot of another run holds stay. Raises ``GitError``."""
+    """Remove the snapshots of runs from a store; ``collect`` frees their space. Raises ``GitError``."""
     git, ids = store_git(store, environment), set(run_ids)
     listed = git.text("for-each-ref", "--format=%(refname)", _RUNS, _FETCHED).splitlines()
     refs = [ref for ref in listed if ref.split("/")[3] in ids]
@@ -331,7 +330,16 @@ def forget(store: Path, environment: Mapping[str, str], run_ids: Collection[str]
         git.run("update-ref", "--stdin", given="".join(f"delete {ref}\n" for ref in refs).encode())
     for run_id in ids:
         shutil.rmtree(index_folder(store, run_id), ignore_errors=True)
-    git.run("prune", f"--expire={_UNNEEDED_SINCE}")
+
+
+def stores_in(home: Path) -> list[Path]:
+    """Return the stores of a home."""
+    return sorted((home / _STORES).glob("*.git"))
+
+
+def collect(store: Path, environment: Mapping[str, str]) -> None:
+    """Remove objects that no snapshot of a store needs any more. Raises ``GitError``."""
+    store_git(store, environment).run("prune", f"--expire={_UNNEEDED_SINCE}")
 
 
 def index_folder(store: Path, run_id: str) -> Path:

@@ -42,7 +42,7 @@ def end(database: Database, key: str = "one") -> str:
 
 
 def old(database: Database, before: float = LATER) -> list[OldJob]:
-    return old_jobs(database, before, "this host")
+    return list(old_jobs(database, before, "this host"))
 
 
 def counts(database: Database) -> dict[str, int]:

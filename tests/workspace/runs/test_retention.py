@@ -17,7 +17,7 @@ from runner.core.run import Author, Lease
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.tables import jobs, runs
-from runner.workspace.snapshot_store import store_git, store_of
+from runner.workspace.snapshot_store import has_trees, store_git, store_of
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host
@@ -32,7 +32,7 @@ def pruned(store: Database, person: dict[str, str]) -> Callable[..., list[dict[s
 
     def prune_it(host: Host, *, force: bool = False, dry_run: bool = False) -> list[dict[str, Any]]:
         app = App(Settings(host.home, str(store.url)), store)
-        return list(prune(app, DAY, Author("ann"), force=force, dry_run=dry_run))
+        return list(prune(app, DAY, Author("ann"), force=force, dry_run=dry_run, warn=pytest.fail))
 
     return prune_it
 
@@ -154,3 +154,27 @@ def test_killed_after_the_files_the_next_one_removes_the_rows(
     (told,) = pruned(host)
     assert told["why_kept"] == ""
     assert store.rows(select(runs.c.id)) == []
+
+
+def test_the_space_of_snapshots_that_nothing_needs_is_freed(
+    store: Database,
+    host: Host,
+    repository: Made,
+    begin: Claim,
+    pruned: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runner.workspace.snapshot_store._UNNEEDED_SINCE", "now")
+    old, new = begin("old"), begin("new")
+    tree = done(store, host, old)
+    assert done(store, host, new) == tree
+    age(store, old)
+    folder = store_of(host.home, str(repository.path))
+    objects = store_git(folder, dict(os.environ))
+    (host.path(new) / "b.py").write_text("3\n")
+    kept = host.record(new)
+    before = len([each for each in (folder / "objects").rglob("*") if each.is_file()])
+    pruned(host)
+    assert len([each for each in (folder / "objects").rglob("*") if each.is_file()]) < before
+    assert has_trees(objects, [tree]), "the run that stays has recorded the same files"
+    assert has_trees(objects, [kept])
