@@ -63,9 +63,10 @@ def old_jobs(database: Database, before: float, store_id: str) -> Iterator[OldJo
         .order_by(jobs.c.id)
     )
 
-    for found in database.read(lambda connection: connection.execute(query).all()):
-        files = database.read(partial(_files, job_id=found.id, store_id=store_id))
-        yield OldJob(*found, *files)
+    found = database.read(lambda connection: connection.execute(query).all())
+    for job_id, name, ended_at, count, messages in found:
+        files = database.read(partial(_files, job_id=job_id, store_id=store_id))
+        yield OldJob(job_id, name, ended_at, count, int(messages), *files)
 
 
 def _files(
