@@ -163,3 +163,23 @@ def test_a_worker_says_its_version_and_that_it_drains(
     ended.set()
     assert worker.wait(30)
     assert [each["state"] for each in list_workers(store, time.time(), ended=True)] == ["ended"]
+
+
+def test_a_worker_that_takes_a_stale_queue_message_works_what_is_next_by_now(
+    store: Database,
+) -> None:
+    asked, first = (jobs.submit(store, submission(), NOW) for _ in range(2))
+    run_ids = {run.job_id: run.id for run in store.rows(select(run_table))}
+    run_id = run_ids[asked]
+    now = time.time()
+    fresh = update(run_table).where(run_table.c.id == run_id).values(rung_at=now)
+    here = SimpleNamespace(database=store, clock=SimpleNamespace(now=lambda: now))
+    next_up = SimpleNamespace(next_instead_of=lambda stale: run_ids[first])
+    working = SimpleNamespace(_machine=here, _dispatcher=next_up, _only=None)
+    chosen = Worker._look_at(working, run_id)
+    assert chosen is not None
+    assert chosen.id == run_ids[first]
+    store.execute(fresh)
+    chosen = Worker._look_at(working, run_id)
+    assert chosen is not None
+    assert chosen.id == run_id
