@@ -83,8 +83,8 @@ def pause_and_resume(database: Database, run_id: str) -> None:
 def test_an_interrupted_run_comes_before_the_runs_of_all_jobs(
     database: Database, interrupt: Callable[[Database, str], None]
 ) -> None:
+    submit(database, 5, replace(SPEC, priority=100.0))
     run_id = submit_one(database)
-    submit(database, 5)
     interrupt(database, run_id)
     assert run_row(database, run_id).state == "queued"
     assert next_runs(database, 3)[0] == run_id
