@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +133,24 @@ class Post:
 @pytest.fixture
 def post(database: Database, tmp_path: Path) -> Post:
     return Post(database, tmp_path / "locks")
+
+
+def test_a_pass_that_meets_a_fault_of_the_host_is_not_the_last(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, faults = threading.Event(), list[str]()
+
+    def refuse(worker_id: str) -> bool:
+        if len(faults) == 2:
+            stopping.set()
+            return False
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    post.held_elsewhere("worker_other", post.locks.host_id)
+    monkeypatch.setattr(post.locks, "is_dead", refuse)
+    post.dispatcher.report_fault = faults.append
+    post.dispatcher.run(stopping)
+    assert [fault.endswith("Too many open files") for fault in faults] == [True, True]
 
 
 def test_it_notifies_at_most_twice_the_free_slots_and_for_nobody_twice(post: Post) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolResult
+from runner.errors import HostFaultError
 from runner.ports import Interrupt
 from runner.tools import file_access
 from runner.tools.files import MOST_COMPARED_BYTES
@@ -296,6 +298,32 @@ class TestWrite:
             bench.run("Write", file_path="new/deep/a.txt", content=content).outcome == "succeeded"
         )
         assert (bench.workspace / "new/deep/a.txt").read_bytes() == content.encode()
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+    def test_full_disk_is_no_answer_to_the_model(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        (bench.workspace / "a.txt").write_text("old")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "rename", refuse)
+            with pytest.raises(HostFaultError, match=f"a.txt: {os.strerror(number)}"):
+                bench.run("Write", file_path="a.txt", content="new")
+        assert list(bench.workspace.glob(".runner-*")) == []
+        assert (bench.workspace / "a.txt").read_text() == "old"
+
+    def test_read_only_folder_is_an_answer(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "rename", refuse)
+            result = bench.run("Write", file_path="a.txt", content="new")
+        assert (result.outcome, result.content) == ("failed", "a.txt: Read-only file system")
 
     def test_control_characters_of_a_path_are_not_shown_raw(self, bench: Workbench) -> None:
         result = bench.run("Write", file_path="a\x1b[31m", content="x")
