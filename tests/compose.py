@@ -96,6 +96,7 @@ class Project:
 
     def submit(self, name: str, mode: str, steps: int, verify: str) -> str:
         """Submit a job whose runs add a line to a file in each step."""
+        folder = "repo" if mode == "git" else "path"
         call = [f"echo {step} >> log; sleep 0.5" for step in range(steps)]
         replies: list[dict[str, Any]] = [
             {"tools": [{"name": "Bash", "input": {"command": command}}]} for command in call
@@ -108,7 +109,7 @@ class Project:
             f'prompt = "Do {{{{ item }}}}."\ntools = ["Bash"]\n'
             f'verify = [{json.dumps(verify)}]\non_failure = "fail"\n'
             f"[items]\nlist = {json.dumps(items)}\n"
-            f'[workspace]\npath = "{name}"\nmode = "{mode}"\n[permissions]\nallow = ["Bash"]\n'
+            f'[workspace]\n{folder} = "{name}"\nmode = "{mode}"\n[permissions]\nallow = ["Bash"]\n'
         )
         return self.runner("submit", f"{name}.toml").strip()
 
