@@ -108,7 +108,8 @@ def test_what_a_worker_cannot_read_any_more_is_given_back_without_a_traceback(
     assert len(said.splitlines()) < 10, said
     upgrade(site, *NAMED_BACK, to=migrate.HEAD)
     (run,) = site.runs(job).values()
-    assert run["state"] == "queued", said
+    assert (run["state"], run["reason"]) in (("queued", "lease_lost"), ("queued", "shutdown")), said
+    assert "bug" not in said
     site.run("worker", "--burst")
     assert site.runs(job)["a"]["state"] == "succeeded"
     assert steps_done(site) == [str(n) for n in range(STEPS)]
