@@ -51,8 +51,8 @@ def start_worker(
     metrics: tuple[str, int] | None = None,
 ) -> Worker:
     """Start a worker in threads of this process. With ``burst`` it ends when nothing is due,
-    with ``only`` when this run does. Raises ``UnreachableError`` if the database or the queue is
-    away."""
+    with ``only`` when this run does. Raises ``UnreachableError`` if the database is away, or
+    there is no embedded queue."""
     return wiring.start_worker(
         app.settings, app.database, slots=slots, burst=burst, only=only, metrics=metrics
     )
