@@ -228,8 +228,9 @@ def drain(database: Database, worker_id: str, now: float) -> None:
 def set_fault(
     database: Database, worker_id: str, fault: str | None, now: float | None = None
 ) -> None:
-    """Say what is wrong with a worker's host, since ``now``; None: nothing is."""
-    marked = {"fault": fault and visible(fault), "fault_at": now}
+    """Say what is wrong with a worker's host: since ``now``, or since something was. None: nothing is."""
+    since = None if fault is None else func.coalesce(workers.c.fault_at, now)
+    marked = {"fault": fault and visible(fault), "fault_at": since}
     database.execute(update(workers).where(workers.c.id == worker_id).values(**marked))
 
 

@@ -150,6 +150,8 @@ def test_the_fault_of_a_workers_host_is_marked(database: Database) -> None:
     marked = select(workers.c.fault, workers.c.fault_at)
     leases.set_fault(database, WORKER, "no space left", NOW)
     assert [tuple(each) for each in database.rows(marked)] == [("no space left", NOW)]
+    leases.set_fault(database, WORKER, "no git", NOW + 9)
+    assert [tuple(each) for each in database.rows(marked)] == [("no git", NOW)]
     leases.set_fault(database, WORKER, None)
     assert [tuple(each) for each in database.rows(marked)] == [(None, None)]
 
