@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import redis
 from redis.client import Pipeline
@@ -43,7 +42,13 @@ FAREWELL_SECONDS = 2.0
 # How long what is told may lie: the ends and beginnings of many short runs cost one round trip.
 GATHER_SECONDS = 0.2
 
-_Note = Callable[[Pipeline], None]  # writes what happened
+
+class _Note(NamedTuple):
+    """The work on a queue message began, or has ended after so many seconds."""
+
+    job_id: str
+    seconds: float | None = None
+    failed: bool = False
 
 
 class _Registration(BaseWorker):
@@ -90,11 +95,11 @@ class Presence:
 
     def begun(self, job_id: str) -> None:
         """Note that a queue message was taken and its work began; returns at once."""
-        self._notes.put(partial(self._begin, job_id))
+        self._notes.put(_Note(job_id))
 
     def ended(self, job_id: str, seconds: float, failed: bool) -> None:
         """Note that the work on a queue message ended after ``seconds``; returns at once."""
-        self._notes.put(partial(self._end, job_id, seconds, failed))
+        self._notes.put(_Note(job_id, seconds, failed))
 
     def close(self) -> None:
         """Write what was told, sign off, and wait for that, but not for a Redis that is away."""
@@ -139,8 +144,15 @@ class Presence:
         worker = self._worker
         with self._connection.pipeline() as pipeline:
             was_busy = bool(self._executions)
+            ended = {note.job_id for note in notes if note.seconds is not None}
             for note in notes:
-                note(pipeline)
+                if note.seconds is not None:
+                    self._end(note.job_id, note.failed, pipeline)
+                elif note.job_id not in ended:  # what came and went has left nothing to see
+                    self._begin(note.job_id, pipeline)
+            if ended:
+                seconds = sum(note.seconds or 0.0 for note in notes)
+                pipeline.hincrbyfloat(worker.key, "total_working_time", seconds)
             state = WorkerStatus.BUSY if self._executions else WorkerStatus.IDLE
             if beating:
                 self._renew(state, pipeline)
@@ -160,7 +172,7 @@ class Presence:
         job.prepare_for_execution(self._worker.name, pipeline)
         pipeline.expire(job.key, EXECUTION_SECONDS)
 
-    def _end(self, job_id: str, seconds: float, failed: bool, pipeline: Pipeline) -> None:
+    def _end(self, job_id: str, failed: bool, pipeline: Pipeline) -> None:
         job, execution = self._executions.pop(job_id, (self._job(job_id), None))
         if execution is not None:  # else its beginning could not be told
             execution.delete(job, pipeline)
@@ -169,7 +181,6 @@ class Presence:
             self._worker.increment_failed_job_count(pipeline)
         else:
             self._worker.increment_successful_job_count(pipeline)
-        pipeline.hincrbyfloat(self._worker.key, "total_working_time", seconds)
 
     def _job(self, job_id: str) -> Job:
         job = Job(job_id, connection=self._connection, serializer=JSONSerializer)
