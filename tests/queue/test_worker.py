@@ -418,3 +418,17 @@ def test_an_end_whose_beginning_is_unknown_costs_no_other_note(connection: redis
     registry = StartedJobRegistry("runner", connection=connection, serializer=JSONSerializer)
     assert registry.get_job_ids(cleanup=False) == ["b"]
     presence.close()
+
+
+def test_of_messages_that_came_and_went_only_the_count_is_told(connection: redis.Redis) -> None:
+    presence = Presence(connection, "tested")
+    for job_id in ("a", "b"):
+        presence.begun(job_id)
+        presence.ended(job_id, 1.5, job_id == "b")
+    connection.config_resetstat()
+    presence.open()
+    until(lambda: connection.hget("rq:worker:tested", "successful_job_count") == b"1")
+    assert connection.hget("rq:worker:tested", "failed_job_count") == b"1"
+    assert connection.hget("rq:worker:tested", "total_working_time") == b"3"
+    assert "cmdstat_zadd" not in connection.info("commandstats")
+    presence.close()
