@@ -50,7 +50,8 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
         "submit, list: the whole process, medians; list: the first page of `runner list JOB`",
         "grown: of the worker that grew most, USS from a fifth of the runs to the last",
         "first turn: of a job of 10 runs, submitted while all slots have runs of the large job",
-        "resume: from kill -9 to the first step of the last of the killed worker's runs",
+        "resume: from kill -9 to the first step of the last of the killed worker's runs; every other slot"
+        " has a run of half a second, and the next one waits",
     ]
     tables = [table]
     if "postgresql" in databases.kinds:
@@ -243,7 +244,7 @@ def _recovery(databases: Databases, kind: str, folder: Path, count: int, repetit
 
 def _recovered(databases: Databases, kind: str, folder: Path, count: int, where: str) -> float:
     with _place(databases, kind, folder) as place:
-        place.runner("submit", str(place.job("large", count, turns=20, delay=0.5)))
+        place.runner("submit", str(place.job("large", count, delay=0.5)))
         first = place.work(4)
         place.wait(lambda: place.count(runs.c.turns > 0) >= 4)
         there = place.folder / "there"
@@ -252,9 +253,10 @@ def _recovered(databases: Databases, kind: str, folder: Path, count: int, where:
         place.wait(lambda: place.count(runs.c.turns > 0) >= 8)
         by_age = select(workers.c.id).order_by(workers.c.started_at)
         held_by = runs.c.worker_id == place.database.rows(by_age)[0].id
-        killed = [row.id for row in place.database.rows(select(runs.c.id).where(held_by))]
+        place.wait(lambda: place.count(held_by) == 4)
         began = time.time()
         os.kill(first.pid, signal.SIGKILL)
+        killed = [row.id for row in place.database.rows(select(runs.c.id).where(held_by))]
         query = (
             select(func.min(events.c.at))
             .where(
