@@ -166,11 +166,12 @@ class Section(Node):
                 continue
             message = f"unknown {noun} {shown(key)}"
             near = difflib.get_close_matches(key, known, 1, 0.8 if key in elsewhere else 0.6)
-            if near:
+            far = difflib.get_close_matches(key, elsewhere.keys() - {key}, 1, 0.8)
+            if near and difflib.get_close_matches(key, near + far, 1) == near:
                 message += f"; did you mean {near[0]}?"
             elif key in elsewhere:
                 message += f" here; it belongs {elsewhere[key]}"
-            elif far := difflib.get_close_matches(key, elsewhere, 1, 0.8):
+            elif far:
                 message += f"; did you mean {far[0]}, which belongs {elsewhere[far[0]]}?"
             else:
                 message += f"; known {'here:' if noun == 'key' else 'are'} {', '.join(known)}"

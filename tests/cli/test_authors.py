@@ -134,7 +134,7 @@ def test_command_that_reads_changes_nothing(
 # Tried below, each with what it records; `import` in the tests of exchange.
 TRIED = {
     *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "pause", "priority"),
-    "resume",
+    *("prune", "resume"),
     *("retry", "schedule add", "schedule pause", "schedule resume", "schedule rm", "rules revoke"),
     *("run", "say", "submit", "workspace prune"),
 }
@@ -274,6 +274,16 @@ def test_job_is_recorded_with_who_and_why(
     first = changes_of_job(database, job_id)[0]
     told = first["type"], first["data"]["by"], first["data"]["why"]
     assert told == ("submitted", "lena", "The wrong branch.")
+
+
+def test_pruned_job_is_recorded_with_who_and_why(command: Command, database: Database) -> None:
+    run_id = submit_one(database)
+    cancel(database, Target("run", run_id), NOW)
+    job_id = job_of(database, run_id)
+    assert command(*signing("prune", "--older-than", "1d")).code == 0
+    query = select(metadata.tables["pruned_jobs"])
+    (pruned,) = database.read(lambda connection: connection.execute(query).all())
+    assert (pruned.job_id, pruned.pruned_by, pruned.why) == (job_id, "lena", "The wrong branch.")
 
 
 @pytest.mark.slow

@@ -140,6 +140,7 @@ def test_every_value_arrives() -> None:
         "largest_file": 1_000,
         "external": (),
         "on_unknown": "ask",
+        "max_concurrency": None,
         "commit_message": "Mend {{ item }}\n\nAs asked.",
     }
     assert top["verify"] == ("pytest -q",)

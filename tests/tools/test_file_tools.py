@@ -377,14 +377,14 @@ class TestEdit:
     @pytest.mark.parametrize(
         ("content", "old", "reason"),
         [
-            (b"abc", "x", "give the text exactly"),
+            (b"abc", "x", "give its exact text"),
             (b"  if a:\n    b\n", "if a:\n  b", "differs from it only in white space"),
             (b"a\r\nb\r\n", "a\nb", "give \\r\\n where"),
             (b"a\nb\n", "     1\ta\n     2\tb", "leave out the line numbers"),
-            (b"", "x", "give the text exactly"),
-            (b"abc", " \n", "give the text exactly"),
+            (b"", "x", "give its exact text"),
+            (b"abc", " \n", "give its exact text"),
             (b"a\nb\nbc\n  b\n c\n", " b\n  c", "line 4 differs from it only in white space"),
-            (b"abc\n", "  bc", "give the text exactly"),
+            (b"abc\n", "  bc", "give its exact text"),
         ],
     )
     def test_text_that_is_not_found_is_explained(
@@ -404,12 +404,12 @@ class TestEdit:
         old = "same\n" * 20_000 + "other"
         result, after = self.edit(bench, lines, old_string=old, new_string="new")
         assert after == lines
-        assert "give the text exactly" in result.content
+        assert "give its exact text" in result.content
 
     def test_lines_of_a_large_file_are_not_compared(self, bench: Workbench) -> None:
         lines = b"  same\n" * (MOST_COMPARED_BYTES // 7 + 1)
         result, _ = self.edit(bench, lines, old_string="same\nsame", new_string="new")
-        assert "give the text exactly" in result.content
+        assert "give its exact text" in result.content
 
     def test_unchanged_and_empty_texts_are_refused(self, bench: Workbench) -> None:
         same, _ = self.edit(bench, b"a", old_string="a", new_string="a")

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text, update
 
 from runner.engine.dispatcher import follow_index
+from runner.logs import Outage
 from runner.queries.rows import Rows
 from runner.queries.search.search import open_index
 from runner.store.database import Database
@@ -103,7 +104,7 @@ def test_a_worker_follows_on_behind_a_damaged_row(
             return index.follow()
 
     with caplog.at_level(logging.WARNING):
-        follow_index(Once(), stopping, pause=0.001)
+        follow_index(Once(), stopping, Outage("the database", logger), pause=0.001)
     (logged,) = caplog.records
     assert "cannot be read" in logged.getMessage()
     assert open_index(database).follow() == 0
