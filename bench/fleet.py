@@ -128,7 +128,7 @@ class Place:
         return time.time()
 
     def count(self, *conditions: Any) -> int:
-        """How many runs meet the conditions."""
+        """Return the number of runs that meet the conditions."""
         query = select(func.count()).select_from(runs).where(*conditions)
         return self.database.read(lambda connection: connection.execute(query).scalar_one())
 

@@ -201,19 +201,20 @@ class Audit:
     def _filters(self, only: Only) -> Filters:
         """Filters with whole ids. Raises ``UsageError`` and ``NotFoundError`` as questions do."""
         given: dict[str, Any] = {}
-        for name, value in only.items():
+        values: dict[str, Any] = {**only}
+        for name, value in values.items():
             if name in ("since", "until"):
                 seconds = value.timestamp() if isinstance(value, datetime) else value
-                if seconds is not None and not math.isfinite(seconds):  # type: ignore[arg-type]
+                if seconds is not None and not math.isfinite(seconds):
                     raise UsageError(
                         f"{value!r} is no time: give seconds since the epoch, or a datetime"
                     )
                 given[name] = seconds
             elif name in ("job", "run"):
-                found = find(self._database, _name(name, value), name)  # type: ignore[arg-type]
+                found = find(self._database, _name(name, value), name)  # type: ignore[arg-type]  # "job" or "run"
                 given[f"{name}_id"] = found.id
             else:
-                given[name] = _name(name, value)  # type: ignore[arg-type]
+                given[name] = _name(name, value)
         return Filters(**given)
 
 

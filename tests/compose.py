@@ -63,7 +63,7 @@ class Project:
         return self.docker("compose", *arguments, check=check)
 
     def runner(self, *arguments: str, check: bool = True) -> str:
-        """What a ``runner`` command prints in a container of its own."""
+        """Run a ``runner`` command in a new container, and return what it prints."""
         return self.compose("run", "--rm", "--no-deps", "-T", "worker", *arguments, check=check)
 
     def shell(self, script: str) -> str:
@@ -78,7 +78,7 @@ class Project:
         self.compose("up", "--detach", "--no-build", *options, "--scale", f"worker={workers}")
 
     def counts(self, job: str) -> dict[str, int]:
-        """How many runs of a job are in each state; nothing while the database is away."""
+        """Count the runs of a job by state; nothing while the database is away."""
         told = self.runner("show", job, "--json", check=False)
         counts: dict[str, int] = json.loads(told)["runs"] if told else {}
         return {state: count for state, count in counts.items() if count}

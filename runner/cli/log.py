@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from typing import TextIO
 
 from runner.app.humanize import cell, lines
 from runner.errors import UsageError
@@ -16,7 +17,7 @@ from runner.settings import LOG_FORMAT, LOG_FORMATS, Settings
 _PLAIN = re.compile(r"[\w.:/@%+~-]+")
 
 
-class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+class _Stderr(logging.StreamHandler[TextIO]):
     """Writes to the stderr of the moment: a progress display replaces it while it draws."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -60,7 +60,7 @@ def add(
 
 
 @schedule.command("list")
-@click.option("--all", "removed", is_flag=True, help="Those too that were removed.")
+@click.option("--all", "removed", is_flag=True, help="Removed schedules too.")
 @json_option
 @with_app
 def list_(app: handle.App, removed: bool, as_json: bool) -> None:
@@ -103,7 +103,7 @@ def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 
     \b
     Example:
-      runner schedule pause k3x9f2
+      runner schedule pause sch_01jd9k
     """
     _say(schedules.pause(app, id, author), "paused", as_json)
 
@@ -116,7 +116,7 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 
     \b
     Example:
-      runner schedule resume k3x9f2
+      runner schedule resume sch_01jd9k
     """
     _say(schedules.resume(app, id, author), "next at {}", as_json)
 
@@ -129,7 +129,7 @@ def rm(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 
     \b
     Example:
-      runner schedule rm k3x9f2
+      runner schedule rm sch_01jd9k
     """
     _say(schedules.remove(app, id, author), "removed", as_json)
 

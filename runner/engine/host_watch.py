@@ -24,8 +24,8 @@ class HostWatch:
     """Stops a worker's claims while its host has a fault.
 
     Args:
-        find_fault: looks what is wrong with the host, given the fault that was met; None: nothing is.
-        mark: stores what is wrong, or None. Raises ``UnreachableError``.
+        find_fault: checks the host, given the fault that a run met; returns a fault, or None.
+        mark: stores the fault, or None. Raises ``UnreachableError``.
         pause, resume: of claims.
         stopping: set when the worker drains.
     """
@@ -35,7 +35,7 @@ class HostWatch:
     pause: Callable[[], None]
     resume: Callable[[], None]
     stopping: threading.Event
-    fault: str = field(default="", init=False)  # what is wrong with the host; empty: nothing is
+    fault: str = field(default="", init=False)  # empty while the host is well
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _next_pause: float = field(default=FIRST_PAUSE_SECONDS, init=False)
 
@@ -45,7 +45,7 @@ class HostWatch:
             self.report(fault)
 
     def report(self, fault: str) -> None:
-        """A run met a fault of the host: claim none until the host is well."""
+        """Claim no runs until the host is well, because a run met this fault."""
         with self._lock:
             if self.fault:
                 return
@@ -55,7 +55,7 @@ class HostWatch:
         threading.Thread(target=self._watch, args=(fault,), name="runner-host", daemon=True).start()
 
     def worked(self) -> None:
-        """An attempt met no fault: should the next one meet some, the pauses begin short again."""
+        """Make the next fault's pauses begin short again: an attempt met no fault."""
         self._next_pause = FIRST_PAUSE_SECONDS
 
     def _watch(self, fault: str) -> None:

@@ -1,4 +1,4 @@
-"""How slots are shared among jobs: what is chosen next, and who yields."""
+"""Sharing slots among jobs: the choice of the next runs, and of the runs that yield."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_a_pass_cancels_what_a_run_that_has_failed_had_started(
 
 
 def held_here(post: Post, count: int) -> str:
-    """A job of more runs than slots, of which so many are worked on here; its id."""
+    """Submit a job of eight runs, claim ``count`` of them here, and return the job's id."""
     job_id = jobs.submit(post.database, submission(*"abcdefgh"), NOW)
     for run_id in runs.due_to_notify(post.database, count, NOW):
         run = runs.look_at(post.database, run_id, NOW)

@@ -1,4 +1,4 @@
-"""What a worker does about a fault of its host."""
+"""A worker whose host has a fault takes no runs until the host is well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real worker logs of its work."""
+"""The log lines of a real worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = {
 
 
 def lines_of(site: Site, *options: str, **environment: str) -> list[str]:
-    """What a worker logs that works a job."""
+    """Work a job, and return the worker's log."""
     site.submit(site.job(SCRIPT, allow=("Bash",), ask=["Write"]))
     worker = site.start("worker", "--burst", "-c", "1", *options, **environment)
     _, said = worker.communicate(timeout=60)

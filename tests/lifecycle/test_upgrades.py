@@ -32,7 +32,7 @@ NAMED_BACK = ("ALTER TABLE blocks RENAME COLUMN body TO content",)
 
 
 def upgrade(site: Site, *statements: str, to: str = NEWER) -> None:
-    """What `runner db upgrade` of another version does: all in one transaction."""
+    """Upgrade the schema in one transaction, as `runner db upgrade` of another version does."""
     with closing(Database(Settings.load(site.environment).database_url)) as database:
 
         def work(connection: Connection) -> None:

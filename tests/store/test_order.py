@@ -187,7 +187,7 @@ LIMITED = replace(SPEC, max_concurrency=2)
 
 
 def claimed(database: Database, run_ids: list[str]) -> list[str]:
-    """Those of the runs that could be claimed."""
+    """Claim each run that can be claimed, and return their ids."""
     found = []
     for run_id in run_ids:
         run = runs.look_at(database, run_id, LATER)

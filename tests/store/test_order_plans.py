@@ -1,4 +1,4 @@
-"""What it costs to choose the next runs does not grow with the number that is queued."""
+"""The cost of choosing the next runs does not grow with the number of queued runs."""
 
 from __future__ import annotations
 
