@@ -245,7 +245,7 @@ def test_reader_that_has_enough_ends_it_quietly(
     start: Callable[..., RunnerProcess], database: Database
 ) -> None:
     jobs_store.submit(database, submission(*(f"{n} {'x' * 200}" for n in range(2000))), NOW)
-    process = start("list", list_jobs(database)[0]["id"])
+    process = start("list", list_jobs(database)[0]["id"], "--all")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("run")
     process.stdout.close()
