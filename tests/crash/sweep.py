@@ -99,7 +99,7 @@ class Person:
 Mode = Literal["kill", "freeze"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
-_FROZEN_WATCHDOG_SECONDS = 0.5
+_FROZEN_WATCHDOG_SECONDS = 2.0
 _PATIENCE = 30.0
 
 
