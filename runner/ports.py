@@ -14,6 +14,7 @@ from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
 from runner.core.run import Ended, Lease, Outcome
+from runner.core.sandbox import Sandbox
 from runner.core.state import RunState
 from runner.errors import Interrupted, InterruptReason, ShutDown
 from runner.permissions import Authorization, Policy, ToolContext
@@ -169,6 +170,7 @@ class ToolCall:
     authorization: Authorization
     surroundings: Surroundings
     timeout: float  # seconds
+    sandbox: Sandbox | None = None  # the job's; which paths the rules deny says ``authorization``
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ class Command:
     command: str
     surroundings: Surroundings
     timeout: float  # seconds
+    sandbox: Sandbox | None = None  # None: nothing contains it
+    policy: Policy | None = None  # denies paths in the sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,8 @@ class HookCall:
     hook: Hook
     told: Mapping[str, Any]  # what it reads as JSON, but for the folder that it runs in
     surroundings: Surroundings
+    sandbox: Sandbox | None = None  # None: nothing contains it
+    policy: Policy | None = None  # denies paths in the sandbox
 
 
 class Tools(Protocol):

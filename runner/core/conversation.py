@@ -133,6 +133,7 @@ class ToolResult:
     # The whole output as UTF-8, at most 10 MB, if it is longer than ``content``.
     output: bytes | None = field(default=None, repr=False)
     duration: float = 0.0  # seconds
+    containment: str | None = None  # what contained its processes; None: it started none
 
     @property
     def is_error(self) -> bool:

@@ -195,6 +195,7 @@ class AttemptWorkspace:
             ),
             surroundings=self.surroundings,
             timeout=state.limits.tool_timeout,
+            sandbox=state.spec.sandbox,
         )
         try:
             result = self.tools.run(request, self.interrupt)
@@ -212,7 +213,11 @@ class AttemptWorkspace:
         assert verify is not None, "only a job that says how is verified"
         for position, text in enumerate(verify.commands, 1):
             name = f"verify_{number}_{position}"
-            command = Command(name, state.run_id, text, self.surroundings, verify.timeout)
+            command = Command(
+                *(name, state.run_id, text, self.surroundings, verify.timeout),
+                sandbox=state.spec.sandbox,
+                policy=state.policy,
+            )
             result = self.tools.command(command, self.interrupt)
             if result.outcome == "interrupted":  # killed from outside: says nothing of the work
                 self._put_back(state, self.interrupt)
@@ -237,7 +242,8 @@ class AttemptWorkspace:
         RunEnd hook changes is put back: the verified files stay. While sub-agents change the files,
         nothing is recorded: the next attempt records what the hook did with their work."""
         run, hook = step.run, state.spec.hooks[step.run.hook]
-        call = HookCall(state.run_id, hook, step.told, self.surroundings)
+        sandbox = state.spec.sandbox if state.spec.sandbox and state.spec.sandbox.hooks else None
+        call = HookCall(state.run_id, hook, step.told, self.surroundings, sandbox, state.policy)
         try:
             said = self.tools.hook(call, self.interrupt)
         except ShutDown:

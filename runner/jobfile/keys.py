@@ -14,6 +14,7 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure
+from runner.core.sandbox import CACHES, SandboxMode, host_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import OnTimeout, ParallelTools, Provider
 from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
@@ -34,6 +35,7 @@ from runner.jobfile.table import (
     mapping,
     number,
     schema_of,
+    size,
     table_of,
     tables_by_name,
     text,
@@ -192,6 +194,20 @@ def matcher() -> Type:
     strings = {"type": "string"}
     schema = {"anyOf": [strings, {"type": "array", "items": strings}]}
     return Type("[rule](#rules), or a list of them", schema, read)
+
+
+def _network() -> Type:
+    """Who can be reached: nobody, a list of hosts, or everybody; read as ``Sandbox.network``."""
+    word, hosts = choice("off", "on"), list_of(text(300, check=host_problem), "hosts")
+
+    def read(value: Any, node: Node) -> tuple[str, ...] | None:
+        if isinstance(value, list):
+            found: tuple[str, ...] = hosts.read(value, node)
+            return found
+        return () if word.read(value, node) == "off" else None
+
+    schema = {"anyOf": [word.schema, hosts.schema]}
+    return Type(f"{word.words}, or a {hosts.words}", schema, read)
 
 
 def time_as(read_text: Callable[[str], Any], words: str, pattern: str) -> Type:
@@ -361,6 +377,24 @@ WORKSPACE = Table("workspace", (
     Key("commit_message", _template, None, "The message of the commit that a run ends with.",
         "see below", modes=_GIT),
 ))
+SANDBOX = Table("sandbox", (
+    Key("mode", choice(*get_args(SandboxMode)), "auto", "Whether calls run in a sandbox: where the host "
+        "has one, only where it has one, or never."),
+    Key("network", _network(), "off", "Which hosts calls can reach.",
+        example=["packages.example.org", "*.example.com"]),
+    Key("memory", size(2**20), None, "Memory of all processes of a call together.", "unlimited",
+        example="4G"),
+    Key("processes", integer(1_000_000), None, "Processes of a call at once, threads included.",
+        "unlimited", example=512),
+    Key("cpu", number(0.01, 10_000), None, "Cores that a call can use.", "unlimited", example=2),
+    Key("disk", size(2**20), None, "How large the workspace may grow. The call that makes it larger is "
+        "ended.", "unlimited", example="10G"),
+    Key("image", _line, None, "The image of a container that calls run in, by podman or docker.",
+        "none", example="debian:12"),
+    Key("hooks", flag, False, "Whether [hooks](#hooksevent) run in it too."),
+    Key("caches", list_of(choice(*CACHES), unique=True), [], "Caches of the home that calls can read: "
+        + ", ".join(f'`"{name}"`' for name in CACHES) + "."),
+))
 LIMITS = Table("limits", (
     Key("max_turns", _count, 50, "Model replies of a run. Parallel tool calls are one turn; retries and "
         "summaries don't count."),
@@ -445,6 +479,7 @@ TOP = Table("", (
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
     Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
     Key("hooks", _hooks, {}, "[What runs on events of a run](#hooksevent), and may tighten its rules."),
+    Key("sandbox", table_of(SANDBOX), {}, "[What contains tool calls](#sandbox)."),
     Key("priority", _priority(), "normal", "The job's [share of the slots](concepts.md#order-of-work), "
         "next to other jobs that have work: `low` is 1, `normal` 4 and `high` 16."),
     Key("max_concurrency", _count, None, "How many of the job's runs may be worked on at once.",
@@ -482,7 +517,7 @@ REPLY = Table("reply", (
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
-          HOOK, LIMITS, CONTEXT, RETRY, REPLY)
+          HOOK, SANDBOX, LIMITS, CONTEXT, RETRY, REPLY)
 # fmt: on
 
 

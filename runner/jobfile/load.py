@@ -22,6 +22,7 @@ from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook
 from runner.core.prices import PriceList
+from runner.core.sandbox import Sandbox
 from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
 from runner.core.times import Times
 from runner.core.workspace import (
@@ -249,6 +250,7 @@ class _Job:
             agents=self._agents(),
             coordinator=self.coordinator,
             hooks=self._hooks(resolve_hooks),
+            sandbox=top["sandbox"].fill(Sandbox) if "sandbox" in top else None,
         )
         return spec, notes
 

@@ -285,6 +285,27 @@ def duration(most: float = values.MOST_SECONDS) -> Type:
     return Type("duration", {"type": ["number", "string"], "pattern": pattern, **bounds}, read)
 
 
+def size(least: int, most: int = 2**50) -> Type:
+    """A number of bytes, or a string such as ``"4G"``; read as bytes."""
+
+    def read(value: Any, node: Node) -> int:
+        found = value if isinstance(value, int) and not isinstance(value, bool) else None
+        if isinstance(value, str):
+            found = values.bytes_in(value)
+        if found is None:
+            got = shown(value) if isinstance(value, str | float) else kind(value)
+            raise BadValueError(
+                f'must be a number of bytes or a string such as "512M", "4G", not {got}'
+            )
+        if not least <= found <= most:
+            raise BadValueError(f"must be from {least:,} to {most:,} bytes, not {shown(value)}")
+        return found
+
+    pattern = f"^\\s*{values.SIZE.pattern}\\s*$"
+    bounds = {"minimum": least, "maximum": most}
+    return Type("size", {"type": ["integer", "string"], "pattern": pattern, **bounds}, read)
+
+
 def list_of(
     of: Type,
     plural: str = "strings",

@@ -18,6 +18,8 @@ from runner.jobfile.lines import Part, place
 MOST_LEVELS = 50
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MOST_SECONDS = 366.0 * SECONDS["d"]
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])(i?B)?", re.ASCII)
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
 
 # Of a tool's input_schema: https://docs.claude.com/en/docs/agents-and-tools/tool-use
@@ -58,6 +60,12 @@ def seconds_in(text: str) -> float:
     """Return the seconds of a duration such as ``30m``, and NaN for any other text."""
     match = DURATION.fullmatch(text.strip())
     return float(match[1]) * SECONDS[match[2]] if match else math.nan
+
+
+def bytes_in(text: str) -> int | None:
+    """Return the bytes of a size such as ``4G`` (2**30 each), and None for any other text."""
+    match = SIZE.fullmatch(text.strip())
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def read_bytes(path: Path) -> bytes:

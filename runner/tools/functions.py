@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from runner.core.conversation import ToolResult
 from runner.ports import Interrupt, ToolCall
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import Start, ToolHost, boot, run_reporting
+from runner.tools.host import Start, Starter, boot, boot_needs, run_reporting
 from runner.tools.own import OwnSource
 
 _DESCRIBE_SECONDS = 60.0
@@ -50,7 +50,7 @@ def ask_child(action: str, source: OwnSource, environment: Mapping[str, str]) ->
     raise Undescribed(f"importing it ended the process ({child.returncode}) {' '.join(said[-1:])}")
 
 
-def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interrupt) -> ToolResult:
+def run_own(call: ToolCall, source: OwnSource, host: Starter, interrupt: Interrupt) -> ToolResult:
     """Call the function once, in a child of its own. Raises ``ToolFailure`` if it ended its
     process; ``Interrupted`` if it was cut."""
     folder = call.surroundings.workspace or source.folder
@@ -62,7 +62,10 @@ def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interr
         raise ToolFailure(
             f"the input of {call.tool.name} is nested too deeply", "invalid_input"
         ) from error
-    start = Start(command_of("run", source), folder, call.run_id, call.timeout, stdin=given)
+    needs = [source.folder, *boot_needs()]
+    start = Start(
+        command_of("run", source), folder, call.run_id, call.timeout, stdin=given, needs=needs
+    )
     return run_reporting(call, start, host, interrupt)
 
 

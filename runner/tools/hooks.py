@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from runner.core.entries import InstructionsRead
 from runner.core.hooks import FOLDER_NAME, Said
@@ -25,7 +26,7 @@ from runner.permissions.decisions import may_touch
 from runner.ports import HookCall, Interrupt
 from runner.tools.file_access import Places, ToolFailure, open_file, tool_context_of
 from runner.tools.functions import command_of
-from runner.tools.host import Start, ToolHost
+from runner.tools.host import Start, Starter, boot_needs
 from runner.tools.own import OwnSource
 from runner.tools.shell import bash_path, checked
 
@@ -34,7 +35,7 @@ _ASKED_FOR = Rule("allow", _READ)
 
 
 def run_hook(
-    call: HookCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
+    call: HookCall, host: Starter, environment: Mapping[str, str], interrupt: Interrupt
 ) -> Said:
     """Run a hook to its end, whatever that is. It works in the run's workspace, or, in a job
     without one, where the run's long outputs are; it sees what tools see. Raises ``Interrupted`` if
@@ -59,6 +60,7 @@ def run_hook(
 
 def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
     hook, folder = call.hook, call.surroundings.workspace or call.surroundings.outputs
+    needs: list[Path] = []
     if call.surroundings.workspace is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -72,14 +74,14 @@ def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
         source = OwnSource.stored(hook.function)
         if source is None:
             raise ToolFailure(f"{hook.function!r} names no function")
-        arguments = command_of("hook", source)
+        arguments, needs = command_of("hook", source), [source.folder, *boot_needs()]
     else:
         env = shutil.which("env", path=environment.get("PATH"))
         if env is None:
             raise HostFaultError("env is not on the PATH of this worker: install it there")
         command = [bash_path(environment), "-c", checked(hook.command or "")]
         arguments = [env, f"{FOLDER_NAME}={folder}", *command]
-    return Start(arguments, folder, call.run_id, hook.timeout, stdin=told)
+    return Start(arguments, folder, call.run_id, hook.timeout, stdin=told, needs=needs)
 
 
 def read_instructions(places: Places, policy: Policy) -> InstructionsRead:

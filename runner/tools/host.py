@@ -13,10 +13,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from runner.core.conversation import ToolOutcome, ToolResult
 from runner.core.text import plain
@@ -51,6 +51,9 @@ class Start:
     timeout: float  # seconds
     stdin: bytes = b""  # nothing: /dev/null
     merge: bool = False  # sends what it writes to stderr into the output, in order
+    needs: Sequence[Path] = ()  # folders that it has to see, in a sandbox too
+    # Paths of files that it finds open for reading, by descriptor (100 and above).
+    descriptors: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,11 @@ class Ended:
     output: bytes = b""  # at most 10 MB; why, if it was not started
     errors: bytes = b""  # at most 10 MB
     cut: bool = False  # there was more output
+
+
+class Starter(Protocol):
+    def call(self, start: Start, interrupt: Interrupt) -> Ended:
+        """Run a process to its end: see ``ToolHost.call``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,11 @@ class _Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def boot_needs() -> list[Path]:
+    """Return the folders that a process of ``boot`` has to see."""
+    return [Path(sys.prefix), Path(sys.base_prefix), Path(_CODE_ROOT)]
 
 
 def boot(module: str, *arguments: str, site: bool = False, isolated: bool = True) -> list[str]:
@@ -120,6 +133,7 @@ class ToolHost:
             "stdin": start.stdin,
             "merge": start.merge,
             "timeout": start.timeout,
+            "descriptors": dict(start.descriptors),
             "most_bytes": MOST_OUTPUT_BYTES,
             "lock_file": self._lock_file,
             "lock_offset": lock_offset(start.run_id),
@@ -230,7 +244,7 @@ def _cut(near: socket.socket) -> None:
         near.shutdown(socket.SHUT_WR)
 
 
-def run_reporting(call: ToolCall, start: Start, host: ToolHost, interrupt: Interrupt) -> ToolResult:
+def run_reporting(call: ToolCall, start: Start, host: Starter, interrupt: Interrupt) -> ToolResult:
     """Run a child that tells its outcome (``runner.tools.host_process``) to its end. Raises
     ``ToolFailure`` if it ended without telling; ``Interrupted`` if it was cut."""
     name = call.tool.name

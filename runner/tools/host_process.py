@@ -312,6 +312,8 @@ def _start(request: dict[str, Any], output: _Collected, errors: _Collected) -> i
             merged = output if request["merge"] else errors
             for source, target in ((stdin, 0), (output.writable, 1), (merged.writable, 2)):
                 os.dup2(source, target)
+            for number, path in request["descriptors"].items():
+                os.dup2(os.open(path, os.O_RDONLY | os.O_CLOEXEC), number)
             for number in _RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.execve(request["argv"][0], request["argv"], dict(os.environ))

@@ -10,7 +10,7 @@ from runner.core.conversation import ToolOutcome, ToolResult
 from runner.errors import HostFaultError
 from runner.ports import Command, Interrupt, ToolCall
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import Start, ToolHost
+from runner.tools.host import Start, Starter
 from runner.tools.output import present
 
 LONGEST_TIMEOUT = 600.0
@@ -18,7 +18,7 @@ _LONGEST_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument (execve
 
 
 def bash(
-    call: ToolCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
+    call: ToolCall, host: Starter, environment: Mapping[str, str], interrupt: Interrupt
 ) -> ToolResult:
     """Run a command with bash. ``call.timeout`` (seconds) is for a call that asks for none:
     ``timeout`` of its input (milliseconds) goes before, up to 600 s. Raises like ``run``."""
@@ -31,7 +31,7 @@ def bash(
 
 def run(
     command: Command,
-    host: ToolHost,
+    host: Starter,
     environment: Mapping[str, str],
     interrupt: Interrupt,
     hint: str = "",

@@ -26,6 +26,7 @@ from runner.tools.hooks import read_instructions, run_hook
 from runner.tools.host import WATCHDOG_SECONDS, ToolHost
 from runner.tools.output import present, restore_output
 from runner.tools.own import OwnSource
+from runner.tools.sandbox import Contained, Sandboxes
 
 BUILTIN_SOURCE = "builtin"
 _OUTPUT_SUFFIX = ".txt"
@@ -68,6 +69,7 @@ class LocalTools:
         self.environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
+        self.sandboxes = Sandboxes(home, self.environment)
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         schema = tool.input_schema
@@ -91,25 +93,28 @@ class LocalTools:
         if call.authorization.input_digest != digest_of(call.input):
             raise ValueError(f"{call.id}: its authorization is for another input than the call has")
         interrupt.check()
+        inside = self._contained(call, call.authorization.policy)
 
         def work() -> ToolResult:
             problem = self.problem(call.tool, call.input)
             if problem is not None:
                 raise ToolFailure(problem, "invalid_input")
-            return self._dispatch(call, interrupt)
+            return self._dispatch(call, inside, interrupt)
 
-        return _timed(work, call.surroundings.outputs / f"{call.id}{_OUTPUT_SUFFIX}")
+        return _timed(work, inside, call.surroundings.outputs / f"{call.id}{_OUTPUT_SUFFIX}")
 
     def command(self, command: Command, interrupt: Interrupt) -> ToolResult:
         interrupt.check()
+        inside = self._contained(command, command.policy)
         return _timed(
-            lambda: shell.run(command, self.host, self.environment, interrupt),
+            lambda: shell.run(command, inside, self.environment, interrupt),
+            inside,
             command.surroundings.outputs / f"{command.name}{_OUTPUT_SUFFIX}",
         )
 
     def hook(self, call: HookCall, interrupt: Interrupt) -> Said:
         interrupt.check()
-        return run_hook(call, self.host, self.environment, interrupt)
+        return run_hook(call, self._contained(call, call.policy), self.environment, interrupt)
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         return read_instructions(Places.of(surroundings, self._home), policy)
@@ -123,17 +128,20 @@ class LocalTools:
         """End the tool host and every tool process that is left."""
         self.host.close()
 
-    def _dispatch(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
+    def _contained(self, call: ToolCall | Command | HookCall, policy: Policy | None) -> Contained:
+        return Contained(self.host, self.sandboxes, call.sandbox, policy, call.surroundings)
+
+    def _dispatch(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
         name, source = call.tool.name, call.tool.source
         if source != BUILTIN_SOURCE:
             own = OwnSource.stored(source)
             if own is None:
                 raise ToolFailure(f"{name} comes from {source!r}, which this worker does not know")
-            return run_own(call, own, self.host, interrupt)
+            return run_own(call, own, inside, interrupt)
         places = Places.of(call.surroundings, self._home)
         if name == "Bash":
             file_access.require_command(call, places)
-            return shell.bash(call, self.host, self.environment, interrupt)
+            return shell.bash(call, inside, self.environment, interrupt)
         if name in _FILE_TOOLS:
             self._restore(call, call.input["file_path"], places)
             return _FILE_TOOLS[name](call, places, interrupt)
@@ -165,8 +173,9 @@ class LocalTools:
             ) from error
 
 
-def _timed(work: Callable[[], ToolResult], copy: Path) -> ToolResult:
-    """Return what came of some work, with how long it took; ``copy`` is for a long failure."""
+def _timed(work: Callable[[], ToolResult], inside: Contained, copy: Path) -> ToolResult:
+    """Return what came of some work, with how long it took and what contained it; ``copy`` is for a
+    long failure."""
     began = time.monotonic()
     try:
         result = work()
@@ -175,4 +184,4 @@ def _timed(work: Callable[[], ToolResult], copy: Path) -> ToolResult:
             raise HostFaultError(str(failure)) from failure
         content, output = present(str(failure).encode("utf-8", "surrogatepass"), copy)
         result = ToolResult(content, failure.outcome, output)
-    return replace(result, duration=time.monotonic() - began)
+    return replace(result, duration=time.monotonic() - began, containment=inside.containment)

@@ -17,6 +17,7 @@ from runner.core.agents import AgentType, Coordinator
 from runner.core.budget import Limits
 from runner.core.context import Context
 from runner.core.hooks import Hook
+from runner.core.sandbox import Sandbox
 from runner.core.spec import Asking, JobSpec, Patience
 from runner.core.workspace import Verify, Workspace
 from runner.jobfile.check import check
@@ -76,6 +77,9 @@ def wrong(job: dict[str, Any]) -> list[str]:
         ({"permissions": {"allow": [{"why": "x"}]}}, "permissions.allow.0"),
         ({"agents": {"a": {}}}, "agents.a"),
         ({"hooks": {"Stop": []}}, "hooks"),
+        ({"sandbox": {"mode": "on"}}, "sandbox.mode"),
+        ({"sandbox": {"network": True}}, "sandbox.network"),
+        ({"sandbox": {"memory": "4 apples"}}, "sandbox.memory"),
         ({"model_options": {"stream": True}}, "model_options.stream"),
     ],
 )
@@ -107,6 +111,7 @@ def test_defaults_are_those_of_the_core() -> None:
         (top["permissions"], Asking()),
         (top["workspace"], Workspace()),
         (top["coordinator"], Coordinator("")),
+        (top["sandbox"], Sandbox()),
         (hook, Hook("RunEnd")),
         (agent, AgentType("a", "")),
         (agent["limits"], AgentType("a", "")),

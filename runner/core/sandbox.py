@@ -1,0 +1,52 @@
+"""The sandbox that a job asks for: what surrounds the processes of its calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+SandboxMode = Literal["auto", "required", "off"]
+# What contained a call. "none": nothing did.
+Kind = Literal["bubblewrap", "landlock", "container", "none"]
+
+# Folders of the home that hold the caches of build tools, by preset.
+CACHES: Mapping[str, tuple[str, ...]] = {
+    "cargo": (".cargo/registry", ".cargo/git"),
+    "go": ("go/pkg/mod", ".cache/go-build"),
+    "gradle": (".gradle/caches",),
+    "maven": (".m2/repository",),
+    "npm": (".npm",),
+    "pip": (".cache/pip",),
+    "uv": (".cache/uv",),
+    "yarn": (".cache/yarn",),
+}
+
+_HOST = re.compile(r"(\*\.)?([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}(:[0-9]{1,5})?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The section ``[sandbox]`` of a job file."""
+
+    mode: SandboxMode = "auto"  # "required": no call without; "auto": where the host can
+    network: tuple[str, ...] | None = ()  # patterns of hosts that can be reached; None: every one
+    memory: int | None = None  # bytes of a call's processes together
+    processes: int | None = None  # of a call, threads included
+    cpu: float | None = None  # cores
+    disk: int | None = None  # bytes of the workspace
+    image: str | None = None  # of a container that calls run in
+    hooks: bool = False  # hooks run in it too
+    caches: tuple[str, ...] = ()  # presets of ``CACHES``
+
+    @property
+    def is_on(self) -> bool:
+        return self.mode != "off"
+
+
+def host_problem(text: str) -> str | None:
+    """Return why a text is no pattern of hosts, or None."""
+    if _HOST.fullmatch(text):
+        return None
+    return f"{text!r} is no name of a host, such as 'pypi.org', '*.example.com' or 'pypi.org:443'"

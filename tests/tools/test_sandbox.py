@@ -1,0 +1,101 @@
+"""The sandbox of a job's calls: what contains them, and what is recorded of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.core.conversation import ToolResult
+from runner.core.hooks import Hook
+from runner.core.sandbox import Sandbox
+from runner.errors import HostFaultError
+from runner.ports import Command, HookCall, Interrupt
+from runner.tools.registry import resolve_tools
+from runner.tools.sandbox import Sandboxes
+
+from .conftest import EVERYTHING, Workbench
+
+HERE = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe()
+with_sandbox = pytest.mark.skipif(
+    HERE.kind != "bubblewrap", reason=f"this host has no bubblewrap: {HERE.missing}"
+)
+
+
+def bash(bench: Workbench, command: str, sandbox: Sandbox | None) -> ToolResult:
+    call = replace(bench.call("Bash", command=command), sandbox=sandbox)
+    return bench.tools.run(call, Interrupt())
+
+
+@with_sandbox
+def test_a_command_in_the_sandbox_writes_the_workspace_and_nothing_else(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    command = f"echo x > made; echo x > /tmp/mine; echo x > {tmp_path}/beside; echo x > /var/tmp/no"
+    result = bash(bench, command, Sandbox())
+    assert result.content.count("Read-only file system") == 1
+    assert (bench.workspace / "made").exists()
+    assert not (tmp_path / "beside").exists()
+    assert not Path("/tmp/mine").exists()
+    assert result.containment == "bubblewrap"
+
+
+@with_sandbox
+def test_nothing_of_the_host_can_be_seen_or_signalled_from_the_sandbox(bench: Workbench) -> None:
+    result = bash(bench, "kill -STOP $PPID; ls -d /proc/[0-9]* | wc -l", Sandbox())
+    assert int(result.content.split()[-1]) < 10
+    assert result.outcome == "succeeded"
+
+
+@with_sandbox
+def test_verify_commands_and_hooks_that_ask_for_it_run_in_the_sandbox(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    text = f"touch made {tmp_path}/beside"
+    for sandbox, made in ((Sandbox(), False), (None, True)):
+        command = Command("verify_1", "run_1", text, bench.surroundings, 60, sandbox, EVERYTHING)
+        result = bench.tools.command(command, Interrupt())
+        assert (tmp_path / "beside").exists() == made
+        assert result.containment == ("none" if made else "bubblewrap")
+        (tmp_path / "beside").unlink(missing_ok=True)
+        hook = Hook("TurnEnd", command=text)
+        bench.tools.hook(HookCall("run_1", hook, {}, bench.surroundings, sandbox), Interrupt())
+        assert (tmp_path / "beside").exists() == made
+        (tmp_path / "beside").unlink(missing_ok=True)
+
+
+@with_sandbox
+def test_a_tool_of_your_own_runs_in_the_sandbox(bench: Workbench, tmp_path: Path) -> None:
+    module = """
+def keep(path: str) -> str:
+    \"\"\"Write a file.\"\"\"
+    try:
+        open(path, "w").close()
+    except OSError as error:
+        return error.strerror
+    return "written"
+"""
+    (tmp_path / "mine.py").write_text(module)
+    ((tool,), _) = resolve_tools(["mine:keep"], tmp_path)
+    for path, said in ((tmp_path / "beside", "Read-only file system"), ("made", "written")):
+        call = replace(bench.call(tool, path=str(path)), sandbox=Sandbox())
+        result = bench.tools.run(call, Interrupt())
+        assert (result.content, result.containment) == (said, "bubblewrap")
+
+
+def test_what_contained_a_call_is_recorded_also_if_nothing_did(bench: Workbench) -> None:
+    assert bash(bench, "true", None).containment == "none"
+    assert bash(bench, "true", Sandbox("off")).containment == "none"
+    assert bash(bench, "exit 3", Sandbox()).containment == HERE.kind
+    assert bench.run("Glob", pattern="*").containment is None
+
+
+def test_a_host_without_a_sandbox_runs_no_call_of_a_job_that_requires_one(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    bench.tools.sandboxes = Sandboxes(tmp_path, {"PATH": str(tmp_path)})
+    with pytest.raises(HostFaultError, match="requires a sandbox: bwrap is not on the PATH"):
+        bash(bench, "touch made", Sandbox("required"))
+    assert not (bench.workspace / "made").exists()
+    assert bash(bench, "touch made", Sandbox("auto")).containment == "none"
