@@ -79,6 +79,7 @@ class Worker:
         self._orphaned: set[Lease] = set()
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
+        self._is_registered = False
         self._ended = threading.Event()
         self._queue_side = queue_side(self._handle, lambda: self._dispatcher.poke())
         self._host = HostWatch(
@@ -107,6 +108,7 @@ class Worker:
             version=version,
             now=machine.clock.now(),
         )
+        self._is_registered = True
         machine.still_alive()
         about = {"host": socket.gethostname(), "pid": os.getpid(), "slots": self._slots}
         log_event(logger, "worker began", worker=self.id, version=version, **about)
@@ -150,6 +152,8 @@ class Worker:
         """Why it takes no runs, or no queue messages; empty if it does."""
         if self._ports.stopping.is_set():
             return "draining"
+        if not self._is_registered:
+            return "it has not registered yet"
         return self.unhealthy or self._host.fault or self._machine.queue_outage.why
 
     # --- its threads ------------------------------------------------------------------------------

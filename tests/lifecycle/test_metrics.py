@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sqlite3
 import urllib.error
 import urllib.request
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,15 @@ def test_what_a_worker_did_and_what_is_queued_can_be_scraped(site_of_either: Sit
     wait_until(lambda: total("runner_lease_renewals_total"), "a renewal")
     assert total("process_resident_memory_bytes") > 0
     assert get(f"{worker.url}/else")[0] == 404
+
+
+def test_it_is_not_ready_before_it_has_registered(site: Site) -> None:
+    site.submit(site.job({"a": [done()]}))
+    with closing(sqlite3.connect(site.home / "runner.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # its registration waits
+        worker = watched(site)
+        assert get(f"{worker.url}/readyz") == (503, "it has not registered yet\n")
+    wait_until(lambda: get(f"{worker.url}/readyz") == (200, "ok\n"), "it to be ready")
 
 
 @pytest.mark.slow
