@@ -86,7 +86,7 @@ def host_fault(error: BaseException) -> str | None:
             or (isinstance(cause, RuntimeError) and _NO_THREAD in str(cause))
         ):
             return " ".join(str(error).split()) or "no memory is left"
-        cause = cause.__cause__
+        cause = cause.__cause__ or cause.__context__  # libraries raise "from None", too
     return None
 
 

@@ -33,6 +33,7 @@ from runner.errors import (
     UnreachableError,
     WorkspaceElsewhere,
     WorkspaceError,
+    host_fault,
 )
 from runner.permissions import ToolContext
 from runner.ports import Clock, Decide, Interrupt, Journal, Live, Model, Tools, Workspaces
@@ -236,7 +237,12 @@ class _Attempt:
             request = model_calls.turn_request(state, call)
             reply = model.complete(request, self._interrupt, publish)
         except ModelCallError as error:
-            return [self._failed(call, error)]
+            failed = self._failed(call, error)
+            fault = None if error.billed else host_fault(error)
+            if fault is None:
+                return [failed]
+            self._store(failed)
+            raise HostFaultError(fault) from error
         except ShutDown:
             cut = ModelCallError("shutdown", "the worker was shut down during the call")
             return [self._failed(call, cut)]

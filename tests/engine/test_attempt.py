@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from runner.core.spec import JobSpec
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
-from runner.errors import HostFaultError, Interrupted, LeaseLost
+from runner.errors import HostFaultError, Interrupted, LeaseLost, ModelCallError
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, ToolCall
@@ -139,6 +141,37 @@ def test_a_call_that_a_host_could_not_begin_is_begun_by_the_next_attempt(
     assert (workspace / "log").read_text() == "b\na\n"
     query = select(tool_calls.c.outcome).where(tool_calls.c.run_id == lease.run_id)
     assert [each.outcome for each in database.rows(query)] == ["succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_model_call_without_descriptors_is_a_fault_of_the_host(
+    database: Database, ports: Ports, sent: bool
+) -> None:
+    """Unless something was sent: then it may be paid for, and is made again like any that broke."""
+    lease = claimed(database, scripted({"text": "Done."}))
+    model = ScriptedModel({"*": [{"text": "Done."}]})
+    errors = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    class NoDescriptors:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+        def complete(self, *given: Any) -> Any:
+            if errors:
+                error = errors.pop()
+                raise ModelCallError("connection", str(error), billed=sent) from error
+            return model.complete(*given)
+
+    failing = replace(ports, models=lambda spec: NoDescriptors())
+    if not sent:
+        with pytest.raises(HostFaultError, match="Too many open files"):
+            run_attempt(lease, failing, Interrupt())
+        give_back_for_host(
+            database, lease, HostFault("id_a", "a", "no descriptors"), (), time.time()
+        )
+        lease = claim(database)
+    assert run_attempt(lease, failing, Interrupt()) == Ended("succeeded", "end_turn")
+    assert row(database, lease).turns == 1
 
 
 def test_a_worker_that_may_not_act_makes_no_call(database: Database, ports: Ports) -> None:

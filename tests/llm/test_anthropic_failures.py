@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import email.utils
+import os
 import re
+import resource
 import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from runner.core.conversation import UNREADABLE_INPUT, Message
-from runner.errors import ModelCallError
+from runner.errors import ModelCallError, host_fault
 from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request, user
@@ -291,3 +294,23 @@ def test_header_that_cannot_be_sent_fails_at_once_and_is_not_repeated(talk):
     error = caught.value
     assert (error.kind, error.status, error.billed) == ("invalid_request_error", 400, False)
     assert "hunter2" not in str(error)
+
+
+def test_call_that_finds_no_descriptor_tells_that_it_is_the_host(talk):
+    here = talk(Reply([text("hi")]))
+    here.complete()
+    here.model.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limits[1]))
+    try:
+        with suppress(OSError):  # fills what is free below the limit
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        error = failed(here)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+    assert (error.kind, error.billed) == ("connection", False)
+    assert "Too many open files" in (host_fault(error) or "")
