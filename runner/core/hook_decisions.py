@@ -13,7 +13,15 @@ from typing import Any
 from runner.core.agents import SPLIT_SOURCE, item_of, lineage
 from runner.core.conversation import ToolOutcome
 from runner.core.entries import HookFinished, HookStarted, TurnEnded
-from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult, HookRun
+from runner.core.hooks import (
+    Hook,
+    HookAnswer,
+    HookEvent,
+    HookResult,
+    HookRun,
+    is_rule,
+    name_pattern,
+)
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
@@ -49,9 +57,11 @@ def is_matched(hook: Hook, call: Call) -> bool:
     """True if a hook matches a located call with its current input."""
     if not hook.matcher:
         return True
+    rules = tuple(Rule("ask", text) for text in hook.matcher if is_rule(text))
+    if any(name_pattern(text).search(call.name) for text in hook.matcher if not is_rule(text)):
+        return True
     if not isinstance(call.input_to_run, Mapping) or call.tool_context is None:
         return False
-    rules = tuple(Rule("ask", text) for text in hook.matcher)
     return any_rule_matches(rules, Request(call.name, call.input_to_run, call.tool_context))
 
 

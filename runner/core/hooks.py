@@ -6,8 +6,10 @@ printed may be a JSON object. 2: the hook objects, and stderr says why. Anything
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from runner.core.text import KeyTwiceError, plain, read_json
@@ -25,12 +27,45 @@ class Hook:
     """A hook of a job: a ``command`` for bash or a ``function``."""
 
     event: HookEvent
-    matcher: tuple[str, ...] = ()  # rules, at least one must match the call; empty: every call
+    # Rules, or regular expressions for tools' names (``name_pattern``): one must match the call. Empty:
+    # every call.
+    matcher: tuple[str, ...] = ()
     command: str | None = None
     function: str | None = None  # ``package.module:function@/folder``
     timeout: float = HOOK_SECONDS
     on_failure: OnHookFailure = "deny"  # what a failed PreToolUse hook means for the call
     repeatable: bool = False  # runs again if its worker died in the middle of it
+
+
+_LIST_OF_NAMES = re.compile(r"[A-Za-z0-9_\- ,|]*")
+# A rule with brackets: of a tool whose rules can have a specifier, or ``Tool(*)``.
+_RULE = re.compile(r"(Bash|Read|Grep|Glob|Edit|Write|WebFetch|Agent)\(|[A-Za-z0-9_.-]+\*?\(\*\)$")
+_ALL = frozenset({"", "*"})
+
+
+def matchers_in(text: str) -> tuple[str, ...]:
+    """Return the matchers that a text holds as Claude Code reads it: one rule, one regular expression
+    (``mcp__.*``), or the names of a list (``Edit|Write``). Empty: it matches every call (``""``, ``*``)."""
+    if text in _ALL:
+        return ()
+    if is_rule(text) and not _RULE.match(text):
+        return tuple(name.strip() for name in re.split("[|,]", text))
+    return (text,)
+
+
+def is_rule(matcher: str) -> bool:
+    """True if a matcher is a rule or a list of tools' names, else it is a regular expression."""
+    return bool(_RULE.match(matcher) or _LIST_OF_NAMES.fullmatch(matcher))
+
+
+@lru_cache(maxsize=1024)
+def name_pattern(matcher: str) -> re.Pattern[str]:
+    """Return the pattern to search for in a tool's name. One that is no regular expression matches
+    every name: a hook that guards must not fall away."""
+    try:
+        return re.compile(matcher, re.ASCII)
+    except (re.error, OverflowError, RecursionError):
+        return re.compile("")
 
 
 # Only "succeeded" has an answer: a hook that was cut off ("interrupted" by a shutdown, "unknown" by

@@ -42,7 +42,7 @@ def check(data: Mapping[str, Any]) -> Section:
         _check_coordinator(top, top["coordinator"])
     placed_hooks = ((event, *placed) for event, hooks in top["hooks"].items() for placed in hooks)
     for event, at, hook in placed_hooks:
-        if "matcher" in hook and event not in TOOL_EVENTS:
+        if hook["matcher"] and event not in TOOL_EVENTS:
             wanted = " and ".join(TOOL_EVENTS)
             at.note(f"is only for {wanted}: no call is there to match", "matcher")
         if "on_failure" in hook and event != "PreToolUse":

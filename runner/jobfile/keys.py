@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
-from runner.core.hooks import HookEvent, OnHookFailure
+from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
 from runner.core.sandbox import CACHES, SandboxMode, host_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import OnTimeout, ParallelTools, Provider
@@ -174,26 +174,44 @@ def rules_of(effect: Effect) -> Type:
 
 
 def matcher() -> Type:
-    """A rule without its effect or a list of them, read as their texts."""
+    """A matcher of Claude Code's, a rule without its effect, or a list of them: a tuple for each text of
+    the matchers in it."""
 
-    def read(value: Any, node: Node) -> tuple[str, ...]:
+    def read(value: Any, node: Node) -> tuple[tuple[str, ...], ...]:
+        if value == "":
+            return ()
         if isinstance(value, str):
             pairs = [(node, text().read(value, node))]
         else:
             pairs = list_of(text(500), placed=True).read(value, node)
         good = []
         for at, given in pairs:
-            # As Claude Code writes several names in one text.
-            for rule in [given] if "(" in given else given.split("|"):
-                if wrong := problem(rule):
-                    at.note(wrong)
-                else:
-                    good.append(rule)
+            found = matchers_in(given)
+            if not found:
+                return ()
+            problems = [
+                problem(each) if is_rule(each) else _pattern_problem(each) for each in found
+            ]
+            for wrong in filter(None, problems):
+                at.note(wrong)
+            good.append(
+                tuple(each for each, wrong in zip(found, problems, strict=True) if not wrong)
+            )
         return tuple(good)
 
     strings = {"type": "string"}
     schema = {"anyOf": [strings, {"type": "array", "items": strings}]}
-    return Type("[rule](#rules), or a list of them", schema, read)
+    return Type("[matcher](hooks.md#matchers), or a list of them", schema, read)
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    try:
+        re.compile(pattern, re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
+        return (
+            f"{shown(pattern)} is neither a rule nor a regular expression for tools' names: {error}"
+        )
+    return None
 
 
 def _network() -> Type:
@@ -321,7 +339,7 @@ COORDINATOR = Table("coordinator", (
 HOOK = Table("hooks.EVENT", (
     Key("matcher", matcher(), [], "Which calls it is run for: one part of the call that one of the "
         "rules matches is enough. Only for `PreToolUse` and `PostToolUse`. "
-        '`"Edit\\|Write"` is a list of two.', "every call"),
+        '`"Edit\\|Write"` is a list of two, `"mcp__.*"` a regular expression.', "every call"),
     Key("command", text(), None, "A command for bash.", ""),
     Key("function", text(500), None, "A function of your own, `package.module:function`, called with "
         "the event. Exactly one of the two.", ""),

@@ -20,7 +20,7 @@ from runner.core.agents import AGENT_TOOL, SPLIT_TOOL
 from runner.core.budget import Budget, Limits
 from runner.core.context import Context
 from runner.core.conversation import Tool
-from runner.core.hooks import Hook
+from runner.core.hooks import Hook, is_rule
 from runner.core.prices import PriceList
 from runner.core.sandbox import Sandbox
 from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
@@ -414,24 +414,34 @@ class _Job:
 
     def _hooks(self, resolve_hooks: ResolveHooks) -> tuple[Hook, ...]:
         written = [
-            (at, section.fill(Hook, event=event))
+            (at, section, section.fill(Hook, event=event))
             for event, sections in self.top["hooks"].items()
             for at, section in sections
         ]
-        names = dict.fromkeys(hook.function for _, hook in written if hook.function)
+        names = dict.fromkeys(hook.function for *_, hook in written if hook.function)
         found, unknown = resolve_hooks(tuple(names), self.folder) if names else ({}, ())
         for name, message in unknown:
-            places = {at.place: at for at, hook in written if hook.function == name}
+            places = {at.place: at for at, _, hook in written if hook.function == name}
             for at in places.values():
                 at.note(message, *(() if "[" in at.place.split(".")[0] else ("function",)))
         hooks = []
-        for at, hook in written:
-            rules = [Rule("ask", text) for text in hook.matcher]
-            self._check_rules((at.at("matcher"), rule) for rule in rules)
-            matcher = tuple(rule.text for rule in self._in_copies(rules))
+        for at, section, hook in written:
+            matcher = self._matcher(at.at("matcher"), section["matcher"])
             function = hook.function and found.get(hook.function)
             hooks.append(replace(hook, matcher=matcher, function=function))
         return tuple(hooks)
+
+    def _matcher(self, at: Node, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """Return the matchers of a hook, and note each rule that is about no tool of the job. A list such
+        as ``Edit|MultiEdit``, written for Claude Code, may name tools that the job lacks if it has one."""
+        found = []
+        for group in groups:
+            known = [text for text in group if any(concerns(text, tool) for tool in self.listed)]
+            found += known if known and len(group) > 1 else group
+        rules = [Rule("ask", text) for text in found if is_rule(text)]
+        self._check_rules((at, rule) for rule in rules)
+        patterns = (text for text in found if not is_rule(text))
+        return (*(rule.text for rule in self._in_copies(rules)), *patterns)
 
 
 def _has_schema(section: Section) -> bool:

@@ -68,6 +68,35 @@ def test_a_matcher_may_name_several_tools_as_claude_code_has_it(load_text: Load)
     assert load_text(text).spec.hooks[0].matcher == ("Edit", "Bash")
 
 
+@pytest.mark.parametrize(
+    ("written", "matcher"),
+    [
+        ("''", ()),
+        ("'*'", ()),
+        ("['Edit', '*']", ()),
+        ("'.*'", (".*",)),
+        ("'mcp__.*'", ("mcp__.*",)),
+        ("'Notebook.*'", ("Notebook.*",)),
+        ("'^(Edit|Write)$'", ("^(Edit|Write)$",)),
+        ("'Edit|MultiEdit|Write|NotebookEdit'", ("Edit", "Write")),
+        ("'Edit, Bash'", ("Edit", "Bash")),
+        ("'Bash(git (push|pull) *)'", ("Bash(git (push|pull) *)",)),
+        ("['mcp__(a|b)__.*', 'Bash(*)']", ("Bash(*)", "mcp__(a|b)__.*")),
+    ],
+)
+def test_a_matcher_is_read_as_claude_code_reads_it(
+    load_text: Load, written: str, matcher: tuple[str, ...]
+) -> None:
+    job = JOB.replace('"Edit"]', '"Edit", "Write"]')
+    text = f"{job}[[hooks.PreToolUse]]\nmatcher = {written}\ncommand = 'true'\n"
+    assert load_text(text).spec.hooks[0].matcher == matcher
+
+
+def test_an_empty_matcher_is_none_for_any_event(load_text: Load) -> None:
+    text = f"{JOB}[[hooks.RunEnd]]\nmatcher = ''\ncommand = 'true'\n"
+    assert load_text(text).spec.hooks == (Hook("RunEnd", command="true"),)
+
+
 def test_a_matcher_holds_in_copies_too(load_text: Load, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     pattern = f"Edit(/{tmp_path}/tree/docs/**)"
@@ -137,6 +166,14 @@ BAD = [
     (
         '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = ["Edit", "Glob"]',
         "line 7: hooks.PreToolUse[0].matcher: no tool of this job is called 'Glob'",
+    ),
+    (
+        '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = "mcp__[a"',
+        "line 7: hooks.PreToolUse[0].matcher: 'mcp__[a' is neither a rule nor a regular expression",
+    ),
+    (
+        '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = "NotebookEdit"',
+        "line 7: hooks.PreToolUse[0].matcher: no tool of this job is called 'NotebookEdit'",
     ),
     ("instructions = 1", "line 5: instructions: must be true or false, not an integer"),
 ]
