@@ -261,6 +261,10 @@ class Workspaces(Protocol):
             WorkspaceElsewhere: ``snapshot`` cannot be had on this host.
         """
 
+    def transcript(self, lease: Lease) -> Path:
+        """Bring the run's transcript up to date, and return its path: its conversation as a session
+        file of Claude Code, in its folder for long outputs."""
+
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         """Record the workspace, and push the snapshot if the job has a remote; None if it is not
         recorded."""

@@ -271,7 +271,7 @@ def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
     told = json.dumps(changed, ensure_ascii=False)
     if len(told) > _MOST_EDIT_CHARACTERS:
         told = told[:_MOST_EDIT_CHARACTERS] + "…"
-    said = f"{who} changed its input: {told}. What follows is of that.\n\n"
+    said = f"{who} changed its input: {told}. {hook_decisions.EDIT_TOLD}"
     return replace(result, content=said + result.content)
 
 

@@ -6,14 +6,16 @@ A hook that an attempt left unfinished runs again only if it is repeatable.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from runner.core.agents import SPLIT_SOURCE, item_of, lineage
-from runner.core.conversation import ToolOutcome
+from runner.core.conversation import Block, ToolOutcome
 from runner.core.entries import HookFinished, HookStarted, TurnEnded
 from runner.core.hooks import (
+    UNUSABLE_INPUT,
     Hook,
     HookAnswer,
     HookEvent,
@@ -22,6 +24,7 @@ from runner.core.hooks import (
     is_rule,
     name_pattern,
 )
+from runner.core.responses import response_of
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
@@ -30,6 +33,7 @@ from runner.core.text import shorten
 from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Effect, Request, Rule
 from runner.permissions.decisions import any_rule_matches
+from runner.permissions.modes import permission_mode
 
 # Outcomes of calls that have not run: refused earlier, or at their start.
 _NEVER_RAN: frozenset[ToolOutcome] = frozenset({"denied", "unknown_tool", "invalid_input"})
@@ -39,6 +43,8 @@ _NEVER_HOOKED = frozenset({"", RESULT_SOURCE, SPLIT_SOURCE})
 _LONGEST_NAME = 100
 _LONGEST_REASON = 1_000
 
+# What a result begins with is about the change of its call's input; it ends so.
+EDIT_TOLD = "What follows is of that.\n\n"
 _WOULD_CHANGE = "it would have another input run than the person who approved this call"
 _UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))
 
@@ -173,8 +179,15 @@ def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookRes
     return replace(result, answer=answer, updated_input=None)
 
 
+def with_unusable_input(result: HookResult, problem: str) -> HookResult:
+    """Return the result of a hook whose changed input does not fit the tool: it has failed."""
+    sent = json.dumps(result.updated_input, ensure_ascii=False)
+    reason = f"{UNUSABLE_INPUT}: {problem}; it sent {shorten(sent, _LONGEST_REASON)}"
+    return replace(result, answer=HookAnswer("failed", reason=reason), updated_input=None)
+
+
 def objection(state: RunState, run: HookRun) -> str:
-    """Return a hook's objection in one line."""
+    """Return a hook's objection in one line, for the model too."""
     answer, verb = run.said, "objects"
     if answer.outcome != "succeeded":
         verb = "gave no answer"
@@ -184,6 +197,8 @@ def objection(state: RunState, run: HookRun) -> str:
         verb = "asks"
     name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
     reason = shorten(answer.reason, _LONGEST_REASON)
+    if answer.outcome == "failed" and reason.startswith(UNUSABLE_INPUT):
+        reason = UNUSABLE_INPUT
     return f"the {run.event} hook `{name}` {verb}{f': {reason}' if reason else ''}"
 
 
@@ -226,6 +241,7 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
     told: dict[str, Any] = {
         "session_id": state.run_id,
         "hook_event_name": run.event,
+        "permission_mode": permission_mode(state.policy),
         "item": item_of(state.run_id, state.item_key),
         "run": state.run_id,
         "root": above[0] if above else state.run_id,
@@ -238,14 +254,20 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
         call = state.calls[run.index]
         told |= {"tool_name": call.name, "tool_input": call.input_to_run, "tool_use_id": call.id}
         if call.result is not None:
-            told["tool_response"] = {
-                "content": call.result["content"],
-                "is_error": bool(call.result.get("is_error")),
-                "outcome": call.outcome,
-            }
+            told["tool_response"] = _response(state, call, call.result)
     if outcome is not None:
         told |= {"state": outcome.state, "reason": outcome.reason, "detail": outcome.detail}
     return told
+
+
+def _response(state: RunState, call: Call, result: Block) -> dict[str, Any]:
+    """Return the result of a call: Runner's fields, and Claude Code's where the tool is one of its."""
+    content = result["content"]
+    if call.input_to_run != call.input:  # the model is told of the change first
+        content = content.partition(EDIT_TOLD)[2] or content
+    told = {"content": content, "is_error": bool(result.get("is_error")), "outcome": call.outcome}
+    shape = response_of(state.spec.tool(call.name), call.input_to_run, content, call.outcome)
+    return told | (shape or {})
 
 
 def continue_hook(state: RunState) -> Step | None:

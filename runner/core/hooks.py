@@ -6,6 +6,7 @@ printed may be a JSON object. 2: the hook objects, and stderr says why. Anything
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ class HookRun:
 
 
 OBJECTS = 2  # the exit code
+# How the reason of a failure begins that only the operator reads whole: the model did not send it.
+UNUSABLE_INPUT = "its updatedInput cannot be used"
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
 MOST_JSON_BYTES = 1_000_000
 
@@ -222,7 +225,8 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
     if stops:
         reason = _text(data, "stopReason") or reason
     if updated is not None and not isinstance(updated, dict):
-        raise _Unfit("updatedInput is not an object")
+        sent = _cut(plain(json.dumps(updated, ensure_ascii=False)))
+        raise _Unfit(f"{UNUSABLE_INPUT}: it is not an object; it sent {sent}")
     context = _text(specific, "additionalContext")
     return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from runner.core import entries
 from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
-from runner.core.hook_decisions import kept_as_edited
+from runner.core.hook_decisions import kept_as_edited, with_unusable_input
 from runner.core.hooks import Said, read_answer
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
@@ -242,8 +243,10 @@ class AttemptWorkspace:
         RunEnd hook changes is put back: the verified files stay. While sub-agents change the files,
         nothing is recorded: the next attempt records what the hook did with their work."""
         run, hook = step.run, state.spec.hooks[step.run.hook]
+        transcript = self.retry(lambda: self.workspaces.transcript(self.lease))
+        told = {**step.told, "transcript_path": str(transcript)}
         sandbox = state.spec.sandbox if state.spec.sandbox and state.spec.sandbox.hooks else None
-        call = HookCall(state.run_id, hook, step.told, self.surroundings, sandbox, state.policy)
+        call = HookCall(state.run_id, hook, told, self.surroundings, sandbox, state.policy)
         try:
             said = self.tools.hook(call, self.interrupt)
         except ShutDown:
@@ -251,6 +254,12 @@ class AttemptWorkspace:
                 raise
             said = Said("shut_down")
         result = kept_as_edited(state, run, read_answer(hook.event, said, hook.timeout))
+        if result.updated_input is not None and run.index is not None:
+            with suppress(HostFaultError):  # it is checked again when the call is located
+                arguments = dict(result.updated_input)
+                name = state.calls[run.index].name
+                if problem := self.tool_context(state, name, arguments).problem:
+                    result = with_unusable_input(result, problem)
         snapshot: str | None = None
         if state.spec.is_recorded and not state.awaits_children and state.files.tree is not None:
             if hook.event == "RunEnd":

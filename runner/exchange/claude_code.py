@@ -7,10 +7,11 @@ what others read (https://github.com/daaain/claude-code-log).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from runner.core.responses import response_of
 from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso
 
 _NAMES = uuid5(NAMESPACE_URL, "runner:claude-code-session")
@@ -40,33 +41,51 @@ def agent_id(recorded: Recorded) -> str | None:
 def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
     """Return the lines of a session in order: one for each block of a reply and for each result.
     ``version`` is Runner's, for runs that were not imported."""
-    return _Session(recorded, version).lines()
+    return Session(recorded, version).lines(recorded)
 
 
-class _Session:
-    def __init__(self, recorded: Recorded, version: str) -> None:
+class Session:
+    """Writes the lines of a run's session, each time those that are new.
+
+    Args:
+        named: the session's id, if not that of ``session_id``.
+    """
+
+    def __init__(self, recorded: Recorded, version: str, named: str | None = None) -> None:
         session, agent = recorded.session or {}, agent_id(recorded)
         self._recorded = recorded
-        self._replies = recorded.replies()
         self._parent: str | None = None
         self._count = 0
-        self._asked: dict[str, str] = {}  # the uuid of a call's line, by the call's id
+        self._asked: dict[str, tuple[str, Row]] = {}  # by a call's id, the uuid and row of its line
+        self.last_message = 0  # that it has a line of
+        self._written: set[int] = set()  # the positions in that message
+        self._compactions = 0
         self._base = {
             "isSidechain": agent is not None,
             "userType": "external",
             "cwd": session.get("cwd") or recorded.run["workspace_path"] or "/",
-            "sessionId": session_id(recorded),
+            "sessionId": named or session_id(recorded),
             "version": session.get("version") or version,
             "gitBranch": session.get("git_branch") or "",
             **({} if agent is None else {"agentId": agent}),
         }
 
-    def lines(self) -> Iterator[Line]:
-        summaries = [row for row in self._recorded.compactions if row["kind"] != "clip"]
-        for message in self._recorded.messages():
-            yield from (self._reply if message.role == "assistant" else self._user)(message)
-            while summaries and summaries[0]["last_message"] <= message.number:
-                yield from self._boundary(summaries.pop(0))
+    def lines(self, recorded: Recorded) -> Iterator[Line]:
+        """Return the lines that are new. ``recorded`` needs the blocks from ``last_message`` on, with
+        their model calls and tool calls, and all compactions."""
+        self._recorded, self._replies = recorded, recorded.replies()
+        summaries = [row for row in recorded.compactions if row["kind"] != "clip"]
+        for message in recorded.messages():
+            if message.number > self.last_message:
+                self.last_message, self._written = message.number, set()
+            new = [row for row in message.rows if row["position"] not in self._written]
+            self._written.update(row["position"] for row in new)
+            yield from (self._reply if message.role == "assistant" else self._user)(message, new)
+            while summaries[self._compactions :]:
+                if summaries[self._compactions]["last_message"] > message.number:
+                    break
+                yield from self._boundary(summaries[self._compactions])
+                self._compactions += 1
 
     def _line(self, kind: str, at: float, **fields: Any) -> Line:
         self._count += 1
@@ -75,7 +94,7 @@ class _Session:
         self._parent = uuid
         return {**line, "uuid": uuid, "timestamp": iso(at)}
 
-    def _reply(self, message: RecordedMessage) -> Iterator[Line]:
+    def _reply(self, message: RecordedMessage, rows: Sequence[Row]) -> Iterator[Line]:
         call = self._replies.get(message.turn)
         common: dict[str, Any] = {
             "id": f"msg_{uuid5(_NAMES, f'{self._recorded.id}/reply/{message.number}').hex[:24]}",
@@ -99,26 +118,39 @@ class _Session:
             }
             common |= {"stop_reason": call["stop_reason"], "usage": usage}
             request = {"requestId": call["request_id"]} if call["request_id"] else {}
-        for row in message.rows:
+        for row in rows:
             block = row["content"]
             said = {**common, "content": [block]}
             line = self._line("assistant", row["created_at"], message=said, **request)
             if block["type"] == "tool_use":
-                self._asked[block["id"]] = line["uuid"]
+                self._asked[block["id"]] = (line["uuid"], row)
             yield line
 
-    def _user(self, message: RecordedMessage) -> Iterator[Line]:
+    def _user(self, message: RecordedMessage, rows: Sequence[Row]) -> Iterator[Line]:
         # Results come first.
-        for row in sorted(message.rows, key=lambda row: row["content"]["type"] != "tool_result"):
+        for row in sorted(rows, key=lambda row: row["content"]["type"] != "tool_result"):
             block = row["content"]
             is_plain = block["type"] == "text" and block.keys() == {"type", "text"}
             content = block["text"] if is_plain else [block]
             fields: dict[str, Any] = {"message": {"role": "user", "content": content}}
             if block["type"] == "tool_result":
                 fields["toolUseResult"] = block["content"]
-                if source := self._asked.get(block["tool_use_id"]):
-                    fields["sourceToolAssistantUUID"] = source
+                if (asked := self._asked.get(block["tool_use_id"])) is not None:
+                    fields["sourceToolAssistantUUID"], use = asked
+                    fields["toolUseResult"] = self._response(use, row) or block["content"]
             yield self._line("user", row["created_at"], **fields)
+
+    def _response(self, use: Row, result: Row) -> dict[str, Any] | None:
+        """Return what Claude Code keeps of a call beside its result, if it is a tool of its own."""
+        block, call = use["content"], self._recorded.calls.get((use["message"], result["position"]))
+        content = result["content"]["content"]
+        if call is None or call["outcome"] != "succeeded" or not isinstance(content, str):
+            return None
+        tool, given = (
+            self._recorded.spec.tool(block["name"]),
+            call["updated_input"] or block["input"],
+        )
+        return response_of(tool, given, content, call["outcome"])
 
     def _boundary(self, row: Row) -> Iterator[Line]:
         """Yield the two lines of a compaction: from here on a summary stands in for all before."""

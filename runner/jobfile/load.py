@@ -434,7 +434,7 @@ class _Job:
     def _matcher(self, at: Node, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """Return the matchers of a hook, and note each rule that is about no tool of the job. A list such
         as ``Edit|MultiEdit``, written for Claude Code, may name tools that the job lacks if it has one."""
-        found = []
+        found: list[str] = []
         for group in groups:
             known = [text for text in group if any(concerns(text, tool) for tool in self.listed)]
             found += known if known and len(group) > 1 else group

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from runner.permissions.decisions import Policy
 from runner.permissions.rules import READING, UNANALYZABLE, WRITING, Rule
 
 Mode = Literal["read_only", "workspace_write", "full_access"]
@@ -96,3 +97,14 @@ def rules_of(mode: Mode, tools: Sequence[str]) -> tuple[Rule, ...]:
         rules.append(Rule("ask", f"Bash({UNANALYZABLE})", _HIDES, ORIGIN))
         rules.append(Rule("allow", "Bash(**)", origin=ORIGIN))
     return tuple(rules)
+
+
+def permission_mode(policy: Policy) -> str:
+    """Return the permission mode of Claude Code that comes nearest to a run's rules."""
+    of_mode = [rule for rule in policy.rules if rule.origin == ORIGIN]
+    allowed = {rule.text for rule in of_mode if rule.effect == "allow"}
+    if not allowed:
+        return "default" if policy.default == "ask" else "dontAsk"
+    if allowed == {"Read"}:
+        return "plan"
+    return "acceptEdits" if len(of_mode) > len(allowed) else "bypassPermissions"

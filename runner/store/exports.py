@@ -4,6 +4,7 @@ as one value for other formats."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -149,6 +150,29 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
             verifications=verifications,
             prices=prices,
             children=children,
+        )
+
+    return database.read(work)
+
+
+def load_since(database: Database, recorded: Recorded, message: int) -> Recorded:
+    """Return a recorded run with its rows from a message on, and all of its compactions. Raises
+    ``UnreachableError``."""
+
+    def work(connection: Connection) -> Recorded:
+        def rows(name: str, column: str, first: int) -> tuple[dict[str, Any], ...]:
+            table = metadata.tables[name]
+            since = table.c[column] >= first
+            return _rows(connection, table, and_(table.c.run_id == recorded.id, since))
+
+        blocks = rows("blocks", "message", message)
+        calls = rows("tool_calls", "message", message - 1)
+        return replace(
+            recorded,
+            blocks=blocks,
+            calls={(row["message"], row["position"]): row for row in calls},
+            model_calls=rows("model_calls", "turn", blocks[0]["turn"] if blocks else 0),
+            compactions=rows("compactions", "number", 0),
         )
 
     return database.read(work)

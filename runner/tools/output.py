@@ -6,10 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from runner.core.responses import NO_OUTPUT
 from runner.core.text import plain
 
 MOST_CHARACTERS = 50_000
-NO_OUTPUT = "(no output)"
 
 
 def present(

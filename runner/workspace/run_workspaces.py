@@ -25,6 +25,7 @@ from runner.workspace.host_check import find_host_fault
 from runner.workspace.own_workspace import REMOTE_SECONDS, OwnWorkspace, Site, open_workspace
 from runner.workspace.repository import Repository
 from runner.workspace.snapshot_store import store_id
+from runner.workspace.transcripts import Transcripts
 
 REPOSITORY = "git_"  # begins the id of a workspace that is still to be made of a repository
 
@@ -59,6 +60,7 @@ class RunWorkspaces:
         self._jobs = JobCache()
         self._seen: set[tuple[Path, str]] = set()
         self._open: dict[Lease, OwnWorkspace] = {}
+        self._transcripts = Transcripts(database)
         self._opening = Lock()  # attempts work side by side
 
     def visible(self, path: Path, workspace_id: str) -> bool:
@@ -101,6 +103,11 @@ class RunWorkspaces:
         with self._explained():
             own = self._open_own(stored, asked, lease, interrupt)
             return own.prepare(snapshot, interrupt, undo=undo, busy=busy)
+
+    def transcript(self, lease: Lease) -> Path:
+        folder = self._site.surroundings(lease.run_id, None).outputs
+        with self._explained():
+            return self._transcripts.update(lease.run_id, folder)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         with self._explained():

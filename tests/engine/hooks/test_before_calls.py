@@ -183,13 +183,42 @@ def test_an_updated_input_is_decided_on_by_the_rules_again(bench: Bench) -> None
 
 
 @pytest.mark.slow
-def test_an_updated_input_that_fits_no_schema_does_not_run(bench: Bench) -> None:
-    change = {"hookSpecificOutput": {"updatedInput": {"command": 7}}}
-    lease = bench.run_with([says("PreToolUse", change)], bash("echo hi"))
+@pytest.mark.parametrize(
+    ("updated", "sent"),
+    [({"command": 7}, '{"command": 7}'), ("touch made", '"touch made"')],
+    ids=["not the tool's", "no object"],
+)
+def test_the_operator_reads_an_unusable_updated_input_and_the_model_does_not(
+    bench: Bench, updated: Any, sent: str
+) -> None:
+    """The model sent another input, and would try to mend what it did not write."""
+    answer = json.dumps({"hookSpecificOutput": {"updatedInput": updated}})
+    (bench.folder / "answer").write_text(answer)
+    hook = Hook("PreToolUse", command="cat answer")
+    lease = bench.run_with([hook], bash("touch made"))
     assert bench.work(lease) == SUCCEEDED
-    (result,) = bench.model.results
-    assert "command" in result
-    assert bench.happened("tool_done")[0]["outcome"] == "invalid_input"
+    assert not (bench.folder / "made").exists()
+    (ran,) = bench.rows()
+    assert ran.outcome == "failed"
+    assert ran.reason.startswith("its updatedInput cannot be used: ")
+    assert ran.reason.endswith(f"; it sent {sent}")
+    assert bench.happened("hook_finished")[0]["reason"] == ran.reason
+    assert bench.model.results == [
+        "Permission denied: the PreToolUse hook `cat answer` gave no answer: "
+        "its updatedInput cannot be used."
+    ]
+    bench.check_requests()
+
+
+@pytest.mark.slow
+def test_a_call_goes_on_as_it_was_if_a_hook_that_may_fail_sends_an_unusable_input(
+    bench: Bench,
+) -> None:
+    change = {"hookSpecificOutput": {"updatedInput": {"command": 7}}}
+    hook = says("PreToolUse", change, on_failure="continue")
+    lease = bench.run_with([hook], bash("echo hi"))
+    assert bench.work(lease) == SUCCEEDED
+    assert bench.model.results == ["hi\n"]
 
 
 @pytest.mark.slow
