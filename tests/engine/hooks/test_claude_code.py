@@ -177,7 +177,11 @@ def test_the_response_of_a_builtin_tool_has_claude_codes_shape(bench: Bench) -> 
     fine = {"is_error": False, "outcome": "succeeded"}
     assert silent == of_bash | fine | {"stdout": "", "content": "(no output)"}
     assert (made["filePath"], made["content"]) == ("new.py", "one\ntwo\n")
-    assert (replaced["filePath"], edited["oldString"], edited["newString"]) == ("new.py", "2", "two")
+    assert (replaced["filePath"], edited["oldString"], edited["newString"]) == (
+        "new.py",
+        "2",
+        "two",
+    )
     assert read["type"] == "text"
     assert read["file"] == {
         "filePath": "new.py",
