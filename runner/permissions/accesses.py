@@ -15,6 +15,12 @@ from runner.permissions import rules as syntax
 from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext, absolute, is_below
 from runner.permissions.shell import Part, Script, analyse
 
+# Where reading is harmless though no path there is known: a call's own input, and files of the
+# kernel that are the same for every process.
+_HARMLESS_TO_READ = frozenset(("/dev/stdin", "/dev/fd/0")) | frozenset(
+    f"/proc/{name}" for name in ("cpuinfo", "meminfo", "loadavg", "uptime", "version", "stat")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -34,7 +40,7 @@ class Access:
     shown: str  # what it is, for people
     obstacle: str = ""  # why a rule may not be able to grant it
     required: bool = True  # the call needs a rule that grants it; else rules can only catch it
-    unknown: bool = False  # only the run determines which file it is
+    unknown: bool = False  # only the run determines which file it is: it may be any
     words: Collection[str] = ()  # what the command begins with
 
     def catches(self, rule: syntax.ParsedRule) -> str | None:
@@ -246,6 +252,7 @@ def file_access(
     elif text:
         obstacle = f"where the path {syntax.quoted(text)} leads is not known"
         known = absolute(text, context)
+        unknown = tool not in syntax.READING or known[0] not in _HARMLESS_TO_READ
     else:
         does = "writes" if redirect else "reads"
         obstacle = f"where the command {does} is known only when it runs"

@@ -5,7 +5,7 @@ was judged, because a symlink changed in between, the call is refused. Permissio
 resolved paths: before a call is decided on, and again when the file is opened.
 """
 
-# ruff: noqa: PTH111, PTH115, PTH116, PTH117, PTH118 - pathlib costs a fast path time
+# ruff: noqa: PTH111, PTH115, PTH116, PTH117, PTH118, PTH120 - pathlib costs a fast path time
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _EXPLAINED = {
 }
 # They lead somewhere else in each process: a command's are not this worker's.
 _OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")
+_MOST_SYMLINKS = 40  # of Linux: a path with more of them cannot be opened
 
 
 class ToolFailure(Exception):  # noqa: N818 - not an error of Runner's: a result for the model
@@ -125,26 +126,43 @@ def unusable(path: str) -> str | None:
     return None
 
 
-def resolve(path: str, *, strict: bool = False) -> str:
+def resolve(path: str) -> str:
     """Return an absolute path with its symlinks resolved. Missing parts at its end stay.
-
-    Args:
-        strict: raise where symlinks lead in a circle or a name is too long, in place of giving a
-            path that nothing can be at.
 
     Raises:
         OSError, ValueError: the text is no path, or symlinks lead on and on.
     """
     try:
-        if strict:
-            try:
-                return os.path.realpath(path, strict=True)
-            except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-                    raise
         return os.path.realpath(path)
     except RecursionError:  # it follows each symlink by recursion
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
+
+
+def _resolve_for_any(path: str) -> str:
+    """Return an absolute path with its symlinks resolved, the same for every process. Raises
+    ``OSError`` where processes differ (``/proc/self/cwd``), symlinks lead on and on, or a name is too
+    long."""
+    real, left, followed = "/", path.split("/")[::-1], 0
+    while left:
+        part = left.pop()
+        if part in ("", ".", ".."):
+            real = os.path.dirname(real) if part == ".." else real
+            continue
+        below = os.path.join(real, part)
+        if f"{below}/".startswith(_OF_EACH_PROCESS):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+        try:
+            left += os.readlink(below).split("/")[::-1]
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise
+            real = below  # no symlink, or nothing
+            continue
+        followed += 1
+        if followed > _MOST_SYMLINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        real = "/" if left[-1] == "" else real
+    return real
 
 
 def inside(path: str, folder: str) -> bool:
@@ -227,8 +245,8 @@ def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> 
     """Return where a run's tools would work, and where ``paths`` lead from there.
 
     A leading ``~/`` is the user's home, as in a shell's redirects; file tools refuse such a path.
-    What leads nowhere, or nowhere that can be told beforehand, is left out: no pattern of a rule
-    allows it.
+    What leads nowhere, or somewhere else in each process (below ``/proc``), is left out: no pattern
+    of a rule allows it, and it may be what any rule names.
     """
     context = tool_context_of(places)
     located = {path: _locate(path, surroundings, places, context.home) for path in paths}
@@ -302,10 +320,8 @@ def _locate(
             return None
         path = home + path[1:]
     name = named(path, surroundings, places)
-    if name.startswith(_OF_EACH_PROCESS):
-        return None
     try:
-        real = resolve(os.path.join(places.workspace or places.outputs, path), strict=True)
+        real = _resolve_for_any(os.path.join(places.workspace or places.outputs, path))
         (name + real).encode()  # what cannot be stored cannot be asked about
     except (OSError, ValueError):
         return None

@@ -24,6 +24,7 @@ from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext,
 
 FOLDER = Path(__file__).parent / "corpus"
 WORKSPACE, HOME, OUTPUTS = "/ws", "/home/dev", "/runner/outputs/run_1"
+OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")  # the engine says of no path where it leads
 CALLS = {
     "bash": ("Bash", "command"),
     "read": ("Read", "file_path"),
@@ -75,7 +76,9 @@ class Case:
         places = {}
         if not self.text.get("unresolved"):
             for path in paths_of(tool, arguments):
-                places[path] = place_of(path, links, tilde=tool == "Bash")
+                place = place_of(path, links, tilde=tool == "Bash")
+                if not f"{place.real}/".startswith(OF_EACH_PROCESS):
+                    places[path] = place
         return ToolContext(WORKSPACE, OUTPUTS, HOME, places)
 
 

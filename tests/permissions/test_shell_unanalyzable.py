@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from runner.permissions.shell import analyse
@@ -34,6 +36,25 @@ def test_what_cannot_be_read_is_unanalyzable(command: str) -> None:
     script = analyse(command)
     assert script.unanalyzable
     assert not script.complete
+
+
+# The grammar reads them, bash does not.
+REFUSED = [
+    "ls ;; ls", "ls;;", "ls ;& ls", "(ls;; ls)", "f() { ls;; ls; }", "if ls;; then ls; fi", "ls;&> f",
+    "{ \n}", "( )", "if ls; then\nfi", "while ls; do\ndone", "f() { \n}", "ls > 2>&1", "ls 2>2> f",
+    "ls | ! ls", "ls <<E | ! ls\nE\n", "ls <<E | { ls\n}\nE\n", "A=1 time ( ls )", "ls | time ( ls )",
+    "case x in x) ls esac", "case x in x) ls;; *) ls & ls esac", "[[ -f ]]", "[[ ! -n ]]", "[[ -f && a ]]",
+    "[[ -f =~ a ]]", "[[ a == )) ]]", "[[ a =~ ^&+ ]]", "[[ a ={b ]]", "[[ a =~ \nb ]]", "[[! ( a ) ]]",
+    "[[ a == ]] ]]", "[[ ( ]] ) || a ]]", "[[ a || b]]", "select i in= a; do ls; done",
+    "for i in\n a; do ls; done",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_bash_refuses_is_unanalyzable(command: str) -> None:
+    bash = ["bash", "-n", "-c", "--", command]
+    assert subprocess.run(bash, capture_output=True, check=False).stderr
+    assert not analyse(command).complete
 
 
 HIDING = [
@@ -73,7 +94,9 @@ PLAIN = [
     "python -c 'x'", "set -euo pipefail", "printf '%s' x", "read -r a b", "echo 日本語 🎉 — é",
     "export CI=1", "local_x=1", "unset x", "test -f x", "x=5; ((x > 3))", "[ \"$a\" = b ]",
     "a > /dev/null 2>&1", "exec > log", "cat <<'X'\n$(rm) `x`\nX\n", "echo \"it's $5\"",
-    "npm run build -- --watch", "env", "xargs", "rg foo src", "echo a#b",
+    "npm run build -- --watch", "env", "xargs", "rg foo src", "echo a#b", "time (ls; ls) | cat",
+    "for i in a \\\n b; do ls; done", "case $x in a) ls;; *) ls\nesac", "case $x in a) ls; esac",
+    "[[ $x =~ ^(a|b)[0-9]+$ && ! -f f ]]", "[[ $x == *(a|b) || $x == a* ]]", "! time ls", "ls 12>&1",
 ]  # fmt: skip
 
 

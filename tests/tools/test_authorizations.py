@@ -121,6 +121,25 @@ def test_command_that_redirects_elsewhere_than_it_was_decided_on_is_not_run(
     assert under.run("Bash", command=command).outcome == "succeeded"
 
 
+@pytest.mark.parametrize(
+    "path", ["/proc/self/cwd/closed/a", "here/closed/a", "/dev/fd/../cwd/closed/a"]
+)
+@pytest.mark.parametrize("command", ["echo x > {}", "cat < {}", "cp b {}", "rm {}"])
+def test_command_gets_nowhere_by_a_path_that_each_process_reads_in_its_own_way(
+    bench: Workbench, command: str, path: str
+) -> None:
+    rules = ("deny Edit(closed/**)", "deny Read(closed/**)")
+    (bench.workspace / "closed").mkdir()
+    for name in ("closed/a", "b"):
+        (bench.workspace / name).write_text("secret")
+    (bench.workspace / "here").symlink_to("/proc/self/cwd")
+    under = bench.under("allow Bash", "allow Edit", "allow Read", *rules)
+    result = under.run("Bash", command=command.format(path))
+    assert result.outcome == "denied"
+    assert (bench.workspace / "closed/a").read_text() == "secret"
+    assert under.run("Bash", command="echo x >> b 2> /dev/stderr").outcome == "succeeded"
+
+
 @pytest.mark.parametrize(("tool", "given"), EVERY_FILE_TOOL)
 class TestFilesAreTouchedByTheRules:
     @pytest.fixture

@@ -99,12 +99,20 @@ def test_home_is_where_a_shell_finds_it(
         "loop/a",
         "odd",
         "/proc/self/cwd/a.txt",
+        "/proc/self/root/etc/hostname",
         "/dev/fd/1",
+        "/dev/fd/../cwd/a.txt",
         "/dev/../dev/stdin",
+        "here/a.txt",
+        "far/self/cwd/a.txt",
+        "inside/here/a.txt",
     ],
 )
 def test_path_that_leads_nowhere_for_certain_is_left_out(bench: Workbench, path: str) -> None:
     (bench.workspace / "loop").symlink_to("loop")
+    (bench.workspace / "here").symlink_to("/proc/self/cwd")
+    (bench.workspace / "far").symlink_to("/proc")
+    (bench.workspace / "inside").symlink_to(".")
     (bench.workspace / "odd").symlink_to(os.fsdecode(b"\xff.txt"))
     tool_context = bench.tools.locate([path, "a.txt"], bench.surroundings)
     assert tool_context.places == {"a.txt": place_in(bench, "a.txt")}

@@ -36,7 +36,9 @@ _SETS = re.compile(
 _UNARY = frozenset(f"-{letter}" for letter in "abcdefghknprstuwxzLNOSG")
 _TEXTS = names("= == != < > =~ -nt -ot -ef")
 _NUMBERS = names("-eq -ne -lt -le -gt -ge")
-_PATTERN = re.compile(r"(?:[^`$'\"\n\\]|\$(?![A-Za-z0-9_({\['\"@*#?$!-])|\\[^\n])*")
+# A regular expression or a pattern with ``*(…)``; bash takes no operators in it, and parentheses in pairs.
+_SIGN = r"(?:[^`$'\"\n\\&;<>()]|\$(?![A-Za-z0-9_({\['\"@*#?$!-])|\\[^\n])"
+_PATTERN = re.compile(rf"(?:{_SIGN}|\((?:{_SIGN}|\({_SIGN}*\))*\))*")
 _NUMBER = re.compile(r"-?[0-9]+|\"?\$(?:[#?]|\{#[A-Za-z_]\w*(?:\[[@*]\])?\})\"?")
 _NAMED = re.compile(r"\"?\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?\"?")
 _MAY_EVALUATE = "a test may evaluate what a variable holds"
@@ -138,6 +140,8 @@ class Expansions(Tree):
         hold."""
         children = self.children(node)
         double = bool(children) and children[0].type == "[["
+        if double and self.text[children[-1].start_byte - 1] not in " \t\n":
+            self.give_up(node)
         tokens = ("[", "]", "[[", "]]")
         self.visit_each(children, {}, tokens, named=partial(self._condition, double))
 
@@ -159,7 +163,13 @@ class Expansions(Tree):
             case "binary_expression":
                 self._comparison(double, node)
             case _:
+                if double and self._begins_test(node):
+                    self.give_up(node)
                 self._operand(double, node)
+
+    def _begins_test(self, node: Node) -> bool:
+        """True for a word that bash takes for an operator here: ``-f``, ``!``, ``]]``."""
+        return re.fullmatch(r"-[A-Za-z]|!|\]\]", self.text_of(node)) is not None
 
     def _comparison(self, double: bool, node: Node) -> None:
         children = self.children(node, lines=double)
@@ -171,7 +181,12 @@ class Expansions(Tree):
         if operator in ("&&", "||") and double:
             self._condition(double, left)
             self._condition(double, right)
-        elif operator in _TEXTS:
+            return
+        if double and (self._begins_test(left) or self.text_of(right) == "]]"):
+            self.give_up(node)
+        if not re.fullmatch(r"[ \t]+\S+[ \t]+", self.text[left.end_byte : right.start_byte]):
+            self.give_up(node)
+        if operator in _TEXTS:
             self._operand(double, left)
             if right.type not in ("regex", "extglob_pattern"):
                 self._operand(double, right)

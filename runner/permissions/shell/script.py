@@ -77,6 +77,8 @@ class Findings:
     deferred: bool = False  # it is in a function or a trap, and runs at any later time
     moved: Moment | None = None  # the first change of the folder
     unread: list[str] = field(default_factory=list)  # texts that may hold redirects
+    sources_written: bool = False  # an output of the shell may lead to a file opened for reading
+    targets_read: bool = False  # its input may lead to a file opened for writing
     functions: set[str] = field(default_factory=set)
     calls: list[Part] = field(default_factory=list)  # calls of these functions
     functions_change: bool = False  # one may be undefined again, and a program take its place
@@ -134,8 +136,10 @@ class Findings:
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
         guesses = _REDIRECT.findall(command) if self.reason else []
-        reads, reads_after_cd, reads_anywhere = self._located(self.reads, _READS)
-        writes, writes_after_cd, writes_anywhere = self._located(self.writes, _WRITES)
+        sources = self.reads + (self.writes if self.targets_read else [])
+        targets = self.writes + (self.reads if self.sources_written else [])
+        reads, reads_after_cd, reads_anywhere = self._located(sources, _READS)
+        writes, writes_after_cd, writes_anywhere = self._located(targets, _WRITES)
         return Script(
             parts=tuple(parts),
             reads=_unique(reads, self.operands, reads_after_cd),

@@ -22,9 +22,15 @@ EXPANSIONS = names("""
 WORDS = EXPANSIONS | names("""
     word number string raw_string concatenation ansi_c_string brace_expression""")
 _WORDLIKE = WORDS | names("command_name variable_assignment heredoc_start")
-TOKENS = names("; & && || | |& { } ( ) do done if then elif else fi while until ! ;; ;& ;;&")
+TOKENS = names("; & && || | |& { } ( ) do done if then elif else fi while until !")
+# Words that only mean something to bash when a blank or an operator follows.
+_KEYWORDS = names(
+    "if then else elif fi do done while until for select case in esac function { ! [["
+)
+_AFTER_KEYWORD = " \t\n;&|()<>"
 _BLANK = re.compile(r"[ \t]*(?:(?<=[ \t\n])\\\n[ \t]*)*")
 _BLANK_LINES = re.compile(r"[ \t\n]*(?:(?<=[ \t\n])\\\n[ \t\n]*)*")
+_NUMBER = re.compile(r"(?:^|[\s;&|(){}<>`])[0-9]+\Z")  # the descriptor of a redirect behind it
 _VARIABLE = re.compile(r"\{[^{}\s]*\}\Z")  # ``{name}> file`` sets the variable
 
 # What every POSIX shell reads as bash does; dash takes [[ for a program and &> for &.
@@ -87,12 +93,17 @@ class Tree(ABC):
             if at != skipped:
                 self.gap(at, start, lines)
             follows, word = word, kind in _WORDLIKE
-            if follows and word and at == start:
+            after = self.text[end : end + 1]
+            keyword = kind in _KEYWORDS and after not in _AFTER_KEYWORD
+            joined = kind == ";" and after in ("&", ";")
+            if keyword or joined or (follows and word and at == start):
                 self.findings.give_up("it is not clear where a word ends")
-            if kind.endswith("_redirect") and _VARIABLE.search(
-                self.text, max(0, start - 200), start
-            ):
-                self.findings.give_up("a redirect sets a variable")
+            if kind.endswith("_redirect"):
+                before = self.text[max(0, start - 200) : start]
+                if _VARIABLE.search(before):
+                    self.findings.give_up("a redirect sets a variable")
+                elif before[-1:].isdigit() and _NUMBER.search(before):
+                    self.findings.give_up("it is not clear where a word ends")
             at = max(at, end)
             if kind != "comment":
                 found.append(child)

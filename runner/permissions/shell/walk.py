@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from tree_sitter import Node
 
@@ -24,12 +25,17 @@ _CONTAINERS = names("""
     program list pipeline compound_statement subshell do_group if_statement elif_clause else_clause
     negated_command""")
 _SEPARATORS = TOKENS | {"\n"}
+_CASE_ENDS = TOKENS | names(";; ;& ;;&")
 _LOOPS = names("for_statement c_style_for_statement while_statement")
 # What a redirect after it belongs to for sure.
 _ALONE = _LOOPS | names("command compound_statement subshell if_statement case_statement")
 _BODIES = names("do_group compound_statement")
 _FUNCTION_BODIES = names("compound_statement subshell if_statement while_statement")
 _DASH = re.compile(r"[ \t]+-[ \t]+(?=[<>&0-9])")
+_AFTER_THEN = names("fi elif_clause else_clause")  # where nothing is between
+# ``time`` is a keyword in them, before a subshell as well; elsewhere a program.
+_BEFORE_TIME = names("""
+    program list pipeline compound_statement do_group if_statement redirected_statement""")
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _CASE = r"(?:\"[\w .\-/*?:=]*\"|'[\w .\-/*?:=]*'|[\w\-./*?\[\]!:,+=@%^]|\\ )+"
 _CASES = re.compile(rf"\(?[ \t\n]*{_CASE}(?:[ \t\n]*\|[ \t\n]*{_CASE})*[ \t\n]*", re.ASCII)
@@ -90,6 +96,8 @@ class Walk(Expansions):
         if node.type == "compound_statement" and children and children[0].type == "((":
             self.visit_arithmetic(node)
         else:
+            if _is_refused(node, children):
+                self.give_up(node)
             self.visit_each(children, {}, _SEPARATORS, named=self.visit)
 
     def _function(self, node: Node) -> None:
@@ -119,6 +127,11 @@ class Walk(Expansions):
                 visitors: dict[str, Visitor] = dict.fromkeys(_BODIES, self.visit)
                 visitors["variable_name"] = self._loop_variable
                 tokens = ("for", "select", "in", ";", "\n")
+                words = [each for each in children[2:] if each.type not in (*tokens, *_BODIES)]
+                if words and re.search(
+                    r"(?<!\\)\n", self.text[node.start_byte : words[-1].start_byte]
+                ):
+                    self.give_up(node)
                 self.visit_each(children, visitors, tokens, named=self.word)
             case "c_style_for_statement":
                 header = [child for child in children if child.type not in _BODIES]
@@ -140,6 +153,11 @@ class Walk(Expansions):
     def _case(self, node: Node) -> None:
         tokens = ("case", "in", "esac", ";", "\n")
         children = self.children(node, lines=True)
+        last = children[-2] if len(children) > 1 else node
+        if last.type == "case_item" and last.children[-1].is_named:
+            between = self.text[last.children[-1].end_byte : children[-1].start_byte]
+            if not re.search(r"[;\n]", between):
+                self.give_up(node, "it is not clear where a case ends")
         self.visit_each(children, {"case_item": self._case_item}, tokens, named=self.word)
 
     def _case_item(self, node: Node) -> None:
@@ -150,7 +168,7 @@ class Walk(Expansions):
         elif not _CASES.fullmatch(self.text, node.start_byte, children[close].start_byte):
             self.give_up(node, "a case pattern was not understood")
         else:
-            self.visit_each(children[close + 1 :], {}, TOKENS, named=self.visit)
+            self.visit_each(children[close + 1 :], {}, _CASE_ENDS, named=self.visit)
 
     # --- Simple commands.
 
@@ -167,7 +185,15 @@ class Walk(Expansions):
                     self.give_up(child)
             elif child.type.endswith("_redirect"):
                 words += self._redirect(child, node)
-            elif child.type == "subshell" and [w.value for w in words] == ["time"]:
+            elif child.type == "subshell" and [w.source for w in words] == ["time"]:
+                above = node.parent
+                first = (
+                    above is not None
+                    and above.type in _BEFORE_TIME
+                    and (above.type != "pipeline" or above.start_byte == node.start_byte)
+                )
+                if assigned or not first:
+                    self.give_up(node)
                 self.visit(child)
                 return
             else:
@@ -270,11 +296,12 @@ class Walk(Expansions):
         The file is opened before ``command``, where it is certain that the redirect belongs to it."""
         if node.type == "heredoc_redirect":
             return self._heredoc(node)
-        operator = ""
+        operator = descriptor = ""
         targets: list[Word] = []
         pipe = False
         for child in self.children(node):
             if child.type == "file_descriptor":
+                descriptor = self.text_of(child)
                 if operator or self.text[child.end_byte] not in "<>&":
                     self.give_up(node)
             elif child.is_named:
@@ -285,11 +312,26 @@ class Walk(Expansions):
         if operator in (">&-", "<&-"):
             return targets
         if targets and operator in _OPERATORS:
+            self._connect(operator, descriptor, targets[0])
             self._open(operator, targets[0], self._moment(command or node), pipe)
         elif not targets or operator != "<<<":
             self.give_up(node)
             return targets
         return targets[1:]
+
+    def _connect(self, operator: str, descriptor: str, word: Word) -> None:
+        """Note a redirect by which ``/dev/stderr`` leads to what was opened for reading, or
+        ``/dev/stdin`` to what was opened for writing: opened by these names it can be both."""
+        number = descriptor or ("0" if operator.startswith("<") else "1")
+        if operator in (">&", "<&") and re.fullmatch(r"[0-9]+-?", word.value):
+            from_output = word.value.rstrip("-") in ("1", "2")
+            other = word.value.rstrip("-") not in ("0", "1", "2")
+        else:
+            from_output, other = not operator.startswith("<"), False
+        if number in ("1", "2") and (other or not from_output):
+            self.findings.sources_written = True
+        elif number == "0" and (other or from_output):
+            self.findings.targets_read = True
 
     def _open(self, operator: str, word: Word, moment: Moment, pipe: bool) -> None:
         if operator in (">&", "<&") and word.exact and re.fullmatch(r"[0-9]+-?|-", word.value):
@@ -324,6 +366,10 @@ class Walk(Expansions):
                 words += self._redirect(child)
             elif child.type in ("pipeline", "list", "command"):
                 statements = self.children(child) if child.type == "pipeline" else [child]
+                if any(each.type == "negated_command" for each in statements) or (
+                    "\n" in self.text_of(child)
+                ):
+                    self.give_up(child)
                 self.visit_each(statements, {}, ("|", "|&"), named=self.visit)
             elif child.is_named:
                 words.append(self.word(child))
@@ -375,6 +421,17 @@ class Walk(Expansions):
                 return
             else:
                 at += 1
+
+
+def _is_refused(node: Node, children: Sequence[Node]) -> bool:
+    """True for a list without a command, or ``!`` after a pipe: the grammar takes them, bash does not."""
+    kinds = [child.type for child in children]
+    if node.type == "pipeline" and "negated_command" in kinds[1:]:
+        return True
+    nothing = node.type != "program" and not any(child.is_named for child in children)
+    return nothing or any(
+        kind == "then" and after in _AFTER_THEN for kind, after in pairwise([*kinds, "fi"])
+    )
 
 
 _VISITORS: dict[str, Callable[[Walk, Node], object]] = {

@@ -43,7 +43,8 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-DEVICES = names("/dev/null /dev/stdout /dev/stderr /dev/tty")  # writing to them changes no file
+# Writing to them changes no file: they are a call's own outputs, or keep nothing.
+DEVICES = names("/dev/null /dev/stdout /dev/stderr /dev/fd/1 /dev/fd/2 /dev/tty")
 
 
 def path_of(word: Word) -> str:

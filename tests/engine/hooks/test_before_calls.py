@@ -236,6 +236,19 @@ def test_where_an_updated_path_leads_is_looked_up_before_it_is_decided(bench: Be
 
 
 @pytest.mark.slow
+def test_an_updated_command_gets_nowhere_by_a_path_of_its_own_process(bench: Bench) -> None:
+    (bench.folder / "secret").mkdir()
+    command = "echo no > /proc/self/cwd/secret/x"
+    change = {"hookSpecificOutput": {"updatedInput": {"command": command}}}
+    rules = [Rule("allow", "Bash"), Rule("allow", "Edit"), Rule("deny", "Edit(secret/**)")]
+    lease = bench.run_with([says("PreToolUse", change)], bash("echo hi"), rules=rules)
+    assert bench.work(lease) == SUCCEEDED
+    assert not (bench.folder / "secret/x").exists()
+    (result,) = bench.model.results
+    assert "may be about that file" in result
+
+
+@pytest.mark.slow
 def test_an_approval_is_bound_to_the_input_that_runs(bench: Bench) -> None:
     updated = {"command": "touch changed"}
     hook = says("PreToolUse", decides("ask", updatedInput=updated))
