@@ -7,7 +7,7 @@ of it must be covered).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,10 @@ class Access:
     def catches(self, rule: syntax.ParsedRule) -> str | None:
         """Return the text that a deny or ask rule matches, None if it matches none."""
         return self.shown if rule.specifier is None else self._matched(rule.specifier)
+
+    def may_be(self, rule: syntax.ParsedRule) -> bool:
+        """True if the rule may be about the file, when that is unknown."""
+        return False
 
     def grants(self, rule: syntax.ParsedRule) -> bool:
         """True if an allow rule covers it."""
@@ -120,6 +124,9 @@ class File(Access):
     known: tuple[str, ...]  # the absolute paths that it may be
     context: ToolContext
     search: bool = False  # a search begins here
+    # When it is unknown: the glob of its name below the folders ``known``, and True if it may be anything
+    # below that name.
+    below: tuple[str, bool] | None = None
 
     def _matched(self, specifier: syntax.Specifier) -> str | None:
         if isinstance(specifier, syntax.CommandPattern):
@@ -129,6 +136,17 @@ class File(Access):
         if self.unknown and specifier.everything:
             return self.shown
         return specifier.catches(self.known, self.context)
+
+    def may_be(self, rule: syntax.ParsedRule) -> bool:
+        """True if the rule may be about the file, when that is unknown."""
+        if not isinstance(rule.specifier, PathPattern):
+            return False
+        if self.below is None:
+            return True
+        if rule.rule.effect == "ask":
+            return False
+        name, deep = self.below
+        return rule.specifier.reaches_below(self.known, name, deep, self.context)
 
     def grants(self, rule: syntax.ParsedRule) -> bool:
         if rule.broken:
@@ -184,6 +202,7 @@ def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
             found: list[str] = []
             for script in map(analyse, _texts(arguments.get("command"))):
                 found += (*script.writes, *script.after_cd, *script.reads, *script.guesses)
+                found += (each.folder for each in script.below)
             return tuple(dict.fromkeys(filter(None, found)))
         case _:
             return ()
@@ -225,9 +244,34 @@ def _of_script(command: str, context: ToolContext) -> list[Access]:
         found.append(file_access("Read", path, context, required=False, unknown=unknown))
     for path in (*script.after_cd, *script.guesses):
         found.append(file_access("Edit", path, context, required=False))
+    found += _changed_below(script, context)
     if not any(access.required for access in found):
         found.append(Access(tools=("Bash",), shown=command))
     return found
+
+
+def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
+    """Yield the paths that programs change and that are known only when they run."""
+    folders: dict[tuple[str, bool], dict[str, None]] = {}
+    for folder, name, deep in script.below:
+        place = context.places.get(folder)
+        known = ("/",) if not folder else absolute(folder, context)
+        known = known if place is None else (place.named, place.real)
+        folders.setdefault((name, deep), {}).update(dict.fromkeys(known))
+    for below, known_folders in folders.items():
+        yield File(
+            tools=("Edit",),
+            shown=next(iter(known_folders)),
+            obstacle="which files the command changes is known only when it runs",
+            required=False,
+            unknown=True,
+            tool="Edit",
+            text="",
+            place=None,
+            known=tuple(known_folders),
+            context=context,
+            below=below,
+        )
 
 
 def file_access(

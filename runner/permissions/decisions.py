@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from runner.permissions.accesses import Access, Request, accesses_of, file_access
-from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext
+from runner.permissions.paths import ResolvedPath, ToolContext
 from runner.permissions.rules import (
     REMEMBERED,
     CommandPattern,
@@ -272,7 +272,7 @@ def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
         return None
     # An unknown file may be one that a rule names: nothing allows it then.
     for rule in rules[effect].for_any_word:
-        if isinstance(rule.specifier, PathPattern):
+        if access.may_be(rule):
             maybe = (MatchedRule(rule.rule, access.shown),)
             if effect == "ask":
                 return _Verdict(access, "ask", maybe, access.obstacle)

@@ -31,6 +31,7 @@ _STAR = "[^/]*"  # what pathspec makes of "*"; no pattern for one name can conta
 _IGNORED = dict.fromkeys(
     [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
 )
+_SIGNS = re.compile(r"\\.|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
 _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
 
 
@@ -59,6 +60,7 @@ class Steps:
 
     names: tuple[re.Pattern[str] | None, ...]  # what each name must look like; None for "**"
     inside: bool  # it matches what is in the folder at its end, not the folder as a file
+    globs: tuple[str, ...] = ()  # the names as written
 
     def match(self, path: str, *, folder: bool) -> bool:
         """True if the path, or a folder that it is in, matches. The time is proportional to its length.
@@ -144,6 +146,39 @@ class PathPattern:
                 return path
         return None
 
+    def reaches_below(
+        self, folders: Iterable[str], name: str, deep: bool, context: ToolContext
+    ) -> bool:
+        """True if it may match a path below one of absolute folders whose first name there fits a glob
+        of bash; "" for any name, "**" for anything at any depth. ``deep``: or what is below that name. A
+        pattern that holds at any depth counts below its anchor, not deep in each folder."""
+        root = fold(self._root(context) or "/")
+        for folder in map(fold, folders):
+            below = _below(folder, root)
+            if below is None:
+                if deep and _below(root, folder) is not None:
+                    return True
+            elif self.whole or self._fits_below(below, fold(name), deep):
+                return True
+        return False
+
+    def _fits_below(self, folder: str, name: str, deep: bool) -> bool:
+        steps = self.folded
+        reached = _reached(steps, folder) if folder else frozenset(steps.reach({0}))
+        if reached is None:
+            return True
+        for at in reached:
+            led = not folder or any(step is not None for step in steps.names[:at])
+            if name == "**":
+                if led:
+                    return True
+                continue
+            last = at + 1 == len(steps.names) and not steps.inside
+            follows = at < len(steps.names) and steps.names[at] is not None
+            if follows and (last or (deep and led)) and _overlap(name, steps.globs[at]):
+                return True
+        return False
+
     @property
     def everything(self) -> bool:
         """True if no path is outside of it."""
@@ -178,7 +213,8 @@ def path_pattern(specifier: str) -> PathPattern:
         folded = exact if whole or fold(rest) == rest else _steps(fold(rest))
     except ValueError:  # case folding turned a range around
         folded = exact
-    return PathPattern(anchor, whole, exact, folded, Steps((None, *folded.names), folded.inside))
+    unanchored = Steps((None, *folded.names), folded.inside, ("**", *folded.globs))
+    return PathPattern(anchor, whole, exact, folded, unanchored)
 
 
 @lru_cache(maxsize=4096)
@@ -224,7 +260,8 @@ def _steps(rest: str) -> Steps:
     while names[-1:] == ["**"]:
         names.pop()
         inside = True
-    return Steps(tuple(None if name == "**" else _name(name) for name in names), inside)
+    found = tuple(None if name == "**" else _name(name) for name in names)
+    return Steps(found, inside, tuple(names))
 
 
 def _name(pattern: str) -> re.Pattern[str]:
@@ -262,6 +299,30 @@ def _below(path: str, root: str) -> str | None:
         return ""
     start = root if root.endswith("/") else f"{root}/"
     return path[len(start) :] if path.startswith(start) else None
+
+
+def _overlap(name: str, pattern: str) -> bool:
+    """True if one name can fit both a glob of bash ("" for any name) and one of gitignore. A bracket
+    counts as any character."""
+    if name[:1] in ("*", "?", "[") and pattern.startswith("."):
+        return False  # bash lets these match no dot at the beginning
+    one, other = _SIGNS.findall(name or "*"), _SIGNS.findall(pattern)
+    seen, left = set[tuple[int, int]](), [(0, 0)]
+    while left:
+        first, second = left.pop()
+        if (first, second) in seen:
+            continue
+        seen.add((first, second))
+        a, b = "".join(one[first : first + 1]), "".join(other[second : second + 1])
+        if not a and not b:
+            return True
+        if a == "*":
+            left.append((first + 1, second))
+        if b == "*":
+            left.append((first, second + 1))
+        if a and b and (a[-1] == b[-1] or a[0] in "*?[" or b[0] in "*?["):
+            left.append((first + (a != "*"), second + (b != "*")))
+    return False
 
 
 def _too_long(path: str) -> bool:

@@ -176,6 +176,7 @@ class Commands:
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
         findings.operands += files.reads
         findings.changes += files.changes
+        findings.below += files.below
         hides = hides or self._runner(program, command, forms)
         findings.add(command.text, forms, hides)
 
@@ -195,6 +196,7 @@ class Commands:
             forms.update(dict.fromkeys(form for part in seen.parts for form in part.forms))
             findings.operands += [*(read.path for read in seen.reads), *seen.operands]
             findings.changes += [*(write.path for write in seen.writes), *seen.changes]
+            findings.below += seen.below
             findings.unread += seen.unread
             hidden.append(seen.reason or next((p.hides for p in seen.parts if p.hides), ""))
         if not hidden or not all(hidden):
@@ -213,6 +215,7 @@ class Commands:
                 forms.update(dict.fromkeys(map(" ".join, spellings(tail))))
             files = files_of(tail[0], words[at + 1 :])
             self.findings.changes += [*files.reads, *files.writes, *files.changes]
+            self.findings.below += files.below
             if re.search(r"[\s=:;]", values[at]):
                 forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))

@@ -1,22 +1,38 @@
-"""Files that the arguments of well-known programs name, if literal."""
+"""Files that the arguments of well-known programs name. ``usages`` has which arguments do."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from runner.permissions.shell import programs
+from runner.permissions.shell.usages import Role, Usage, usage_of
 from runner.permissions.shell.words import DEVICES, Word, path_of
 
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
-_GO_WRITES = re.compile(r"--?(?:o|coverprofile|[a-z]+profile)(?:=(.*))?")
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
-_UPLOADED = re.compile(r"(?:^|=|-[dF])[@<]([^;]+)|^file://(?:localhost)?([^?#]+)")
+_FILE_URL = re.compile(r"(?<![a-z0-9])file:(?://[^/]*)?(/[^?#]*)?", re.IGNORECASE)
+_GLOB = re.compile(r"(?:~(?=/))?[A-Za-z0-9_./+@:,=%*?\[\]!^{}-]*")
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_MOST_BRACES = 64
+_NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
 _NO_FILE = DEVICES | {"-"}
 _UNKNOWN = Word("?", "", exact=False, loose=True)
+
+
+class Below(NamedTuple):
+    """Some path below a folder."""
+
+    folder: str  # "" for the root: any path
+    name: str  # a glob for its first name below the folder; "" for any name, "**" for any path
+    deep: bool  # it may also be anything below that name
+
+
+_ANYWHERE = Below("", "**", deep=True)
 
 
 @dataclass(slots=True)
@@ -26,119 +42,293 @@ class Files:
     reads: list[str] = field(default_factory=list)  # for deny and ask rules: a guess does no harm
     writes: list[str] = field(default_factory=list)  # a rule must allow them; "" if not literal
     changes: list[str] = field(default_factory=list)  # for deny and ask rules, as ``reads``
+    below: list[Below] = field(default_factory=list)  # for deny rules: one of them is changed
 
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files:
     """Return the files in the arguments of a program, if it is known."""
-    paths = map(path_of, _written(program, arguments))
-    files = Files(writes=[path for path in paths if path not in _NO_FILE])
-    if program in programs.READERS:
-        files.reads = _literal(_operands(arguments, program in programs.SCRIPTED))
-    if program in programs.CHANGERS:
-        files.changes = _literal(_operands(arguments))
-    if program in programs.COPIERS:
-        *sources, target = _literal(_operands(arguments)) or [""]
-        files.reads += sources or filter(None, [target])
-        if sources:
-            names = (source.rstrip("/").rpartition("/")[2] for source in sources)
-            into = target.rstrip("/")
-            files.changes += [target, *(f"{into}/{name}" for name in names if name)]
-    if program == "dd":
-        files.reads = [w.value[3:] for w in arguments if w.exact and w.value.startswith("if=")]
-        files.changes = [w.value[3:] for w in arguments if w.exact and w.value.startswith("of=")]
-    if program == "curl":
-        given, _ = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
-        files.reads = _literal(word for name, word in given if word and name in programs.CURL_READS)
-        found = (_UPLOADED.search(word.value) for word in arguments if word.exact)
-        files.reads += [after[1] or after[2] for after in found if after]
+    folder = ""
+    if program == "git":
+        program, folder, arguments = _git(arguments)
+    usage = usage_of(program)
+    files, call = Files(), _Call(usage, *_parse(arguments, usage))
+    for role in usage.roles:
+        if role.holds(call.given):
+            _note(files, role, call)
+    _special(program, arguments, call, files)
+    for word in arguments:
+        files.reads += _in_url(word)
+    files.writes = [path for path in files.writes if path not in _NO_FILE]
+    if folder:
+        files = _moved(files, folder)
     return files
 
 
-def _literal(words: Iterable[Word]) -> list[str]:
-    return [path for path in map(path_of, words) if path and path not in _NO_FILE]
+def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
+    """Return a name of git's subcommand, the folder it is in, and its arguments."""
+    folder, at = "", 0
+    while at < len(arguments) and arguments[at].value.startswith("-"):
+        valued = arguments[at].value in programs.GIT_GLOBAL_VALUED
+        if arguments[at].value == "-C" and at + 1 < len(arguments):
+            folder = _joined(folder, path_of(arguments[at + 1]))
+        at += 2 if valued else 1
+    if at >= len(arguments):
+        return "git", folder, ()
+    return f"git-{arguments[at].value}", folder, arguments[at + 1 :]
 
 
-def _operands(arguments: Sequence[Word], scripted: bool = False) -> Iterator[Word]:
-    """Yield the operands, and what is joined to an option. ``scripted``: the first operand is no file,
-    as with ``grep``, unless an option has the script."""
-    script = ("-e", "-f", "--reg", "--file", "--exp")
-    skip = scripted and not any(word.value.startswith(script) for word in arguments)
-    ended = False
-    for word in arguments:
+def _joined(folder: str, path: str) -> str:
+    return path if not folder or path.startswith(("/", "~/")) else f"{folder}/{path}"
+
+
+def _moved(files: Files, folder: str) -> Files:
+    """Return the files of a program in another folder: by both readings where a guess does no harm."""
+    return Files(
+        [*files.reads, *(_joined(folder, path) for path in files.reads if path)],
+        [path and _joined(folder, path) for path in files.writes],
+        [*files.changes, *(_joined(folder, path) for path in files.changes)],
+        [
+            each._replace(folder=each.folder and _joined(folder, each.folder))
+            for each in files.below
+        ],
+    )
+
+
+@dataclass(slots=True)
+class _Call:
+    """The arguments of a program."""
+
+    usage: Usage
+    options: list[tuple[str, Word | None]]  # with their values
+    operands: list[Word]
+    pieces: list[Word]  # what may be a value joined to an option
+
+    @property
+    def given(self) -> set[str]:
+        """The options, and the first operand."""
+        return {name for name, _ in self.options} | {word.value for word in self.operands[:1]}
+
+    def valued(self, options: Iterable[str]) -> list[Word]:
+        """Return the values of options."""
+        return [value for name, value in self.options if value is not None and name in options]
+
+    def words(self, role: Role) -> list[Word]:
+        """Return the words with a role."""
+        found = self.valued(role.items)
+        for item in role.items:
+            if item.endswith("="):
+                found += [
+                    _piece(word, word.value[len(item) :])
+                    for word in self.operands
+                    if word.value.startswith(item)
+                ]
+            elif item == "*" or item[0].isdigit():
+                first = 0 if item == "*" else int(item.rstrip("+")) - 1
+                found += self.operands[first : None if item[-1] in "*+" else first + 1]
+                found += self.pieces
+        return found
+
+
+def _parse(
+    arguments: Sequence[Word], usage: Usage
+) -> tuple[list[tuple[str, Word | None]], list[Word], list[Word]]:
+    """Return the options with their values, the operands, and what may be joined values."""
+    options: list[tuple[str, Word | None]] = []
+    operands: list[Word] = []
+    pieces: list[Word] = []
+    words = iter(arguments)
+    first = "BUNDLE" in usage.flags
+    for word in words:
         value = word.value
-        if not ended and value == "--":
-            ended = True
-        elif not ended and value.startswith("-") and value != "-":
-            if value.startswith("--") and "=" in value:
-                yield _piece(word, value.partition("=")[2])
-            elif not value.startswith("--") and len(value) > 2:
-                yield _piece(word, value[2:])
-        elif skip:
-            skip = False
+        if value == "--":
+            operands += words
+        elif first and not value.startswith("-"):
+            for letter in value:
+                valued = f"-{letter}" in usage.valued
+                options.append((f"-{letter}", next(words, _UNKNOWN) if valued else None))
+        elif value.startswith("--") or ("SINGLE" in usage.flags and value[:1] == "-" != value):
+            options.append(_long(word, words, usage))
+            if "LOOSE" in usage.flags and "=" in value:
+                pieces.append(_piece(word, value.partition("=")[2]))
+        elif value.startswith("-") and value != "-":
+            options += _letters(word, words, usage)
+            if "LOOSE" in usage.flags and len(value) > 2:
+                pieces.append(_piece(word, value[2:]))
         else:
-            yield word
+            operands.append(word)
+        first = False
+    return options, operands, pieces
+
+
+def _long(word: Word, words: Iterator[Word], usage: Usage) -> tuple[str, Word | None]:
+    named, equals, joined = word.value.partition("=")
+    if named not in usage.valued and named.startswith("--"):
+        named = next((long for long in usage.long if long.startswith(named)), named)
+    if equals:
+        return named, _piece(word, joined)
+    if named in usage.valued:
+        return named, next(words, _UNKNOWN)
+    if named[:2] in usage.valued and len(named) > 2:
+        return named[:2], _piece(word, word.value[2:])
+    return named, None
+
+
+def _letters(word: Word, words: Iterator[Word], usage: Usage) -> Iterator[tuple[str, Word | None]]:
+    for at, letter in enumerate(word.value[1:], 2):
+        if f"-{letter}" in usage.valued:
+            joined = word.value[at:]
+            yield f"-{letter}", _piece(word, joined) if joined else next(words, _UNKNOWN)
+            return
+        yield f"-{letter}", None
 
 
 def _piece(word: Word, text: str) -> Word:
     return Word(text, text, word.exact, word.loose)
 
 
-Given = list[tuple[str, Word | None]]
+def _note(files: Files, role: Role, call: _Call) -> None:
+    words = call.words(role)
+    match role.does:
+        case "reads":
+            files.reads += _literal(words)
+            if "REVISIONS" in call.usage.flags:
+                files.reads += filter(None, (path.partition(":")[2] for path in _literal(words)))
+        case "offered":
+            files.reads += [path for word in words for path in _offered(word)]
+        case "writes":
+            files.writes += map(path_of, words)
+        case "may":
+            files.changes += _literal(words)
+        case "changes" | "trees":
+            for word in words:
+                _change(files, word, deep=role.does == "trees")
+        case "copies" | "moves":
+            _copy(files, words, call, moves=role.does == "moves")
+        case "unpacks":
+            for word in words or [Word(".", ".")]:
+                _change(files, word, deep=True)
 
 
-def _options(
-    arguments: Sequence[Word], letters: str, longs: Sequence[str] = ()
-) -> tuple[Given, list[Word]]:
-    """Return the options with their values, and the operands. ``letters`` are short options with a
-    value, ``longs`` long ones, which may be shortened."""
-    given: Given = []
-    operands: list[Word] = []
-    words = iter(arguments)
+def _readings(word: Word) -> list[str]:
+    """Return the paths that a word may be, globs as written; "" for one that is not known."""
+    if word.exact:
+        return [path_of(word)]
+    if word.source != word.value or not _GLOB.fullmatch(word.value):
+        return [""]
+    return ["" if "{" in text else text for text in _without_braces(word.value)]
+
+
+def _without_braces(text: str) -> list[str]:
+    """Return what bash or curl makes of the braces in a text; what is left of them is not understood."""
+    texts = [text]
+    for _ in range(8):
+        if not any(map(_BRACES.search, texts)) or len(texts) > _MOST_BRACES:
+            break
+        texts = [
+            text[: found.start()] + choice + text[found.end() :] if found else text
+            for text in texts
+            for found in [_BRACES.search(text)]
+            for choice in (found[1].split(",") if found else [""])
+        ]
+    return texts
+
+
+def _literal(words: Iterable[Word]) -> list[str]:
+    found = []
     for word in words:
-        value = word.value
-        if value == "--":
-            operands += words
-        elif value.startswith("--"):
-            named, equals, joined = value[2:].partition("=")
-            meant = [long for long in longs if long.startswith(named)]
-            name = named if named in meant or not meant else meant[0]
-            if equals:
-                given.append((name, _piece(word, joined)))
-            else:
-                given.append((name, next(words, None) if meant else None))
-        elif value.startswith("-") and value != "-":
-            for at, letter in enumerate(value[1:], 2):
-                if letter in letters:
-                    joined = value[at:]
-                    given.append((letter, _piece(word, joined) if joined else next(words, None)))
-                    break
-                given.append((letter, None))
+        found.append(path_of(word))
+        if "{" in word.value and (word.exact or _GLOB.fullmatch(word.source)):
+            found += _without_braces(word.value)
+    return [path for path in found if path and path not in _NO_FILE]
+
+
+def _change(files: Files, word: Word, *, deep: bool) -> None:
+    for path in _readings(word):
+        if path in _NO_FILE:
+            continue
+        if not path:
+            files.below.append(_ANYWHERE)
+        elif not word.exact and re.search(r"[*?\[]", path):
+            files.below.append(_matching(path, deep))
         else:
-            operands.append(word)
-    return given, operands
+            files.changes.append(path)
+            if deep:
+                files.below.append(Below(path, "**", deep=True))
 
 
-def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word]:
+def _matching(glob: str, deep: bool) -> Below:
+    before = re.split(r"[*?\[]", glob, maxsplit=1)[0]
+    folder, slash, _ = before.rpartition("/")
+    name, below, _ = glob[len(folder + slash) :].partition("/")
+    return Below(folder or slash or ".", name, deep or bool(below))
+
+
+def _copy(files: Files, words: Sequence[Word], call: _Call, *, moves: bool) -> None:
+    into = call.valued(call.usage.items("into"))
+    *sources, target = [*words, *into[-1:]] if words or into else [_UNKNOWN]
+    deep = moves or not call.usage.items("recursive").isdisjoint(call.given)
+    files.reads += _literal(sources or [target])
+    if moves:
+        for source in sources:
+            _change(files, source, deep=True)
+    if not sources:
+        return
+    for path in _readings(target):
+        if not path or (not target.exact and re.search(r"[*?\[]", path)):
+            files.below.append(_matching(path, deep=True) if path else _ANYWHERE)
+            continue
+        files.changes.append(path)
+        for source in sources:
+            _copied(files, source, path.rstrip("/") or "/", deep)
+
+
+def _copied(files: Files, source: Word, target: str, deep: bool) -> None:
+    """Note what a source becomes in the folder ``target``, if that is one."""
+    for path in _readings(source):
+        named = _NAME.fullmatch(path or source.value)
+        name = path.rstrip("/").rpartition("/")[2] if path else named[1] if named else ""
+        whole = path.endswith("/") or name in (".", "..")
+        if path and deep and whole:
+            files.below.append(Below(target, "**", deep=True))
+        if name in (".", ".."):
+            continue
+        if name and not (path and not source.exact and re.search(r"[*?\[]", name)):
+            files.changes.append(f"{target.rstrip('/')}/{name}")
+        else:
+            files.below.append(Below(target, name, deep))
+
+
+def _offered(word: Word) -> list[str]:
+    """Return the files in a text such as ``x=@a,b;type=c``."""
+    if not word.exact:
+        word = _piece(word, word.value) if "{" in word.value else _UNKNOWN
+    found = []
+    for sign in re.finditer("[@<]", word.value):
+        rest = word.value[sign.end() :]
+        for text in _without_braces(rest):
+            found += [text, *re.split("[,;]", text)]
+    return [path for path in (text.strip("\"'") for text in found) if path and path not in _NO_FILE]
+
+
+def _in_url(word: Word) -> list[str]:
+    """Return the file in an URL (``file:///etc/passwd``); "" for one that is not known."""
+    found = _FILE_URL.search(word.value)
+    if found is None:
+        return []
+    if not word.exact or "[" in word.value:
+        return [""]
+    return [unquote(text) for text in _without_braces(found[1] or "") if text]
+
+
+def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files) -> None:
+    """Note what no table says."""
     match program:
-        case "tee" | "sponge":
-            return [word for word in arguments if word.loose or not word.value.startswith("-")]
-        case "uniq" | "xxd":
-            _, operands = _options(arguments, programs.SECOND_WRITTEN[program])
-            return [word for at, word in enumerate(operands) if at or word.loose]
         case "sed" | "gsed":
-            return _edited(arguments)
+            files.writes += map(path_of, _edited(arguments))
         case "curl":
-            return _curl(arguments)
-        case "wget":
-            return _wget(arguments)
-        case "go":
-            return [
-                following if option[1] is None else _piece(word, option[1])
-                for word, following in zip_longest(arguments, arguments[1:], fillvalue=_UNKNOWN)
-                if (option := _GO_WRITES.fullmatch(word.value))
-            ]
-        case _:
-            return ()
+            files.writes += map(path_of, _curl(call))
+        case "wget" | "wget2":
+            files.writes += map(path_of, _wget(call))
 
 
 def _edited(arguments: Sequence[Word]) -> list[Word]:
@@ -157,30 +347,21 @@ def _edited(arguments: Sequence[Word]) -> list[Word]:
     return found if has_script else found[1:]
 
 
-def _curl(arguments: Sequence[Word]) -> list[Word]:
-    given, operands = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
-    found = [value for name, value in given if name in programs.CURL_WRITES and value is not None]
-    names = {name for name, _ in given}
-    if {"O", "J", "remote-name", "remote-name-all", "remote-header-name"} & names:
-        certain = not {"J", "remote-header-name", "output-dir"} & names
-        found += [_downloaded(word, "") if certain else _UNKNOWN for word in operands]
-    elif "output-dir" in names and found:
-        found.append(_UNKNOWN)
-    return found
+def _curl(call: _Call) -> list[Word]:
+    names = call.given
+    if {"-O", "-J", "--remote-name", "--remote-name-all", "--remote-header-name"} & names:
+        certain = not {"-J", "--remote-header-name", "--output-dir"} & names
+        return [_downloaded(word, "") if certain else _UNKNOWN for word in call.operands]
+    return [_UNKNOWN] if "--output-dir" in names and {"-o", "--output"} & names else []
 
 
-def _wget(arguments: Sequence[Word]) -> list[Word]:
-    given, operands = _options(arguments, programs.WGET_LETTERS, programs.WGET_LONG)
-    options = dict(given)
-    found = [value for name, value in given if name in programs.WGET_LOGS and value is not None]
-    if {"spider", "version", "help", "V", "h"} & options.keys():
-        return found
-    into = options.get("O") or options.get("output-document")
-    if into is not None:
-        return [*found, into]
-    if not options.keys() <= programs.WGET_PLAIN:
-        return [*found, _UNKNOWN]
-    return [*found, *(_downloaded(word, "index.html") for word in operands)]
+def _wget(call: _Call) -> list[Word]:
+    names = {name for name, _ in call.options}
+    if names & programs.WGET_NO_FILE:
+        return []
+    if not names <= programs.WGET_PLAIN | call.usage.items("writes"):
+        return [_UNKNOWN]
+    return [_downloaded(word, "index.html") for word in call.operands]
 
 
 def _downloaded(address: Word, otherwise: str) -> Word:

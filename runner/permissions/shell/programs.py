@@ -121,6 +121,7 @@ class Options:
             pattern=pattern,
             bundle="BUNDLE" in every,
             all_options="ALL" in every,
+            any_value="ANY" in every,
         )
 
 
@@ -129,17 +130,21 @@ def _letters(text: str) -> dict[str, str]:
     return dict(each.split(":") for each in text.split())
 
 
+_NPM = (
+    "--script-shell --node-options --userconfig --globalconfig --shell --git --editor --viewer "
+    "--browser --onload-script --init-module --node-gyp --python"
+)
 _RISKY = {
     "find": "ALL -exec* -ok* -delete* -fprint* -fls*",
     "sort": "-o --output --compress-program",
     "rg": "--pre --hostname-bin",
     "fd fdfind": "-xX --exec --exec-batch",
-    "tar bsdtar gtar": "BUNDLE -IF --to-command --checkpoint-action --use-compress-program "
+    "tar bsdtar gtar": "BUNDLE -IF --remove-files --to-command --checkpoint-action --use-compress-program "
     "--info-script --new-volume-script --rsh-command --rmt-command",
     "rsync": "-eM --rsh --rsync-path --remote-option --daemon --config rsync://*",
     "man apropos whatis": "-PHCK --pager --html --config-file --browser --preprocessor "
     "--troff-device -T* -X* -Z* -p*",
-    "less": "-koO --lesskey-file --lesskey-src --lesskey-content --log-file --LOG-FILE +*",
+    "less": "-koO --cmd --lesskey-file --lesskey-src --lesskey-content --log-file --LOG-FILE +*",
     "more most": "+*",
     "date": "--file --set -f* -s* -uf* -us* -Rf* -Rs*",
     "tree": "-oR",
@@ -149,17 +154,54 @@ _RISKY = {
     "zip": "-T --unzip-command --test -TT*",
     "cpio": "-FHOI --rsh-command --to-stdout --file",
     "sdiff": "-o --output --diff-program",
+    "diff3": "--diff-program",
     "tcpdump": "-zwW",
     "hg": "--config",
     "svn": "--config-option --editor-cmd --diff-cmd --diff3-cmd --config-dir",
     "javac": "-processor* -J* -Xplugin* @* --processor*",
-    "npm": "--script-shell --node-options",
-    "npx": "-c --call --script-shell --node-options",
+    "npm": _NPM,
+    "npx": f"-c --call {_NPM}",
+    "pnpm pnpx": "ANY --script-shell --userconfig --globalconfig --config.* --pnpmfile --global-pnpmfile",
+    "yarn": "ANY --script-shell --use-yarnrc*",
     "cargo": "--config",
-    "gcc g++ cc clang": "-wrapper* -fplugin* -B* -specs* --specs*",
-    "pdflatex xelatex lualatex": "--shell-escape --enable-write18 --shell-restricted "
-    "-shell-escape* -enable-write18*",
-    "latexmk": "-e -r* -pdflatex* -latex* -shell-escape* --shell-escape*",
+    "gcc g++ cc clang": "-wrapper* --wrapper* -plugin* --plugin* -fplugin* -fpass-plugin* -iplugindir* -B* "
+    "-specs* --specs* @* -fuse-ld=/* -fuse-ld=.* --ld-path* -load* -add-plugin* --gcc-toolchain* "
+    "-gcc-toolchain* --config* -Wl,-plugin* -Wl,--plugin* -Wl,@* -Wa,@*",
+    "ld gold lld ld.lld ld.gold ld.bfd as ar nm ranlib objdump objcopy strip size": "ANY -plugin* "
+    "--plugin* @*",
+    "rustc rustdoc": "ANY @* -Z*",
+    "tex latex pdftex pdflatex xetex xelatex luatex lualatex etex pdfetex platex uplatex ptex uptex "
+    "dvilualatex dviluatex luahbtex lualatex-dev pdflatex-dev xelatex-dev context texlua": "ANY "
+    "--shell-escape --enable-write18 --shell-restricted --cnf-line --lua --luaonly --fmt --ini "
+    "-shell-escape* -enable-write18* -shell-restricted* -cnf-line* -lua* -fmt* -ini*",
+    "latexmk": "-pdflatex* -latex* -xelatex=* -lualatex=* -usepretex* -shell-escape* --shell-escape*",
+    "tectonic": "ANY -Z*",
+    "openssl": "ANY -engine* --engine* -provider* --provider* -config* --config*",
+    "ssh-keygen": "ANY -Dw",
+    "ssh-add": "ANY -sS",
+    "gpg gpg2 gpgv": "ANY --photo-viewer --exec-path --agent-program --dirmngr-program --options "
+    "--load-extension --keyserver-options --pinentry-program --gpgconf-program",
+    "pylint": "ANY --init-hook --load-plugins",
+    "mypy dmypy": "ANY --python-executable",
+    "pytest py.test": "ANY --basetemp* --pdbcls* --pastebin*",
+    "tox": "ANY -x* --override*",
+    "rake": "ANY -eEpr --execute --execute-print --execute-continue --require",
+    "prove": "ANY -eP --exec --source",
+    "mvn mvnw": "ANY -Dexec.* -Dmaven.ext.class.path*",
+    "gradle gradlew": "ANY -I* --init-script",
+    "ant": "ANY -lib* -logger* -listener* -inputhandler*",
+    "helm": "ANY --post-renderer*",
+    "bazel bazelisk blaze": "ANY --run_under* --workspace_status_command* --shell_executable* --bazelrc*",
+    "javadoc": "ANY -doclet* -taglet* -J* @* --doclet*",
+    "kotlinc scalac": "ANY -Xplugin* -J* @*",
+    "nmap": "ANY --script --datadir",
+    "tshark dumpcap": "ANY -Xw",
+    "duckdb": "ANY -cmd* -init* -unsigned*",
+    "mysql mariadb": "ANY --pager --tee --plugin-dir --init-command --defaults-file "
+    "--defaults-extra-file",
+    "xmllint": "ANY --shell",
+    "convert magick mogrify identify": "ANY @*",
+    "psql yq ffmpeg ffprobe": "ANY",
     "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay*",
     "wget": "-e --execute --use-askpass --config",
     "ctags": "-o --options --output",
@@ -172,7 +214,7 @@ _RISKY = {
     "dpkg": "--pre-invoke --post-invoke",
     "apt apt-get": "-o --option --config-file",
     "jq": "-L --from-file --rawfile --slurpfile",
-    "curl": "-K --config",
+    "curl": "-K --config --engine",
     "shuf iconv": "-o --output",
     "bat batcat": "--pager --config-file --diagnostic",
     "pandoc": "-FLod --filter --lua-filter --output --defaults --data-dir --pdf-engine "
@@ -188,13 +230,74 @@ _RISKY = {
         CMAKE_CXX_FLAGS* CMAKE_RULE_* CMAKE_PROJECT_* CMAKE_TOOLCHAIN_* CMAKE_LINKER*
         CMAKE_MAKE_PROGRAM*""",
 }
-# Assignments of variables that make runs, and of values that are more than plain text.
-_MAKE = re.compile(
-    r"^(?:SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE[^=\s]*|[^=\s]*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER))"
-    r"[:+?!]*=|^[^=\s]+=[A-Za-z0-9_.,/-]*[^A-Za-z0-9_.,/-]"
+# Variables that name a program, and programs that they may name.
+_TOOLS = (
+    "CC|CXX|CPP|FC|F77|LD|LINK|AR|AS|NM|RANLIB|STRIP|OBJCOPY|OBJDUMP|RM|CP|MV|LN|SED|AWK|GREP|FIND|TAR|CAT|"
+    "ECHO|INSTALL|INSTALL_PROGRAM|INSTALL_DATA|INSTALL_SCRIPT|LEX|YACC|FLEX|BISON|M4|PERL|PYTHON|PYTHON2|"
+    "PYTHON3|PY|PIP|PIP3|UV|POETRY|PDM|HATCH|TOX|NOX|PYTEST|RUFF|BLACK|MYPY|ISORT|FLAKE8|PYLINT|SPHINXBUILD|"
+    "NODE|NPM|NPX|YARN|PNPM|BUN|DENO|TSC|ESLINT|JEST|GO|GOFMT|GOLANGCI_LINT|CARGO|RUSTC|RUSTUP|RUBY|BUNDLE|"
+    "RAKE|PHP|COMPOSER|LUA|JAVA|JAVAC|MVN|GRADLE|GIT|CURL|WGET|SSH|SCP|RSYNC|DOCKER|PODMAN|KUBECTL|HELM|"
+    "TERRAFORM|CMAKE|CTEST|NINJA|MESON|PROTOC|CLANG|CLANG_FORMAT|GCC|GDB|VALGRIND|LATEX|PDFLATEX|PANDOC|DOT|"
+    "SUDO|BASH|SH|ZSH|EDITOR|PAGER|BROWSER|RUNNER|INTERPRETER|COMPILER|LINTER|FORMATTER|EXEC|LATEXMK"
 )
-_SQLITE = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\(", re.MULTILINE)
-_PATTERNS = {"make": _MAKE, "gmake": _MAKE, "sqlite3": _SQLITE}
+_NAMED_TOOLS = (
+    r"(?:[a-z0-9_]+-)*(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran|tcc|icc|icx|icpx|nvcc|mpicc|mpicxx|"
+    r"emcc|ld|lld|gold|mold|ar|as|nm|ranlib|strip|python|pypy|ruby|node|nodejs|perl|go|rustc|cargo|java|javac|"
+    r"npm|yarn|pnpm|bun|pip|uv|pytest|docker|podman|git|cmake|ninja|pdflatex|xelatex|lualatex|flex|bison|"
+    r"gawk|mawk|awk|sed|gsed|grep|ggrep|gtar|tar|true|echo)(?:-?[0-9][0-9.]*)?"
+)
+# Assignments of variables that make runs, with "!=" a command, or of values that are no plain words.
+_MAKE = re.compile(
+    r"^(?:SHELL|MAKE[^=\s]*|[^=\s]*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER))[:+?!]*=|^[^=\s]*!="
+    rf"|^(?:[^=\s]*_)?(?:{_TOOLS})(?:_(?:BIN|EXE|PATH))?[:+?]*=(?!(?:{_NAMED_TOOLS})?$)"
+    r"|^[^=\s]+=(?!(?:[A-Za-z0-9_.,/-]*|[A-Za-z0-9_.,:=+@%^ -]*)$)"
+)
+_SQLITE = re.compile(
+    r"^\s*\.|-cmd|-init|^-A|--?archive|writefile|readfile|load_extension|fts3_tokenizer"
+    r"|\bedit\b(?:\W|/\*.*?\*/|--[^\n]*\n)*\(|\bvacuum\b.*\binto\b|\battach\b",
+    re.MULTILINE | re.IGNORECASE | re.DOTALL,
+)
+# A backslash command (with -c it is alone) other than those that show something; backticks run one too.
+_PSQL = re.compile(
+    r"^(?:-\w*c|--com\w*=)?\s*\\(?:(?!(?:d\w*|l|dt|x|timing|conninfo|z|\?|h|encoding|echo)[+S]*(?=\s|$))|.*`)"
+    r"|\bcopy\b(?!(?:(?!/\*|--)[^;'$])*\b(?:to|from)\s+(?:stdin|stdout)\b)"
+    r"|\bpg_(?:read|ls|write|file)_\w+|\blo_(?:im|ex)port\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_MYSQL = re.compile(
+    r"\\[!.TPeE]|^\s*(?:system|source|tee|pager|edit)\b|\binto\b.*\b(?:out|dump)file\b|\bload_file\b"
+    r"|\bload\s+data\b",
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
+)
+_DUCKDB = re.compile(
+    r"^\s*\.|\bcopy\b|\bexport\b|\battach\b|\binstall\b|\bload\b|\bread_\w+\s*\(|\bpragma\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+# Options of rustc by which other programs run, behind -C and in the arguments of cargo rustc.
+_RUSTC = re.compile(
+    r"^(?:-C\s*|--codegen=)?(?:linker|linker-flavor|link-args?|(?:pre|post|late)-link-args?|ar|llvm-args)="
+    r"|^--target=.*\.json$|^[^-].*\.json$"
+)
+_CARGO = re.compile(r"^(?:-C\s*|--codegen=)?(?:linker|(?:pre-|post-|late-)?link-args?|ar)=")
+_PATTERNS = {
+    **dict.fromkeys(("make", "gmake"), _MAKE),
+    "sqlite3": _SQLITE,
+    "duckdb": _DUCKDB,
+    "psql": _PSQL,
+    **dict.fromkeys(("mysql", "mariadb"), _MYSQL),
+    **dict.fromkeys(("rustc", "rustdoc"), _RUSTC),
+    "cargo": _CARGO,
+    "latexmk": re.compile(r"^-[er]$"),
+    "openssl": re.compile(r"^engine$|\.(?:so|dylib|dll)\b|SO_PATH"),
+    "curl": re.compile(r"^--proto-d|^--(?:abstract-)?unix|%output\{"),
+    "yq": re.compile(r"\bload(?:_\w+)?\s*\("),
+    **dict.fromkeys(
+        ("convert", "magick", "mogrify", "identify"), re.compile(r"^\w+:@|^(?:msl|ephemeral):")
+    ),
+    **dict.fromkeys(
+        ("ffmpeg", "ffprobe"), re.compile(r"^-protocol_whitelist|\bconcat:|\bsubfile[,:]")
+    ),
+}
 RISKY = {
     name: Options.of(text, _PATTERNS.get(name))
     for listed, text in _RISKY.items()
@@ -237,7 +340,8 @@ GIT_GLOBAL_VALUED = names("""
     --list-cmds""")
 # Subcommands that can run any command.
 GIT_RUNS = names("""
-    difftool mergetool filter-branch filter-repo daemon instaweb web--browse send-email p4 svn cvsserver
+    checkout-index send-pack http-push difftool mergetool filter-branch
+    filter-repo daemon instaweb web--browse send-email p4 svn cvsserver
     credential credential-store credential-cache upload-pack receive-pack upload-archive hook
     for-each-repo maintenance gui citool gitk shell remote-ext remote-fd remote-http remote-https
     http-backend fast-import quiltimport imap-send cvsimport archimport scalar sh-setup merge-index
@@ -258,12 +362,26 @@ _GIT_OPTIONS = Options(
 _GIT_LETTERS = _letters(
     "rebase:xis grep:O clone:uc ls-remote:u archive:o format-patch:o am:i merge:s pull:s"
 )
+_GIT_LONG = {"update-index": ("cacheinfo", "index-info"), "apply": ("unsafe-paths",)}
+# Other names of the same: deny and ask rules see both.
+GIT_SYNONYMS = {
+    "send-pack": "push",
+    "http-push": "push",
+    "fetch-pack": "fetch",
+    "stage": "add",
+    "commit-tree": "commit",
+    "checkout-index": "checkout",
+    "init-db": "init",
+    "annotate": "blame",
+    "whatchanged": "log",
+}
 
 
 def git_options(name: str) -> Options:
     """Return the options of a subcommand of git."""
     letters = _GIT_LETTERS.get(name, "")
-    return replace(_GIT_OPTIONS, letters=letters, any_value=name in _GIT_HARMLESS)
+    long = (*_GIT_OPTIONS.long, *_GIT_LONG.get(name, ()))
+    return replace(_GIT_OPTIONS, letters=letters, long=long, any_value=name in _GIT_HARMLESS)
 
 
 # Git takes the start of a long option for it (https://git-scm.com/docs/gitcli); of these the start is
@@ -278,31 +396,12 @@ GIT_VALUED = _letters(
     "commit:mFCctuS tag:mFun branch:u merge:mFXsS grep:efOmABC log:nLSG diff:USGO clean:e"
 )
 
-# --- Files that arguments name.
+# --- Downloads of wget. With other options than these the file's name is not known.
 
-READERS = names("""
-    cat head tail less more most grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk sort wc
-    nl strings xxd od hexdump hd base64 base32 basenc tac rev cut uniq diff cmp comm colordiff sdiff
-    diff3 paste join fold fmt pr expand unexpand column split csplit jq yq xq bat batcat zcat bzcat
-    xzcat zless gzip bzip2 xz zstd md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum
-    sum iconv shuf ptx tsort openssl""")
-# Their first operand is no file.
-SCRIPTED = names("grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk jq yq xq")
-CHANGERS = names("""
-    rm rmdir unlink mv touch mkdir chmod chown chgrp ln link truncate shred setfacl chattr mkfifo
-    mknod gzip bzip2 xz zstd""")
-COPIERS = names("cp mv install rsync ln link")
-# They write their second operand. Letters of options with a value.
-SECOND_WRITTEN = {"uniq": "fsw", "xxd": "cglonsR"}
-CURL_WRITES = names("""
-    o D c output dump-header cookie-jar trace trace-ascii stderr libcurl etag-save hsts alt-svc""")
-CURL_READS = names("T upload-file b cookie K E")
-CURL_LETTERS = "AbcCdDeEFHKmoPQrtTuUwxXyYz"  # with a value
-CURL_LONG = (*sorted(CURL_WRITES), "upload-file", "output-dir", "cookie", "data", "form")
-WGET_LETTERS = "aABDeiIloOPQRtTUwX"  # with a value
-WGET_LONG = ("output-document", "output-file", "append-output", "input-file", "directory-prefix")
-WGET_LOGS = names("o a output-file append-output")
-WGET_PLAIN = names("q n v d c no-verbose quiet continue show-progress tries timeout t T header")
+WGET_NO_FILE = names("-O --output-document --spider --version --help -V -h")
+WGET_PLAIN = names("""
+    -q -n -v -d -c --no-verbose --quiet --continue --show-progress --tries --timeout -t -T --header
+    --post-data --post-file --body-file --body-data --method --load-cookies --user-agent -U""")
 
 # --- Short options that deny and ask rules see in every order.
 

@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from runner.permissions.shell.files import Below
+
 Moment = tuple[int, ...]  # where a text has it; then where the text that is run there has it, …
 
 _LAST: Moment = (sys.maxsize,)
@@ -57,6 +59,7 @@ class Script:
     sources: tuple[str, ...] = ()  # what redirects read
     # The relative ones of the writes after a cd, which may have failed; for deny and ask rules.
     after_cd: tuple[str, ...] = ()
+    below: tuple[Below, ...] = ()  # paths that programs change; for deny rules
     reads_anywhere: bool = False  # it reads a file that only the run determines
     writes_anywhere: bool = False  # it writes such a file
 
@@ -70,6 +73,7 @@ class Findings:
     writes: list[Target] = field(default_factory=list)
     operands: list[str] = field(default_factory=list)  # files that known programs read
     changes: list[str] = field(default_factory=list)  # files that known programs change
+    below: list[Below] = field(default_factory=list)  # paths that are not literal, as ``changes``
     readings: int = 0  # how many readings of commands were tried
     reason: str = ""  # why it may run what is not among the parts
     here: Moment = ()  # the command that is walked
@@ -149,7 +153,8 @@ class Findings:
             complete=not self.reason,
             sources=_unique(reads),
             after_cd=_unique(writes_after_cd),
-            reads_anywhere=reads_anywhere,
+            below=tuple(dict.fromkeys(self.below)),
+            reads_anywhere=reads_anywhere or "" in self.operands,
             writes_anywhere=writes_anywhere,
         )
 

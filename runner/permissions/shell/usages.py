@@ -1,0 +1,276 @@
+"""Which arguments of programs name files, as data. ``files`` interprets it.
+
+Collected from the programs' manuals. An entry is a list of roles, each ``what:where``:
+
+- ``reads`` and ``changes`` concern deny and ask rules only; for ``writes`` a rule must allow the file.
+  ``trees`` changes all that is below a folder. ``copies`` and ``moves`` take sources and a target, at the
+  end or by the option after ``into``; ``unpacks`` changes anything below the folder after the option, or
+  below the current one. ``values`` is no file. ``offered`` takes texts with ``@file`` in them.
+  ``may`` changes a file if that is named literally.
+- Where: options (``-o,--output``) that name the file, or positions among the operands: ``1``, ``2+`` from
+  the second on, ``*`` all of them, or ``of=`` for what follows it. ``recursive`` has options
+  by which copies go below folders.
+- ``@-x,create`` after a role: only with one of these options, or this word as the first operand;
+  ``!-p`` not with these.
+
+``REVISIONS``: of ``HEAD:f`` the file f is meant too. ``BUNDLE``: the first argument is a bundle of
+letters, with a dash or without. ``SINGLE``: an option of several letters has one dash. ``LOOSE``: every
+argument that is no option counts as an operand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from runner.permissions.shell.programs import COMPILER_ENDS, COMPILERS
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a program does with some of its arguments."""
+
+    does: str
+    items: tuple[str, ...]  # options, and positions of operands
+    only: frozenset[str]  # it holds with one of these options or first operands
+    never: frozenset[str]  # not with these
+
+    def holds(self, given: set[str]) -> bool:
+        """True if it holds with the options and the first operand ``given``."""
+        return (not self.only or not self.only.isdisjoint(given)) and self.never.isdisjoint(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The arguments of a program."""
+
+    roles: tuple[Role, ...]
+    valued: frozenset[str]  # the options with a value
+    long: tuple[str, ...]  # the long options that are known, which may be shortened
+    flags: frozenset[str]  # BUNDLE, SINGLE, LOOSE
+
+    def items(self, does: str) -> frozenset[str]:
+        """Return where the arguments with that role are, whatever the options."""
+        return frozenset(item for role in self.roles if role.does == does for item in role.items)
+
+
+_ROLE = re.compile(
+    r"(?P<does>[a-z]+)(?:@(?P<only>[^!:]+))?(?:!(?P<never>[^:]+))?(?::(?P<items>.*))?"
+)
+_UNVALUED = ("recursive",)
+
+
+def _usage(text: str) -> Usage:
+    roles: list[Role] = []
+    flags: set[str] = set()
+    for token in text.split():
+        role = _ROLE.fullmatch(token)
+        if role is None:
+            flags.add(token)
+            continue
+        only, never, items = (
+            tuple(filter(None, (role[name] or "").split(",")))
+            for name in ("only", "never", "items")
+        )
+        roles.append(Role(role["does"], items, frozenset(only), frozenset(never)))
+    options = {
+        item: role.does not in _UNVALUED
+        for role in roles
+        for item in role.items
+        if item.startswith("-")
+    }
+    conditions = {each for role in roles for each in role.only | role.never}
+    return Usage(
+        tuple(roles),
+        frozenset(option for option, valued in options.items() if valued),
+        tuple(sorted(each for each in {*options, *conditions} if each.startswith("--"))),
+        frozenset(flags),
+    )
+
+
+# They read their operands; what else is written to a file is an output option of most programs.
+_READERS = """
+    cat head tail less more most sort wc nl strings od hexdump hd base64 base32 basenc tac rev cut diff cmp
+    comm colordiff sdiff diff3 paste join fold fmt pr expand unexpand column csplit bat batcat zcat bzcat
+    xzcat zless zmore lzcat zstdcat bzmore zdiff zcmp md5sum sha1sum sha224sum sha256sum sha384sum sha512sum
+    b2sum cksum sum iconv shuf ptx tsort look man nroff troff groff hexyl pv glow mdcat pygmentize highlight
+    ccat lolcat tidy pandoc xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm file dig
+    drill logger du vimcat"""
+_SCRIPTED = "grep egrep fgrep zgrep bzgrep xzgrep rgrep rg ag ack jq xq"
+_SCRIPT = "-e,-f,--regexp,--file,--from-file,--expression"
+_PACKERS = "gzip bzip2 xz zstd gunzip bunzip2 unxz unzstd lz4 compress uncompress pigz"
+_TARGET = "into:-t,--target-directory values:-S,--suffix"
+_TAR_WRITES = "-c,-r,-u,-A,--create,--append,--update,--catenate,--concatenate,--delete"
+_GENERAL = "--out,--outfile,--outFile,--out-file,--output,--output-file,--log-file,--logfile"
+_OUTPUT = f"may:-o,{_GENERAL}"
+_GIT_SHOWS = """
+    git-show git-diff git-log git-annotate git-whatchanged git-stage git-add git-hash-object
+    git-cat-file"""
+
+_USAGES = {
+    _READERS: "LOOSE reads:*",
+    "split": "LOOSE reads:1 values:-a,-b,-C,-l,-n,-t",
+    _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
+    "awk gawk mawk nawk": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
+    "sed gsed": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
+    "yq": "LOOSE reads:2+ changes@-i,--inplace,--in-place:*",
+    "uniq": "reads:1 writes:2 values:-f,-s,-w",
+    "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
+    "tee sponge": "writes:*",
+    _PACKERS: "LOOSE reads:* changes!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
+    "dd": "reads:if= changes:of=",
+    # --- They change their operands.
+    "rm": "changes:* trees@-r,-R,--recursive:*",
+    "rmdir unlink": "changes:*",
+    "shred": "changes:* values:-n,-s,--iterations,--size",
+    "touch": "changes:* values:-d,-t,--date reads:-r,--reference",
+    "mkdir": "changes:* values:-m,--mode",
+    "mkfifo": "changes:* values:-m,--mode",
+    "mknod": "changes:1 values:-m,--mode",
+    "truncate": "changes:* values:-s,--size reads:-r,--reference",
+    "chmod chown chgrp": "changes!--reference:2+ changes@--reference:* reads:--reference "
+    "trees@-R,--recursive:2+",
+    "chattr": "changes:2+ trees@-R:2+",
+    "setfacl": "changes:* values:-m,-x,-M,-X,--modify,--remove trees@-R,--recursive:*",
+    "dos2unix unix2dos mac2unix": "changes:*",
+    "patch": "changes:1 writes:-o,--output changes:-r,--reject-file reads:-i,--input,2 "
+    "values:-p,-B,-z,-F,-D,-V,-Y,-g,--strip unpacks!--dry-run,-o,--output:-d,--directory",
+    # --- They copy.
+    "cp": f"copies:* {_TARGET} recursive:-r,-R,-a,--recursive,--archive",
+    "mv": f"moves:* {_TARGET}",
+    "install": f"copies!-d,--directory:* changes@-d,--directory:* {_TARGET} "
+    "values:-m,-o,-g,--mode,--owner,--group",
+    "ln": f"copies:* changes:* {_TARGET}",
+    "link": "copies:* changes:*",
+    "rsync": "copies:* recursive:-r,-a,--recursive,--archive reads:--files-from,--exclude-from,"
+    "--include-from,--password-file trees@--remove-source-files:* values:-f,-B,-T,--exclude,--include,"
+    "--filter,--max-size,--min-size,--bwlimit,--chmod,--chown,--timeout,--port,--temp-dir,--suffix "
+    "changes:--log-file,--backup-dir,--partial-dir,--write-batch,--only-write-batch",
+    # --- Archives.
+    "tar bsdtar gtar": f"BUNDLE changes@{_TAR_WRITES}:-f,--file reads!{_TAR_WRITES}:-f,--file "
+    f"reads@{_TAR_WRITES}:* unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L,-C,"
+    "--exclude,--strip-components,--transform,--format,--owner,--group,--mode,--mtime,--directory,"
+    "--wildcards reads:-T,-X,--files-from,--exclude-from changes:-g,--listed-incremental,--index-file",
+    "zip": "changes:1 reads:2+ trees@-m,--move:2+ values:-x,-i,-b,-P,-n,-t,-tt changes:-O,--out",
+    "unzip": "unpacks!-l,-t,-v,-p,-Z,-z:-d reads:1",
+    "7z 7za 7zr 7zz": "unpacks@x,e:",
+    "unrar": "unpacks@x,e:",
+    "ar": "changes:2",
+    "ranlib strip": "changes:* changes:-o",
+    "objcopy": "reads:1 changes:* values:-I,-O,-j,-R",
+    "cpio pax": "unpacks@-i,-r,-p:-D,--directory reads:-E",
+    # --- The network.
+    "curl": "offered:-d,-F,-H,-w,--data,--data-ascii,--data-binary,--data-raw,--data-urlencode,--form,"
+    "--header,--json,--proxy-header,--url-query,--variable,--write-out,--url "
+    "reads:-T,-b,-E,-t,--upload-file,--cookie,--cert,--key,--cacert,--proxy-cert,--proxy-key,--netrc-file,"
+    "--pubkey,--etag-compare,--crlfile,--proxy-cacert,--ech,--knownhosts,-z,--time-cond "
+    "writes:-o,-D,-c,--output,--dump-header,--cookie-jar,--trace,--trace-ascii,--stderr,--libcurl,"
+    "--etag-save,--hsts,--alt-svc,--ssl-sessions,--dump-ca-embed "
+    "values:-A,-C,-e,-m,-P,-Q,-r,-u,-U,-x,-X,-y,-Y,--output-dir,--request,--user,--user-agent,--referer,"
+    "--max-time,--connect-timeout,--retry,--retry-delay,--retry-max-time,--proxy,--range,--limit-rate,"
+    "--resolve,--connect-to,--cert-type,--max-redirs,--oauth2-bearer,--form-string,--ciphers,--interface,"
+    "--parallel-max,--expect100-timeout,--speed-limit,--speed-time,--proto,--quote,--proxy-user,"
+    "--rate,--max-filesize,--pass,--key-type,--noproxy,--dns-servers,--local-port,--keepalive-time",
+    "wget wget2": "reads:-i,--input-file,--post-file,--body-file,--load-cookies,--certificate,"
+    "--private-key,--ca-certificate,--crl-file,--egd-file,--warc-dedup "
+    "writes:-o,-a,-O,--output-file,--append-output,--output-document,--save-cookies,--hsts-file,"
+    "--rejected-log,--warc-file "
+    "values:-A,-B,-D,-e,-I,-l,-P,-Q,-R,-t,-T,-U,-w,-X,--tries,--timeout,--header,--user-agent,--user,"
+    "--password,--post-data,--body-data,--method,--directory-prefix,--level,--wait,--accept,--reject,"
+    "--domains,--limit-rate,--read-timeout,--connect-timeout,--dns-timeout,--waitretry,--referer,"
+    "--warc-tempdir,--warc-header,--progress,--cut-dirs,--default-page,--quota,--exclude-directories",
+    "http https xh xhs httpie": "offered:* may:-o,--output reads:--cert,--cert-key",
+    "gh glab": "offered:-f,-F,--field,--raw-field,--header,-H reads:--input,--body-file,--notes-file,-F "
+    "changes:--output",
+    "aria2c axel": "reads:-i,--input-file,--load-cookies changes:-o,--out,-l,--log,--save-session,"
+    "--save-cookies values:-d,--dir",
+    # --- Compilers and builds: they write their results wherever they are told.
+    "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output reads:-include,-imacros",
+    "rustc": "may:-o,--out-dir values:-C,-L,-l,-A,-W,-D,-F,--crate-type,--crate-name,--edition,--emit,"
+    "--extern,--target,--cfg reads:1",
+    "go": "SINGLE writes:-o,--o,-coverprofile,--coverprofile,-blockprofile,--blockprofile,-cpuprofile,"
+    "--cpuprofile,-memprofile,--memprofile,-mutexprofile,--mutexprofile,-trace,--trace,-outputdir,"
+    "--outputdir",
+    "openssl": "SINGLE reads:-in,-inkey,-key,-CA,-CAkey,-CAfile,-cert,-certfile,-config,-passin,-pass,"
+    "-passout,-rand,-kfile,-sigfile,-verify,-sign,-data,-untrusted,-extfile,2+ may:-out,-keyout,"
+    "-writerand,-CAserial,-pubout_file,-signature_out,-outdir,-serial,-sess_out,-keylogfile,-msgfile",
+    "ssh-keygen": "changes!-l,-B,-y,-e,-E,-F,-L,-H:-f reads:-f values:-t,-b,-C,-N,-P,-I,-n,-V,-O,-m,-a,-Z",
+    "gpg gpg2": "may:-o,--output,--log-file,--logger-file,--status-file,--attribute-file reads:* "
+    "values:-r,-u,--recipient,--local-user,--passphrase-fd reads:--passphrase-file",
+    "pytest py.test": "may:--junitxml,--junit-xml,--log-file,--resultlog,--report-log,--html,"
+    "--cov-report,--debug,--basetemp,--profile-svg reads:--cov-config values:-k,-m,-n,-p,-W,-c,-o",
+    "mypy pylint flake8 bandit": f"may:{_GENERAL},--html-report,--xml-report,--txt-report,--junit-xml,"
+    "--cobertura-xml-report,--any-exprs-report,--linecount-report,--linecoverage-report,--cache-dir,-o",
+    "pip pip3": "may:--log,-d,--dest,-w,--wheel-dir,-t,--target,--report,--root,--prefix,--src,--cache-dir "
+    "reads:-r,-c,--requirement,--constraint,--cert,--client-cert,--build-constraint",
+    "uv": f"may:{_GENERAL},-o,--target,--out-dir,--cache-dir reads:-r,-c,--requirement,--requirements,"
+    "--constraint,--constraints,--override,--env-file",
+    "sqlite3 sqlite duckdb": "changes!-readonly:1",
+    "psql": f"{_OUTPUT},-L reads:-f,--file values:-c,-d,-h,-p,-U,-v,-F,-P,-R,-T,--command,--dbname,--host,"
+    "--port,--username,--set,--pset,--field-separator",
+    "mysql mariadb": f"{_OUTPUT},--tee values:-e,--execute,-h,-u,-P,-D",
+    "pg_dump pg_dumpall mysqldump mongodump pg_restore": "may:-f,--file,-r,--result-file,-o,--out,-T,--tab",
+    "docker podman nerdctl": "may:-o,--output,--iidfile,--cidfile,--metadata-file reads:--password-file",
+    "tsc esbuild rollup webpack sass terser": f"{_OUTPUT},--outDir,--outdir,--out-dir,-d,--dir,"
+    "--declarationDir,--tsBuildInfoFile,--metafile,--file",
+    # --- Formatters, in place.
+    "black isort autoflake pyupgrade docformatter blue yapf autopep8 djlint": "changes!--check,--diff,"
+    "--check-only:* values:-l,--line-length,-t,--target-version,-p,--profile,--config,--exclude,-w",
+    "ruff": f"changes@format,--fix,--add-noqa,--unsafe-fixes!--check,--diff:2+ may:{_GENERAL},-o "
+    "values:--config,--select,--ignore,--line-length,--target-version,--exclude",
+    "prettier": "changes@-w,--write:* values:--config,--parser,--plugin,--ignore-path",
+    "eslint stylelint standard xo oxlint tslint": "changes@--fix,--write,--fix-dangerously:* "
+    "values:-c,--config,--ext,--rule,-f,--format,--max-warnings,--ignore-path may:-o,--output-file,"
+    "--cache-location,--cache-file",
+    "biome rome dprint deno": "changes@--write,--fix,--apply,fmt,format:2+ changes@--apply-unsafe:2+",
+    "gofmt goimports gofumpt shfmt golines": "changes@-w,--write:* values:-r,-l,-i,-ln,-local",
+    "rustfmt": "changes!--check:* values:--config,--edition,--config-path",
+    "clang-format clang-tidy swift-format ktlint google-java-format": "SINGLE changes@-i,-fix,--fix,-F,"
+    "--format,--in-place,--replace,-fix-errors:*",
+    "rubocop": "changes@-a,-A,--autocorrect,--autocorrect-all,-x,--fix-layout,--auto-correct:* "
+    "may:-o,--out",
+    "terraform tofu": "changes@fmt:2+ may:-out,-state,-state-out,-backup SINGLE",
+    "nixfmt stylua taplo mdformat elm-format ocamlformat ormolu fourmolu buildifier mix zig buf "
+    "php-cs-fixer phpcbf scalafmt csharpier alejandra perltidy cmake-format yamlfmt": "changes!--check,"
+    "--dry-run:*",
+    # --- git, by subcommand.
+    _GIT_SHOWS: "LOOSE REVISIONS reads:*",
+    "git-blame": "LOOSE REVISIONS reads:* reads:--contents,--ignore-revs-file",
+    "git-archive": "reads:--add-file,2+ values:--format,--prefix may:-o,--output",
+    "git-rm": "changes!--cached,-n,--dry-run:* trees@-r:*",
+    "git-mv": "moves!-n,--dry-run:*",
+    "git-restore": "changes!-S,--staged:* changes@-W,--worktree:* values:-s,--source",
+    "git-checkout": "changes!-b,-B,--orphan:* values:-b,-B,--orphan,--conflict",
+    "git-clean": "trees!-n,--dry-run:* values:-e,--exclude",
+    "git-stash": "changes@push,save:2+ values:-m,--message",
+    "git-apply": "unpacks!--cached,--check,--stat,--numstat,--summary:--directory reads:* "
+    "changes:--build-fake-ancestor values:-p,-C,--exclude,--include,--whitespace",
+    "git-clone": "changes:2+ may:--separate-git-dir values:-b,-o,-j,--branch,--depth,--origin,--filter,"
+    "--shallow-since,--reference,--jobs reads:1",
+    "git-init": "changes:* may:--separate-git-dir values:-b,--initial-branch,--object-format",
+    "git-worktree": "changes@add:2 trees@move,remove:2+ values:-b,-B,--reason",
+    "git-submodule": "changes@add:3+ values:-b,--name,--reference,--depth",
+    "git-bundle": "writes@create:2 reads!create:2+",
+    "git-mailinfo": "writes:*",
+    "git-mailsplit": "writes:-o reads:*",
+    "git-merge-file": "writes!-p,--stdout:1 reads:2+ values:-L",
+    "git-fast-export": "writes:--export-marks reads:--import-marks,--import-marks-if-exists",
+    "git-interpret-trailers": "writes@--in-place:* reads:* values:--trailer,--where,--if-exists",
+    "git-pack-objects": "writes:1",
+    "git-index-pack": "writes:-o reads:1",
+    "git-read-tree": "writes:--index-output",
+    "git-bugreport git-diagnose": "writes:-o,-s",
+    "git-commit git-tag git-merge git-notes": "reads:-F,--file,--pathspec-from-file",
+    "git-ls-files": "reads:-X,--exclude-from",
+    "git-config": "reads:-f,--file",
+    "git-grep": "LOOSE reads:2+ reads:-f,-O",
+}
+_TABLE = {name: text for listed, text in _USAGES.items() for name in listed.split()}
+
+
+@lru_cache(maxsize=512)
+def usage_of(program: str) -> Usage:
+    """Return how a program, or a subcommand of git (``git-rm``), uses its arguments."""
+    compiles = program.endswith(COMPILER_ENDS) and COMPILERS.fullmatch(program)
+    return _usage(_TABLE.get("gcc" if compiles else program, _OUTPUT))
