@@ -95,5 +95,6 @@ def _remove_files(app: App, job: OldJob, author: Author, now: float, *, force: b
         return f"its snapshots cannot be removed: {error}"
     for run_id in job.run_ids:
         shutil.rmtree(home / "outputs" / run_id, ignore_errors=True)
+        shutil.rmtree(home / TMP / run_id, ignore_errors=True)
     store.forget_workspaces(app.database, job.id, store_id(home))
     return ""

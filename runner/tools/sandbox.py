@@ -15,7 +15,9 @@ from runner.core.sandbox import Kind, Sandbox
 from runner.errors import HostFaultError
 from runner.permissions import Policy
 from runner.ports import Interrupt, Surroundings
+from runner.tools.file_access import ToolFailure
 from runner.tools.host import Ended, Start, ToolHost
+from runner.tools.sandbox_mounts import NAMESPACES, Blanks, Mounts, View, run_tmp
 
 _PROBE_SECONDS = 30.0
 
@@ -81,16 +83,23 @@ class Sandboxes:
         if kind == "none":
             yield Entered(start, kind)
             return
-        front = self._bubblewrap(start, surroundings)
-        yield Entered(replace(start, arguments=[*front, *start.arguments]), kind)
-
-    def _bubblewrap(self, start: Start, surroundings: Surroundings) -> list[str]:
+        needs = tuple(start.needs)
+        caches = () if sandbox is None else sandbox.caches
+        view = View(self._home, surroundings.workspace, surroundings.outputs, needs, caches=caches)
+        mounts = Mounts(
+            view,
+            Policy() if policy is None else policy,
+            Blanks.make(self._home),
+            self._environment,
+            run_tmp(self._home, start.run_id),
+        )
         bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
-        seen = [("--ro-bind", path) for path in start.needs]
-        workspace = [surroundings.workspace] if surroundings.workspace else []
-        seen += [("--bind", path) for path in (*workspace, *_repository_of(surroundings.workspace))]
-        binds = [word for option, path in seen for word in (option, str(path), str(path))]
-        return [bwrap, *_BASE, *binds, "--chdir", str(start.folder), "--"]
+        folder = str(start.folder.resolve())
+        arguments = [bwrap, *mounts.arguments, "--chdir", folder, "--", *start.arguments]
+        descriptors = {**start.descriptors, **mounts.descriptors}
+        yield Entered(replace(start, arguments=arguments, descriptors=descriptors), kind)
+        if made := mounts.remove_denied():
+            raise ToolFailure(made, "denied")
 
 
 class Contained:
@@ -116,15 +125,6 @@ class Contained:
             return self._host.call(entered.start, interrupt)
 
 
-# fmt: off
-_BASE = (
-    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
-    "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-    "--ro-bind", "/", "/", "--tmpfs", "/tmp", "--dev", "/dev", "--proc", "/proc",
-)
-# fmt: on
-
-
 def _probe(environment: Mapping[str, str]) -> Containment:
     if sys.platform != "linux":
         return Containment("none", f"there is no sandbox on {sys.platform}: only on Linux")
@@ -133,7 +133,7 @@ def _probe(environment: Mapping[str, str]) -> Containment:
         return Containment("none", "bwrap is not on the PATH: install bubblewrap")
     try:
         done = subprocess.run(
-            [bwrap, *_BASE, "--", shutil.which("true") or "/bin/true"],
+            [bwrap, *NAMESPACES, "--", shutil.which("true") or "/bin/true"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PROBE_SECONDS,
@@ -145,12 +145,3 @@ def _probe(environment: Mapping[str, str]) -> Containment:
     if done.returncode:
         return Containment("none", f"bwrap cannot make a sandbox here: {said}")
     return Containment("bubblewrap")
-
-
-def _repository_of(workspace: Path | None) -> list[Path]:
-    """Return the folder of the repository that a worktree belongs to."""
-    if workspace is None or not (file := workspace / ".git").is_file():
-        return []
-    folder = Path(workspace, file.read_text().removeprefix("gitdir:").strip())
-    common = folder / "commondir"
-    return [(folder / common.read_text().strip()).resolve() if common.is_file() else folder]

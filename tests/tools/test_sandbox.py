@@ -32,7 +32,7 @@ def bash(bench: Workbench, command: str, sandbox: Sandbox | None) -> ToolResult:
 def test_a_command_in_the_sandbox_writes_the_workspace_and_nothing_else(
     bench: Workbench, tmp_path: Path
 ) -> None:
-    command = f"echo x > made; echo x > /tmp/mine; echo x > {tmp_path}/beside; echo x > /var/tmp/no"
+    command = f"echo x > made; echo x > /tmp/mine; echo x > {tmp_path}/beside; echo x > /usr/no"
     result = bash(bench, command, Sandbox())
     assert result.content.count("Read-only file system") == 1
     assert (bench.workspace / "made").exists()

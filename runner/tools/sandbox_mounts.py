@@ -1,0 +1,412 @@
+"""The command line of bubblewrap for a call: what its processes see of this machine, and may write.
+
+    /                    read-only, with /tmp and /var/tmp of their own and nothing in /run
+    the workspace        writable, and so is its repository; git's hooks and settings are read-only
+    what rules deny      Read: unreadable, Edit: read-only, by whatever name it is reached
+    RUNNER_HOME          empty, but for the run's own workspace, repository and outputs
+    credentials at home  unreadable
+
+https://github.com/containers/bubblewrap. Mounts are made in the order of their paths, so that what is
+further down stands over what it lies in. No path given to bubblewrap has a symlink in it.
+"""
+
+# ruff: noqa: PTH102, PTH103, PTH108, PTH110, PTH111, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH208
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runner.core.sandbox import CACHES
+from runner.errors import HostFaultError
+from runner.permissions import Policy
+from runner.tools.file_access import ToolFailure, inside
+from runner.tools.sandbox_denials import Denied, denials_of
+from runner.tools.sandbox_seccomp import seccomp_program
+
+SECCOMP_DESCRIPTOR = 100  # that bubblewrap reads its filter from
+TMP = "tmp"  # the folder of RUNNER_HOME with the /tmp of each run
+MOST_DENIED = 200  # mounts for denied paths: each takes longer than the one before
+
+# fmt: off
+# Files and folders of a home that are or hold credentials, or what others have typed or seen.
+_CREDENTIALS = (
+    ".ssh", ".gnupg", ".pki", ".password-store", ".netrc", "_netrc", ".authinfo", ".authinfo.gpg",
+    ".local/share/keyrings", ".local/share/kwalletd", ".config/op", ".config/Bitwarden", ".config/rbw",
+    ".vault-token", ".config/sops", ".config/age", ".Xauthority", ".ICEauthority",
+    # clouds, clusters, registries of images
+    ".aws", ".azure", ".config/gcloud", ".boto", ".s3cfg", ".oci", ".bluemix", ".config/doctl", ".fly",
+    ".config/rclone", ".kube", ".docker", ".config/containers", ".colima", ".lima", ".terraformrc",
+    ".terraform.d/credentials.tfrc.json", ".databrickscfg", ".snowflake", ".config/heroku",
+    # code forges and agents
+    ".git-credentials", ".config/git/credentials", ".config/gh", ".config/glab-cli", ".config/hub",
+    ".config/github-copilot", ".claude", ".claude.json", ".config/claude", ".config/anthropic",
+    ".codex", ".gemini", ".subversion/auth", ".config/Code", ".config/Cursor", ".vscode-server",
+    # package registries
+    ".npmrc", ".yarnrc.yml", ".pypirc", ".config/pip", ".pip", ".cargo/credentials",
+    ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml", ".m2/settings-security.xml",
+    ".gradle/gradle.properties", ".composer/auth.json", ".config/composer/auth.json",
+    ".nuget/NuGet/NuGet.Config", ".config/NuGet/NuGet.Config", ".config/hatch",
+    # data and models
+    ".pgpass", ".my.cnf", ".mylogin.cnf", ".kaggle", ".huggingface", ".cache/huggingface/token",
+    # browsers, mail, chat, wallets
+    ".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", ".config/vivaldi",
+    ".config/BraveSoftware", ".config/microsoft-edge", ".config/opera", ".var/app", "snap",
+    ".config/Signal", ".config/Slack", ".config/discord", ".config/evolution", ".bitcoin", ".ethereum",
+    ".electrum", ".config/solana", "Library/Keychains", "Library/Cookies",
+    # histories
+    ".bash_history", ".zsh_history", ".python_history", ".node_repl_history", ".psql_history",
+    ".mysql_history", ".sqlite_history", ".local/share/fish", ".viminfo", ".lesshst",
+)
+# What only root could read, without any capability.
+_CREDENTIALS_OF_ROOT = (
+    "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d",
+    "/etc/ssl/private", "/etc/krb5.keytab", "/etc/ssh/ssh_host_rsa_key",
+    "/etc/ssh/ssh_host_ecdsa_key", "/etc/ssh/ssh_host_ed25519_key", "/etc/docker/key.json",
+)
+# Sockets of other programs of this user's; a read-only mount does not keep anyone from a socket.
+_WITHHELD_VARIABLES = (
+    "SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST",
+    "XDG_RUNTIME_DIR", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "TMUX", "VSCODE_IPC_HOOK_CLI",
+)
+# Where build tools keep what they fetch, unless the job asks for the preset of that name.
+_PRIVATE_CACHES: Mapping[str, Mapping[str, str]] = {
+    "cargo": {"CARGO_HOME": "cargo"},
+    "go": {"GOMODCACHE": "go-mod"},
+    "gradle": {"GRADLE_USER_HOME": "gradle"},
+    "npm": {"npm_config_cache": "npm"},
+    "pip": {"PIP_CACHE_DIR": "pip"},
+    "uv": {"UV_CACHE_DIR": "uv"},
+    "yarn": {"YARN_CACHE_FOLDER": "yarn"},
+}
+NAMESPACES = (
+    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+    "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+    "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
+)
+# fmt: on
+_PRIVATE = ("/tmp", "/var/tmp")
+_EMPTY = ("/run", "/var/run")
+# What git runs, is steered by or reads from elsewhere, in a repository.
+_STEERING = ("hooks", "config", "config.worktree", "modules", "objects/info/alternates")
+_CACHE_FOLDER = "/tmp/.cache"
+_WORKSPACES = "workspaces"  # as runner.workspace.folders names it; a test compares
+_LARGEST_LINK = 8_192
+
+# "hide": nothing is there; "deny": nothing is there, nor anything of it elsewhere in the plan;
+# "pin": writable, and cannot be renamed.
+_Kind = Literal["read", "write", "pin", "private", "hide", "deny"]
+_HIDDEN = ("private", "hide", "deny")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a call's processes are to see."""
+
+    home: Path  # RUNNER_HOME
+    workspace: Path | None
+    outputs: Path  # the run's
+    readable: tuple[Path, ...] = ()  # wherever they are
+    read_only: tuple[Path, ...] = ()  # in the workspace or not: the job file
+    caches: tuple[str, ...] = ()  # presets
+
+
+@dataclass(frozen=True, slots=True)
+class Blanks:
+    """Files in RUNNER_HOME that sandboxes are made with."""
+
+    file: str  # nobody can read it
+    folder: str
+    seccomp: str | None  # the filter; None if there is none for this machine
+
+    @classmethod
+    def make(cls, home: Path) -> Blanks:
+        """Make them where they are missing. Raises ``HostFaultError`` if they cannot be made."""
+        folder, program = home / "sandbox", seccomp_program(platform.machine()) or b""
+        seccomp = folder / f"seccomp-{hashlib.sha256(program).hexdigest()[:16]}"
+        blanks = cls(
+            str(folder / "file"), str(folder / "folder"), str(seccomp) if program else None
+        )
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            if not os.path.lexists(blanks.file):
+                with suppress(FileExistsError):
+                    os.close(os.open(blanks.file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0))
+            if not os.path.lexists(blanks.folder):
+                with suppress(FileExistsError):
+                    os.mkdir(blanks.folder, 0)
+            if program and not os.path.lexists(seccomp):
+                draft = folder / f"draft-{secrets.token_hex(8)}"
+                draft.write_bytes(program)
+                draft.replace(seccomp)
+        except OSError as error:
+            raise HostFaultError(f"cannot make {folder} for sandboxes: {error}") from error
+        return blanks
+
+
+def run_tmp(home: Path, run_id: str) -> Path:
+    """Return the folder that is a run's /tmp; it is made if need be. Raises ``HostFaultError``."""
+    folder = home / TMP / run_id
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostFaultError(f"cannot make {folder} for sandboxes: {error}") from error
+    return folder
+
+
+class Mounts:
+    """The mounts of a call.
+
+    Args:
+        environment: of the call's processes.
+        tmp: an existing folder that is the run's /tmp; None: each call has a new one.
+
+    Raises:
+        ToolFailure: the rules deny more than can be mounted, or all of the workspace.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        policy: Policy,
+        blanks: Blanks,
+        environment: Mapping[str, str],
+        tmp: Path | None = None,
+    ) -> None:
+        user = os.path.realpath(environment.get("HOME") or os.path.expanduser("~"))
+        self._workspace = None if view.workspace is None else os.path.realpath(view.workspace)
+        self._home = os.path.realpath(view.home)
+        self._denials = denials_of(policy, self._workspace, user)
+        self._plan: dict[str, _Kind] = {}
+        # Rules about files outside of the workspace that are too many to look for.
+        self.unheld: tuple[str, ...] = ()
+        self._add("private", _PRIVATE)
+        self._add("hide", _EMPTY)
+        self._add("hide", (os.path.join(user, name) for name in _CREDENTIALS))
+        if os.geteuid() == 0:
+            self._add("hide", _CREDENTIALS_OF_ROOT)
+        self._add("hide", [self._home])
+        caches = (os.path.join(user, path) for name in view.caches for path in CACHES[name])
+        self._add("read", (*map(str, (*view.readable, view.outputs)), *caches))
+        self._commondir = ""  # the file that would lead git to other settings; "": none
+        if self._workspace is not None:
+            self._add("write", [self._workspace])
+            self._add_repository(self._workspace)
+        self._add("read", map(str, view.read_only))
+        self._add_denied()
+        self._before = self._unmakeable()
+        seccomp = () if blanks.seccomp is None else ("--seccomp", str(SECCOMP_DESCRIPTOR))
+        # Files that bubblewrap reads from, by their descriptors.
+        self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
+        # Of bubblewrap, before its command.
+        self.arguments = (
+            *NAMESPACES,
+            *seccomp,
+            *_words(self._plan, blanks, tmp),
+            *_variables(environment, view.caches),
+        )
+
+    def remove_denied(self) -> str:
+        """Remove what the call made at paths that rules deny to Edit, in a workspace that is recorded,
+        and what would lead git to other settings. Return what that was, for the model; nothing if
+        there was none. Another call may have made it at the same time: it is removed all the same."""
+        made = [path for path, _ in self._unmakeable() - self._before]
+        for path in made:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    os.unlink(path)
+        if not made:
+            return ""
+        names = ", ".join(sorted(os.path.relpath(path, self._workspace) for path in made))
+        return f"the command made what the rules deny to Edit, and it was removed again: {names}"
+
+    def _unmakeable(self) -> frozenset[tuple[str, int]]:
+        """Return the paths, with inodes, that exist now and that no command may make."""
+        found = [(each.path, each.inode) for each in self._denied_below() if each.writing]
+        if self._commondir and os.path.lexists(self._commondir):
+            found.append((self._commondir, 0))
+        return frozenset(found)
+
+    def _add(self, kind: _Kind, paths: Iterable[str]) -> None:
+        for path in paths:
+            if os.path.lexists(path):
+                real = os.path.realpath(path)
+                if os.path.exists(real):
+                    self._plan[real] = kind
+
+    def _add_repository(self, workspace: str) -> None:
+        """Make the workspace's repository writable, but for what git runs or is steered by, and what it
+        borrows readable. A file ``.git`` is believed only where no command can have made what it
+        names: in RUNNER_HOME, or where git says the same from the other side."""
+        git = os.path.join(workspace, ".git")
+        own = os.path.join(os.path.dirname(workspace), f".{os.path.basename(workspace)}.git")
+        real = os.path.realpath(git)
+        repository = worktree = None
+        if os.path.isdir(own) and not os.path.islink(own) and self._is_recorded:
+            repository = own
+        elif os.path.isdir(git) and inside(real, workspace):
+            repository = real
+        elif os.path.isfile(git):
+            repository, worktree = _linked_worktree(git)
+        if os.path.isfile(git):
+            self._add("read", [git])
+        if repository is None:
+            return
+        self._plan[repository] = "pin"
+        self._commondir = os.path.join(repository, "commondir")
+        with suppress(OSError):
+            os.mkdir(os.path.join(repository, "hooks"))  # else a command could
+        self._add("read", (os.path.join(repository, name) for name in _STEERING))
+        others = os.path.join(repository, "worktrees")
+        with suppress(OSError):
+            self._add("read", (os.path.join(others, name) for name in os.listdir(others)))
+        if worktree is not None:
+            self._plan |= {others: "pin", worktree: "pin"}
+            self._add("read", (os.path.join(worktree, name) for name in ("commondir", "gitdir")))
+        for borrowed in _alternates(os.path.join(repository, "objects")):
+            above = os.path.dirname(borrowed)
+            self._add("read", [borrowed, *(os.path.join(above, name) for name in _STEERING[:2])])
+
+    @property
+    def _is_recorded(self) -> bool:
+        workspaces = os.path.join(self._home, _WORKSPACES)
+        return self._workspace is not None and os.path.dirname(self._workspace) == workspaces
+
+    def _denied_below(self) -> list[Denied]:
+        if self._workspace is None or not self._denials:
+            return []
+        return self._denials.below(self._workspace, self._home)
+
+    def _add_denied(self) -> None:
+        workspace = self._workspace or "/"
+        elsewhere, unheld = self._denials.elsewhere(workspace)
+        self.unheld = tuple(unheld)
+        below = self._denied_below()
+        pinned: set[str] = set()
+        for each in (*elsewhere, *below):
+            path = os.path.realpath(each.path)
+            if each.reading and inside(workspace, path) and not each.is_link:
+                raise ToolFailure(
+                    f"no command can run: the rule deny {each.rule!r} hides the workspace", "denied"
+                )
+            if not os.path.exists(path) or (inside(workspace, path) and each.is_link):
+                continue
+            if self._plan.get(path) not in _HIDDEN:
+                self._plan[path] = "deny" if each.reading else "read"
+            above = list(_above(path)) if inside(path, workspace) else []
+            pinned.update(folder for folder in above if inside(folder, workspace))
+        for path in pinned - {workspace}:
+            self._plan.setdefault(path, "pin")
+        if len(below) + len(elsewhere) + len(pinned) > MOST_DENIED:
+            raise ToolFailure(
+                f"no command can run: the rules deny {len(below) + len(elsewhere):,} paths, too many to "
+                f"keep each from it ({below[0].path if below else elsewhere[0].path} is one); deny "
+                "the folders that they are in",
+                "denied",
+            )
+
+
+def _linked_worktree(git: str) -> tuple[str | None, str | None]:
+    """Return the repository that a linked worktree belongs to, and git's folder for it there; None if
+    it is none (https://git-scm.com/docs/gitrepository-layout)."""
+    folder = os.path.realpath(_content(git).removeprefix("gitdir:").strip() or git)
+    above, name = os.path.split(os.path.dirname(folder))
+    is_linked = _content(os.path.join(folder, "gitdir")).strip() == git
+    if not is_linked or name != "worktrees" or inside(folder, os.path.dirname(git)):
+        return None, None
+    return above, folder
+
+
+def _alternates(objects: str, depth: int = 5) -> Iterator[str]:
+    """Yield the folders that objects are borrowed from (https://git-scm.com/docs/gitrepository-layout)."""
+    for line in _content(os.path.join(objects, "info", "alternates")).splitlines():
+        path = os.path.join(objects, line.strip().strip('"'))
+        if line.strip() and not line.startswith("#") and depth and os.path.isdir(path):
+            yield path
+            yield from _alternates(path, depth - 1)
+
+
+def _content(path: str) -> str:
+    """Return the beginning of a small file, nothing if it cannot be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
+            return file.read(_LARGEST_LINK)
+    except (OSError, ValueError):
+        return ""
+
+
+def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:
+    """Return the kind of the plan's entry that a path is in."""
+    while path not in plan and path != "/":
+        path = os.path.dirname(path)
+    return plan.get(path, "read")
+
+
+def _words(plan: dict[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str]:
+    """Return the mounts as arguments, without those that change nothing."""
+    ordered = sorted(plan, key=lambda path: path.split("/"))
+    kept: dict[str, _Kind] = {}
+    for path in ordered:
+        kind, above = plan[path], _kind_at(kept, os.path.dirname(path))
+        nothing_there = above == "deny" or (kind in _HIDDEN and above in _HIDDEN)
+        if (
+            not nothing_there
+            and (kind != above or kind == "pin")
+            and (kind, above) != ("pin", "read")
+        ):
+            kept[path] = kind
+    parents = {
+        above for path in kept for above in _above(path) if kept.get(above) in ("hide", "private")
+    }
+    words: list[str] = []
+    for path, kind in kept.items():
+        match kind:
+            case "read":
+                words += ["--ro-bind", path, path]
+            case "write" | "pin":
+                words += ["--bind", path, path]
+            case "private":
+                # What is mounted below would be made in the folder, where links may lie in wait.
+                if tmp is not None and path == _PRIVATE[0] and path not in parents:
+                    words += ["--bind", str(tmp), path]
+                else:
+                    words += ["--tmpfs", path]
+            case "hide" if path in parents or path in _EMPTY:
+                words += ["--tmpfs", path]
+            case _:
+                words += ["--ro-bind", blanks.folder if os.path.isdir(path) else blanks.file, path]
+    for path, kind in kept.items():
+        if kind == "hide" and (path in parents or path in _EMPTY):
+            words += ["--remount-ro", path]
+    return words
+
+
+def _above(path: str) -> Iterator[str]:
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
+
+
+def _variables(environment: Mapping[str, str], presets: Sequence[str]) -> Iterator[str]:
+    """Yield arguments that change the environment: nothing in it leads to what is not there."""
+    for name in _WITHHELD_VARIABLES:
+        if name in environment:
+            yield from ("--unsetenv", name)
+    for name in ("TMPDIR", "TMP", "TEMP"):
+        if name in environment:
+            yield from ("--setenv", name, _PRIVATE[0])
+    yield from ("--setenv", "GOCACHE", f"{_CACHE_FOLDER}/go-build")
+    for preset, variables in _PRIVATE_CACHES.items():
+        if preset not in presets:
+            for name, folder in variables.items():
+                yield from ("--setenv", name, f"{_CACHE_FOLDER}/{folder}")
