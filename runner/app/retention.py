@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.queries.search.search import open_index
 from runner.store import prune as store
 from runner.store.prune import OldJob
+from runner.tools.sandbox_mounts import TMP
 from runner.workspace import leftovers
 from runner.workspace.snapshot_store import collect, forget, store_id, store_of, stores_in
 
