@@ -10,8 +10,9 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY runner ./runner
 COPY migrations ./migrations
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
-    && pip --python /opt/runner/bin/python install --no-compile --no-deps /wheels/*.whl
-# Bytecode only of what a worker imports: that of everything would make the image a tenth larger.
+    && pip --python /opt/runner/bin/python install --no-deps /wheels/*.whl
+# Bytecode only of Runner and of what a worker imports: that of everything would make the image a tenth
+# larger.
 ENV PATH=/opt/runner/bin:$PATH RUNNER_HOME=/tmp/home
 RUN runner db upgrade && runner worker --burst && /opt/runner/bin/python -c \
     "import runner.llm.anthropic, runner.telemetry.exporting, anthropic.resources.beta.messages"

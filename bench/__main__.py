@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib
 import json
 import os
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import runner
 from bench.disk import flush_milliseconds
 from bench.stage.databases import Databases
 from bench.tables import Table
@@ -43,6 +45,8 @@ def main() -> None:
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(NAMES)}")
+    # Installed, it has its bytecode. Without, each command would compile all of it anew.
+    compileall.compile_dir(Path(runner.__file__).parent, quiet=1)
     machine = _machine()
     if not options.json:
         print(machine, flush=True)

@@ -12,7 +12,7 @@ from runner.app import costs as app_costs
 from runner.app import handle
 from runner.app.humanize import at_most, cache_share, cell, cost, cost_line, dollars, plural
 from runner.cli.control import note_unworked
-from runner.cli.options import changing, json_option, usd, with_settings
+from runner.cli.options import changing, json_option, open_app, usd, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import JobBudget, billionths
 from runner.core.prices import BY, By
@@ -43,7 +43,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
       runner costs job_01jd9k --by model
     """
     handle.check_prices(settings)
-    with handle.open_app(settings) as app:
+    with open_app(settings) as app:
         found = app_costs.costs(app, job, by)
     if as_json:
         say_json(found.as_json())

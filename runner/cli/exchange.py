@@ -15,7 +15,7 @@ import click
 from runner.app import exchange, handle
 from runner.app.humanize import cell, plural
 from runner.cli import exit_codes
-from runner.cli.options import json_option, signed, with_app, with_settings
+from runner.cli.options import json_option, open_app, signed, with_app, with_settings
 from runner.cli.terminal import make_folder, note, output, refuse, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import Author
@@ -58,7 +58,7 @@ def import_(
     """
     runs: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
-    with handle.open_app(settings, create=True) as app:
+    with open_app(settings, create=True) as app:
         for name in files:
             source = "stdin" if name == _STDIN else name
             try:

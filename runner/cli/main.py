@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections import UserDict
 from collections.abc import Sequence
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
 import runner
-from runner.cli import (
-    approvals,
-    audit,
-    control,
-    costs,
-    exchange,
-    exit_codes,
-    outputs,
-    report,
-    rules,
-    schedules,
-    search,
-    show,
-    system,
-    transcript,
-    work,
-)
+from runner.cli import exit_codes
 from runner.cli.options import global_options
 from runner.cli.terminal import note, refuse
 from runner.errors import RunnerError, SpecError
 
+# The modules of ``runner.cli``, and their functions that are commands.
+_MODULES = {
+    "work": "run submit worker",
+    "show": "list_ show events",
+    "transcript": "transcript",
+    "outputs": "diff patch results workspace",
+    "report": "report",
+    "costs": "costs budget",
+    "control": "cancel pause resume retry say fork priority",
+    "approvals": "approvals approve deny",
+    "rules": "rules",
+    "schedules": "schedule finish_by",
+    "audit": "audit",
+    "search": "search",
+    "exchange": "export import_",
+    "system": "db doctor workers prune schema",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class _Commands(UserDict[str, Any]):
+    """Modules and functions of commands, by the commands' names. Gives the command itself: its module is
+    loaded then, so that ``runner list`` does not wait for the modules of all commands."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, function = super().__getitem__(name)
+        command: click.Command = getattr(import_module(f"runner.cli.{module}"), function)
+        return command
+
+
+@click.group(
+    commands=_Commands(
+        {
+            function.rstrip("_").replace("_", "-"): (module, function)
+            for module, functions in _MODULES.items()
+            for function in functions.split()
+        }
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @global_options
 @click.version_option(runner.__version__, prog_name="runner", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -49,23 +73,9 @@ def cli() -> None:
     """
 
 
-for command in (
-    *(work.run, work.submit, work.worker),
-    *(show.list_, show.show, transcript.transcript, show.events),
-    *(outputs.diff, outputs.patch, outputs.results, report.report, outputs.workspace),
-    *(costs.costs, costs.budget),
-    *(control.cancel, control.pause, control.resume, control.retry, control.say, control.fork),
-    control.priority,
-    *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
-    *(schedules.schedule, schedules.finish_by),
-    *(audit.audit, search.search, exchange.export, exchange.import_),
-    *(system.db, system.doctor, system.workers, system.prune, system.schema),
-):
-    cli.add_command(command)
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command, with the arguments of the process by default, and exit with its code."""
+    gc.disable()  # until the app is open: see ``open_app``
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character

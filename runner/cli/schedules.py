@@ -12,7 +12,15 @@ from runner.app import handle, schedules
 from runner.app import times as app_times
 from runner.app.humanize import cell, moment, plural
 from runner.cli.control import note_unworked
-from runner.cli.options import changing, json_option, load_job, signed, with_app, with_settings
+from runner.cli.options import (
+    changing,
+    json_option,
+    load_job,
+    open_app,
+    signed,
+    with_app,
+    with_settings,
+)
 from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.run import Author
 from runner.settings import Settings
@@ -50,7 +58,7 @@ def add(
       runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz Europe/Berlin
     """
     submission = load_job(settings, spec)
-    with handle.open_app(settings, create=True) as app:
+    with open_app(settings, create=True) as app:
         added = schedules.add(app, submission, cron, zone, author)
     if as_json:
         say_json(added)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from runner.cli.options import (
     json_option,
     load_job,
     log_format_option,
+    open_app,
     signed,
     slots_option,
     with_app,
@@ -92,7 +92,7 @@ def run(
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
     handle.check_prices(settings)
     submission = None if spec is None else load_job(settings, spec)
-    with handle.open_app(settings, create=submission is not None, slots=slots) as app:
+    with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
             job_id = work.submit(app, submission, author)["id"]
         else:
@@ -135,9 +135,7 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
     submission = load_job(settings, spec)
-    with handle.open_app(settings, create=True) as app:
-        # Modules and the job are no garbage: to look through them was a tenth of a large submission.
-        gc.freeze()
+    with open_app(settings, create=True) as app:
         job = work.submit(app, submission, author, key)
     if as_json:
         say_json(job)

@@ -226,6 +226,26 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
 
 
 @pytest.mark.slow
+def test_a_command_loads_few_others_and_collects_garbage_of_its_own(
+    folder: Path, database: Database
+) -> None:
+    jobs_store.submit(database, submission("a"), NOW)
+    code = (
+        "import gc, sys\n"
+        "from runner.cli.main import main\n"
+        "try: main(['list'])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 10_000\n"
+        "others = 'approvals audit exchange outputs report search system transcript work'.split()\n"
+        "print({f'runner.cli.{name}' for name in others} & set(sys.modules) or '', file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True
+    )
+    assert done.stderr == "\n"
+
+
+@pytest.mark.slow
 def test_help_needs_no_database_library(folder: Path) -> None:
     code = (
         "import sys\n"
