@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import errno
 import marshal
+import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,12 +30,17 @@ from runner.tools import host_process
 from runner.tools.file_access import ToolFailure
 from runner.tools.host_process import LOCK_FILE, lock_offset
 from runner.tools.output import present
+from runner.tools.process_tree import kill_below
 
 MOST_OUTPUT_BYTES = 10_000_000
 WATCHDOG_SECONDS = 10.0
 
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
-_END_PATIENCE = 5.0
+KEEPER_PATIENCE = 10.0  # for a keeper's answer past the timeout or a cut; then it is killed
+_END_PATIENCE = 10.0
+_LOOK_SECONDS = 1.0
+_MOST_KILLS = 2  # the keeper, then the host
+_CHUNK = 1 << 20
 _LAST_WORDS = 2_000
 # Its socket was closed, by its death or by another call that found it dead first.
 _HOST_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
@@ -74,18 +83,34 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A host that was started."""
+    """A host that was started, by its guard."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # the guard
     control: socket.socket
 
+    def well(self) -> bool:
+        """Return False if one of the two has ended, or the guard was stopped by a signal."""
+        if self.process.poll() is not None or self.control.fileno() < 0:
+            return False
+        hung_up = select.poll()
+        hung_up.register(self.control, 0)
+        return not hung_up.poll(0) and not self._stopped()
+
     def end(self) -> None:
+        """End it with all that is below it, whatever state they are in."""
         self.control.close()
         try:
-            self.process.wait(_END_PATIENCE)
+            self.process.wait(0 if self._stopped() else _END_PATIENCE)
         except subprocess.TimeoutExpired:
+            kill_below(self.process.pid)
             self.process.kill()
             self.process.wait()
+
+    def _stopped(self) -> bool:
+        with suppress(ChildProcessError):  # it has ended, and was waited for
+            looked = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            return looked is not None
+        return False
 
 
 def boot_needs() -> list[Path]:
@@ -151,21 +176,59 @@ class ToolHost:
             # The worker may have slept meanwhile; from here on the host's watchdog sees to that.
             interrupt.check()
             # A broken pipe: cut, or the host died. The answer, or its absence, says which.
-            with suppress(BrokenPipeError, ConnectionResetError):
+            with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+                near.settimeout(KEEPER_PATIENCE)
                 near.sendall(marshal.dumps(request))
-            try:
-                with near.makefile("rb") as stream:
-                    end, *told = marshal.load(stream)
-            except (EOFError, ConnectionResetError):  # the keeper was killed
-                end, told = "", []
+            told, late = self._answer(host, near, start.timeout, interrupt)
+        try:
+            end, *rest = marshal.loads(told)
+        except (EOFError, ValueError, TypeError):  # the keeper was killed
+            end, rest = "", []
         if known := [each for each in _ENDS if each == end]:
-            return _checked(Ended(known[0], *told), start)
+            return _checked(Ended(known[0], *rest), start)
         interrupt.check()
-        if end == host_process.ABANDONED:
-            host.process.wait(_END_PATIENCE)
-        if host.process.poll() == host_process.WATCHDOG_EXIT:
+        if not host.well() or end == host_process.ABANDONED:
+            self._end(host)
+        if host.process.returncode == host_process.WATCHDOG_EXIT:
             raise Interrupted
-        return Ended("lost", *told)
+        return Ended("timed_out" if late else "lost", *rest)
+
+    def _answer(
+        self, host: _Running, near: socket.socket, timeout: float, interrupt: Interrupt
+    ) -> tuple[bytes, bool]:
+        """Return what the keeper told, nothing if it did not; and whether it was killed because it did
+        not answer for so long. A keeper that cannot be killed, or does not exist yet, is ended with its
+        host."""
+        told, keeper, late, cut = bytearray(), -1, 0, False
+        until = time.monotonic() + timeout + KEEPER_PATIENCE
+        poll = select.poll()
+        poll.register(near, select.POLLIN)
+        try:
+            while late <= _MOST_KILLS:
+                if poll.poll(_LOOK_SECONDS * 1000):
+                    chunk, descriptors, _, _ = socket.recv_fds(near, _CHUNK, 1)
+                    keeper = descriptors[0] if descriptors else keeper
+                    told += chunk
+                    if not chunk:
+                        break
+                elif not host.well():
+                    self._end(host)
+                now = time.monotonic()
+                if interrupt.reason is not None and not cut:
+                    cut, until = True, min(until, now + KEEPER_PATIENCE)
+                if now > until:
+                    late, until = late + 1, now + KEEPER_PATIENCE
+                    if late == 1 and keeper >= 0:
+                        with suppress(ProcessLookupError):
+                            signal.pidfd_send_signal(keeper, signal.SIGKILL)
+                    else:
+                        self._end(host)
+        except ConnectionResetError:
+            pass
+        finally:
+            if keeper >= 0:
+                os.close(keeper)
+        return bytes(told.removeprefix(host_process.KEEPER)), late > 0
 
     def alive(self) -> None:
         """Tell the host that this worker is alive and holds its leases; never waits."""
@@ -178,6 +241,12 @@ class ToolHost:
         with self._starting:
             host, self._running = self._running, None
         if host is not None:
+            host.end()
+
+    def _end(self, host: _Running) -> None:
+        with self._starting:
+            if self._running is host:
+                self._running = None
             host.end()
 
     def _hand_over(self, far: socket.socket) -> _Running:
@@ -195,7 +264,7 @@ class ToolHost:
     def _host(self, instead_of: _Running | None = None) -> _Running:
         with self._starting:
             host = self._running
-            if host is not None and host is not instead_of and host.process.poll() is None:
+            if host is not None and host is not instead_of and host.well():
                 return host
             if host is not None:
                 host.end()

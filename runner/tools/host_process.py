@@ -1,10 +1,15 @@
 """The tool host: the one small child of a worker that starts, watches and ends every tool process.
 
-    worker ──socket── host ──fork── keeper ──fork, exec── the tool's process and its descendants
+    worker ── guard ── host ── keeper ── the tool's process and its descendants
 
 The worker hands the host one end of a socket for each call. The host forks a keeper for it. The
 keeper starts the tool, collects its output and ends it with everything that it started: at the end
 of the call, at its timeout, when the worker closes its end (cancel, death) and when the host dies.
+
+A tool can send signals to all of them, where no sandbox hides them. So each ends what is below it
+before it ends itself, whatever went wrong, and looks after the one below: the host kills a keeper that
+was stopped (SIGSTOP) and what a dead one left; the guard does this for the host; the worker has a
+deadline of its own for the answer, and kills the keeper, then the guard.
 
 The host is single-threaded, because it forks. Its control socket carries one byte at a time:
 ``CALL``, with the descriptor of the call's socket, or ``ALIVE``. When the socket ends, or no
@@ -16,14 +21,11 @@ dies. The lock is taken before the keeper checks that the worker still wants the
 it free after the worker's death knows that nothing starts any more. Two runs that share an offset
 only wait for each other.
 
-A subreaper (Linux, prctl(2)) becomes the parent of every orphan below it, so a process that called
-setsid, nohup or forked twice is still found as a descendant. Elsewhere only the process group is.
-
 This module imports little, and only the standard library (no pathlib): every call forks its
 interpreter.
 """
 
-# ruff: noqa: PTH108, PTH110, PTH208
+# ruff: noqa: PTH108
 
 from __future__ import annotations
 
@@ -38,14 +40,17 @@ import socket
 import sys
 import time
 
+from runner.tools.process_tree import children, end_descendants, kill, prepare_prctl, reap
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Any, NoReturn
 
 CALL = b"c"
 ALIVE = b"a"
+KEEPER = b"k"  # the first byte on a call's socket, with a pidfd of the keeper where there are such
 WATCHDOG_EXIT = 75
 
 EXITED = "exited"
@@ -61,9 +66,16 @@ _SERVE_CLOCK_SECONDS = 1.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 64
-_RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
-_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
-_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
+_RESET_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGPIPE,
+    signal.SIGCHLD,
+    signal.SIGCONT,
+)
+_KEEPERS_PATIENCE = 5.0  # for keepers to end their calls, and for processes to die
+_LOOK_AGAIN = 0.01
 
 
 class Report:
@@ -124,28 +136,99 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()
     gc.freeze()
-    sys.exit(_Host(control, float(sys.argv[2])).serve())
+    become_subreaper, wake_when_orphaned = prepare_prctl()
+    become_subreaper()
+    wake_when_orphaned()
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        control.close()
+        sys.exit(_guard(pid))
+    become_subreaper()
+    wake_when_orphaned()
+    host = _Host(control, float(sys.argv[2]), guard, (become_subreaper, wake_when_orphaned))
+    try:
+        status = host.serve()
+    finally:
+        host.close()
+        _end_all(last=os.getppid() != guard)
+    sys.exit(status)
+
+
+def _guard(host: int) -> int:
+    """Wait for the end of the host, then end everything below; return the host's exit status. A host
+    that is stopped is killed."""
+    while True:
+        pid, status = os.waitpid(-1, os.WUNTRACED)
+        if pid == host and os.WIFSTOPPED(status):
+            kill(host)
+        elif pid == host:
+            _end_all(last=True)
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_all(*, last: bool) -> None:
+    """End everything below this process, when the host has ended or is about to. Keepers end their
+    calls then, and hold locks until they have: they are given time for it. Nobody does it after the
+    ``last``: it does not give up."""
+    until = monotonic() + 2 * _KEEPERS_PATIENCE
+    while True:
+        try:
+            while (keepers := _of_this_group()) and monotonic() < until - _KEEPERS_PATIENCE:
+                end_descendants(spare=keepers, patience=_KEEPERS_PATIENCE)
+                reap()
+                time.sleep(_LOOK_AGAIN)
+            end_descendants(patience=None if last else _KEEPERS_PATIENCE)
+        except (OSError, MemoryError):  # no file can be opened, say
+            if monotonic() > until and not last:
+                return
+            time.sleep(_LOOK_AGAIN)
+        else:
+            return
+
+
+def _of_this_group() -> list[int]:
+    """Return the children of this process that are in its process group."""
+    found = []
+    for child in children(os.getpid()):
+        try:
+            if os.getpgid(child) == os.getpgrp():
+                found.append(child)
+        except ProcessLookupError:
+            continue
+    return found
 
 
 class _Host:
-    def __init__(self, control: socket.socket, watchdog: float) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        watchdog: float,
+        guard: int,
+        prepare: tuple[Callable[[], None], ...],
+    ) -> None:
         self._control = control
         self._watchdog = watchdog
+        self._guard = guard
+        self._prepare = prepare  # what each keeper does first
         self._last_alive = monotonic()
-        self._keepers: set[int] = set()
-        self._become_subreaper = _subreaper()
-        self._become_subreaper()
+        # Each with its call's socket, which ends for the worker when all is gone that the keeper left.
+        self._keepers: dict[int, socket.socket] = {}
         # Nobody writes to this pipe: its end tells the keepers that the host is gone.
         self._life, self._life_held = os.pipe()
         self._children_ended = _wake_on_child_end()
 
+    def close(self) -> None:
+        """Tell the keepers that the host is gone."""
+        os.close(self._life_held)
+
     def serve(self) -> int:
-        """Serve until the worker is gone or silent; return the exit status, which says which."""
+        """Serve until the worker or the guard is gone, or the worker silent; return the exit status."""
         look_every = min(_SERVE_CLOCK_SECONDS, self._watchdog / 4)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._children_ended, select.POLLIN)
-        while True:
+        while os.getppid() == self._guard:
             ready = dict(poll.poll(look_every * 1000 if self._keepers else None))
             if self._children_ended in ready:
                 os.read(self._children_ended, 512)
@@ -154,6 +237,7 @@ class _Host:
                 return 0
             if self._keepers and monotonic() - self._last_alive > self._watchdog:
                 return WATCHDOG_EXIT
+        return 0
 
     def _take_order(self) -> bool:
         """Do what the worker said; return False when its socket has ended."""
@@ -162,11 +246,11 @@ class _Host:
         except ConnectionResetError:
             return False
         if order == CALL and descriptors:
-            with socket.socket(fileno=descriptors[0]) as call:
-                call.set_inheritable(False)
-                if not self._keepers:  # the watchdog looks only while calls are in hand
-                    self._last_alive = monotonic()
-                self._fork_keeper(call)
+            call = socket.socket(fileno=descriptors[0])
+            call.set_inheritable(False)
+            if not self._keepers:  # the watchdog looks only while calls are in hand
+                self._last_alive = monotonic()
+            self._fork_keeper(call)
         elif order == ALIVE:
             self._last_alive = monotonic()
         return bool(order)
@@ -175,39 +259,55 @@ class _Host:
         try:
             pid = os.fork()
         except OSError as error:
-            _answer(call, NOT_STARTED, output=f"no process could be started: {error}".encode())
+            with call:
+                problem = f"no process could be started: {error}".encode()
+                _answer(call, NOT_STARTED, output=problem)
             return
         if pid:
-            self._keepers.add(pid)
+            self._keepers[pid] = call
             return
+        code = 1
         try:
             self._control.close()
             os.close(self._life_held)
             os.close(self._children_ended)
-            self._become_subreaper()
+            for others in self._keepers.values():
+                others.close()
+            for prepare in self._prepare:
+                prepare()
             _keep(call, self._life, _wake_on_child_end())
-            os._exit(0)
+            code = 0
         except BaseException:  # whatever it was, a keeper never goes back into the host's loop
             sys.excepthook(*sys.exc_info())
-            os._exit(1)
+            end_descendants()  # if this fails, too, the host does it
+        finally:
+            os._exit(code)
 
     def _bury_keepers(self) -> None:
-        """Take note of the keepers that ended. One that was killed left its processes to the host,
-        and each may leave others at its end: they are killed until none is left."""
-        orphaned = False
-        for pid, status in _reap().items():
+        """Take note of the keepers that ended, and kill those that were stopped. One that failed or was
+        killed left its processes to the host: they are killed."""
+        buried, orphaned = [], False
+        for pid, status in reap(os.WUNTRACED).items():
+            if os.WIFSTOPPED(status):
+                kill(pid)
+                continue
             orphaned = orphaned or status != 0 or pid not in self._keepers
-            self._keepers.discard(pid)
+            if pid in self._keepers:
+                buried.append(self._keepers.pop(pid))
         if orphaned:
-            _kill_descendants_once(spare=self._keepers)
+            end_descendants(spare=self._keepers, patience=_KEEPERS_PATIENCE)
+        for call in buried:
+            call.close()
 
 
 def _wake_on_child_end() -> int:
-    """Return a descriptor that becomes readable whenever a child of this process ends."""
+    """Return a descriptor that becomes readable whenever a child of this process ends or stops, and
+    when its parent ends."""
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
     os.set_blocking(writable, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGCHLD, signal.SIGCONT):  # SIGCONT: see wake_when_orphaned
+        signal.signal(number, lambda *_: None)
     previous = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     if previous != -1:
         os.close(previous)
@@ -232,6 +332,7 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
     except EOFError:  # the worker went away in the middle of it
         return
     try:
+        _introduce(call)
         lock = os.open(request["lock_file"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_SH, 1, request["lock_offset"])
         poll = select.poll()
@@ -245,7 +346,7 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
         _answer(call, NOT_STARTED, output=str(error).encode("utf-8", "replace"))
         return
     end, status = _watch(call, life, children_ended, main, request["timeout"], (output, errors))
-    status = _kill_descendants(group=main).get(main, status)
+    status = end_descendants(main).get(main, status)
     for collected in (output, errors):
         collected.drain()
     os.close(lock)
@@ -265,8 +366,20 @@ def _answer(
     output than is kept, and of errors nobody asks that."""
     try:
         call.sendall(marshal.dumps((end, exit_code, output, errors, cut)))
-    except (BrokenPipeError, ConnectionResetError):
+        call.shutdown(socket.SHUT_WR)
+    except OSError:
         return
+
+
+def _introduce(call: socket.socket) -> None:
+    """Send the worker a descriptor of this process, to kill it by. Raises ``OSError``."""
+    try:
+        process = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):  # not Linux, or an old one
+        call.sendall(KEEPER)
+        return
+    socket.send_fds(call, [KEEPER], [process])
+    os.close(process)
 
 
 class _Collected:
@@ -370,104 +483,6 @@ def _watch(
                 poll.unregister(pipe.readable)
         if children_ended in ready:
             os.read(children_ended, 512)
-            statuses = _reap()
+            statuses = reap()
             if main in statuses:
                 return EXITED, statuses[main]
-
-
-# --- processes --------------------------------------------------------------------------------------
-
-
-def _subreaper() -> Callable[[], None]:
-    """Return a function that makes the calling process the parent of all orphans below it.
-
-    It is prepared once, in the host: what it needs is then there after every fork.
-    """
-    if sys.platform != "linux":
-        return lambda: None
-    import ctypes
-
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def become_subreaper() -> None:
-        if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-    return become_subreaper
-
-
-def _kill_descendants(group: int) -> dict[int, int]:
-    """Kill a process group and every descendant of this process; wait until all of them are gone.
-
-    Returns:
-        The wait status of each child that was waited for, by process id.
-    """
-    statuses: dict[int, int] = {}
-    _kill(-group)
-    while True:
-        # Every pass: what a killed process left behind has become a child of this one meanwhile.
-        _kill_descendants_once()
-        try:
-            pid, status = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return statuses
-        statuses[pid] = status
-        statuses.update(_reap())
-
-
-def _kill_descendants_once(spare: Collection[int] = ()) -> None:
-    """Kill the descendants that this process has now; ``spare`` are children that are left alone, with
-    all that is below them. Does not wait."""
-    for pid in list(_descendants(os.getpid(), spare)):
-        _kill(pid)
-
-
-def _kill(pid: int) -> None:
-    """Kill a process, or for a negative number its group."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return  # gone, or another user's (sudo): waited for; macOS says EPERM of a zombie's group
-
-
-def _reap() -> dict[int, int]:
-    """Return the wait status of each child that has ended, by process id; does not wait."""
-    statuses: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return statuses
-        if pid == 0:
-            return statuses
-        statuses[pid] = status
-
-
-def _descendants(pid: int, spare: Collection[int]) -> Iterator[int]:
-    for child in _children(pid):
-        if child not in spare:
-            yield child
-            yield from _descendants(child, ())
-
-
-def _children(parent: int) -> list[int]:
-    """Return process ids of the children of a process, from proc(5), if there is such a thing."""
-    children: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{parent}/task") if _CHILDREN_FILES else ():
-            with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
-                children.extend(map(int, file.read().split()))
-    except (FileNotFoundError, ProcessLookupError):
-        return children  # it ended meanwhile: its children are ours now
-    if _CHILDREN_FILES or sys.platform != "linux":
-        return children
-    # A kernel without CONFIG_PROC_CHILDREN: from every process's parent.
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # pid (name) state parent …; the name may hold blanks and parentheses.
-                if int(file.read().rpartition(b")")[2].split()[1]) == parent:
-                    children.append(int(name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return children

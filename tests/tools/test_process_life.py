@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ import pytest
 from runner.core.conversation import ToolResult
 from runner.errors import HostFaultError, Interrupted
 from runner.ports import Interrupt
+from runner.tools import host as host_module
 from runner.tools import host_process
 from runner.tools.host_process import run_is_quiet
 
@@ -56,12 +58,14 @@ def worker(bench: Workbench, watchdog: float, command: str) -> Iterator[subproce
             process.kill()
 
 
-def in_background(bench: Workbench, command: str, interrupt: Interrupt) -> threading.Thread:
+def in_background(
+    bench: Workbench, command: str, interrupt: Interrupt, seconds: float = 60.0
+) -> threading.Thread:
     """Start a call; the thread's ``ended`` holds its result or what it raised."""
 
     def run() -> None:
         try:
-            ended.append(bench.tools.run(bench.call("Bash", command=command), interrupt))
+            ended.append(bench.tools.run(bench.call("Bash", seconds, command=command), interrupt))
         except Interrupted as interrupted:
             ended.append(interrupted)
 
@@ -80,12 +84,27 @@ def outcome(thread: threading.Thread) -> ToolResult | Interrupted:
 
 
 def host_of_this_process() -> psutil.Process:
+    (host,) = guard_of_this_process().children()
+    return host
+
+
+def guard_of_this_process() -> psutil.Process:
     (host,) = [
         child
         for child in psutil.Process().children()
         if "runner.tools.host" in " ".join(child.cmdline())
     ]
     return host
+
+
+def left_in(folder: Path) -> list[str]:
+    """The processes that work in a folder, whoever their parents are."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def test_background_children_die_when_bash_returns(bench: Workbench) -> None:
@@ -186,9 +205,7 @@ def test_killed_host_ends_its_calls_and_is_replaced(bench: Workbench) -> None:
 def test_killed_keeper_ends_its_call_and_what_it_kept(bench: Workbench) -> None:
     result = bench.run("Bash", command="kill -9 $PPID; " + FAMILY)
     assert result.outcome == "interrupted"
-    wait_until(
-        lambda: not host_of_this_process().children(recursive=True), "the host kills what is left"
-    )
+    assert left_in(bench.workspace) == []
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
@@ -319,6 +336,137 @@ def test_time_that_the_machine_sleeps_counts_for_a_timeout(monkeypatch: pytest.M
 
 def test_close_ends_the_host(bench: Workbench) -> None:
     bench.run("Bash", command="true")
-    host = host_of_this_process()
+    host, guard = host_of_this_process(), guard_of_this_process()
     bench.tools.close()
     assert not host.is_running()
+    assert not guard.is_running()
+
+
+DEPTH = 1_200
+# Each starts a new program: forks of forks would cost the kernel time with the square of the depth.
+DEEP = f"""
+cat > deep <<'end'
+if [ $1 = 0 ]; then echo $$ > reached; exec sleep 1000; fi
+sh deep $(($1 - 1))
+:
+end
+sh deep {DEPTH} &
+until [ -s reached ]; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def patient(bench: Workbench) -> Iterator[Workbench]:
+    """The bench with a watchdog that does not bark: nobody tells this host that the worker is alive."""
+    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=300)
+    yield replace(bench, tools=tools)
+    tools.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["echo done", "kill -9 $PPID; sleep 1000"])
+def test_deep_tree_ends_with_its_call_and_disturbs_no_other(patient: Workbench, then: str) -> None:
+    bench, interrupt = patient, Interrupt()
+    innocent = in_background(bench, "until [ -e over ]; do sleep 0.1; done; echo fine", interrupt)
+    result = bench.run("Bash", command=DEEP + then)
+    assert result.outcome == ("succeeded" if "echo" in then else "interrupted")
+    assert running(process_ids(bench.workspace / "reached", 1)) == []
+    (bench.workspace / "over").touch()
+    ended = outcome(innocent)
+    assert isinstance(ended, ToolResult)
+    assert ended.content == "fine\n"
+    assert left_in(bench.workspace) == []
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+# Of the tool's shell: its keeper, the host, the guard.
+ANCESTORS = """
+parent() { set -- $(cat /proc/$1/stat); echo $4; }
+K=$PPID; H=$(parent $K); G=$(parent $H)
+"""
+ATTACKS = [
+    "kill -STOP $K",
+    "kill -STOP $H",
+    "kill -STOP $G",
+    "kill -STOP $G $H $K",
+    "kill -STOP $H $K; kill -9 $G",
+    "kill -9 $H $K",
+    "kill -9 $G",
+    "kill -9 $G $K",
+    "kill -STOP $K; kill -9 $G",
+    "kill -TERM $K $H $G; kill -HUP $K $H $G; kill -STOP $K",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attack_on_what_watches_over_a_call_ends_the_call_and_all_of_it(
+    bench: Workbench, attack: str
+) -> None:
+    result = bench.run("Bash", command=f"{ANCESTORS} {attack}; {FAMILY}", seconds=1000)
+    assert result.outcome == "interrupted"
+    wait_until(lambda: left_in(bench.workspace) == [], "all is killed")
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["true", *ATTACKS])
+def test_killed_worker_leaves_nothing_of_a_call_that_attacked_what_watched_over_it(
+    bench: Workbench, attack: str
+) -> None:
+    command = f"{ANCESTORS} echo $G > guard; kill -9 $W & {attack}; {FAMILY}".replace(
+        "$W", "$(parent $G)"
+    )
+    with worker(bench, 60, command) as process:
+        (guard,) = process_ids(bench.workspace / "guard", 1)
+        process.wait(30)
+        wait_until(lambda: left_in(bench.workspace) == [], "all is killed")
+        wait_until(lambda: running([guard]) == [], "the guard ends")
+        assert run_is_quiet(bench.lock_dir, "run_1")
+
+
+# To trace a process stops it, and its parent is not told.
+TRACE = """python3 -c '
+import ctypes, os, sys, time
+if ctypes.CDLL(None).ptrace(16, int(sys.argv[1]), None, None): sys.exit("not allowed")
+open("traced", "w").write("yes\\n")
+time.sleep(1000)' """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["$K", "$H"])
+@pytest.mark.parametrize("end", ["timeout", "shutdown"])
+def test_call_whose_keeper_does_nothing_any_more_ends_at_the_workers_deadline(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, whom: str, end: str
+) -> None:
+    monkeypatch.setattr(host_module, "KEEPER_PATIENCE", 1.0)
+    monkeypatch.setattr(host_module, "_END_PATIENCE", 1.0)
+    interrupt = Interrupt()
+    attack = f"{ANCESTORS} {TRACE} {whom}"
+    if whom == "$H":
+        attack += " & until [ -s traced ]; do :; done; kill -9 $K; sleep 1000"
+    seconds = 5.0 if end == "timeout" else 1_000.0
+    call = in_background(bench, attack, interrupt, seconds)
+    wait_until((bench.workspace / "traced").exists, "the process is traced")
+    if end == "shutdown":
+        interrupt.set("shutdown")
+    ended = outcome(call)
+    assert (ended.outcome if isinstance(ended, ToolResult) else "interrupted") == (
+        "timed_out" if end == "timeout" else "interrupted"
+    )
+    wait_until(lambda: left_in(bench.workspace) == [], "all is killed")
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+NO_FILES = """python3 -c '
+import resource, sys
+for pid in map(int, sys.argv[1:]): resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))' """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["$K", "$H $K"])
+def test_failure_of_what_watches_over_a_call_ends_in_kills(bench: Workbench, whom: str) -> None:
+    command = f"{ANCESTORS} {NO_FILES} {whom}; setsid sleep 1000 & kill -9 $$"
+    result = bench.run("Bash", command=command)
+    assert result.outcome == "interrupted"
+    wait_until(lambda: left_in(bench.workspace) == [], "all is killed")
+    assert bench.run("Bash", command="echo again").content == "again\n"
