@@ -151,6 +151,14 @@ def answer(approval: Mapping[str, Any]) -> str:
     return cell(f"{approval['answer']} by {by}{_get(approval, 'reason', ': ')}")
 
 
+def contained(by: str | None) -> str:
+    """Return what contained the processes of a call: ``in bubblewrap``, ``not contained``; nothing for
+    a call that started none."""
+    if by is None:
+        return ""
+    return "not contained" if by == "none" else f"in {cell(by)}"
+
+
 def input_lines(arguments: Any) -> Iterator[str]:
     """Yield the lines of a call's input: a command unchanged, else each argument after its name.
     Lines of a text are indented below its name, so that none looks like another argument."""

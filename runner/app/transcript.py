@@ -323,7 +323,9 @@ class _Composer:
                     started=tuple(map(self._child_note, self._started_by({call["id"]}))),
                 )
             case "tool_result" if call is not None:
-                words = filter(None, (call["state"], humanize.duration(call["duration"])))
+                contained = humanize.contained(call["containment"])
+                took = humanize.duration(call["duration"])
+                words = filter(None, (call["state"], took, contained))
                 outcome = Note(", ".join(words), humanize.TONES.get(call["state"], "bad"))
                 shown = content.get("content", "")
                 return ToolResult(call["id"], cell(call["name"]), outcome, shown, call["size"])

@@ -354,6 +354,7 @@ def _say_call(call: dict[str, Any]) -> None:
             ("expires", "" if asked.get("answer") else moment(asked["expires_at"])),
             ("started", moment(call["started_at"])),
             ("took", duration(call["duration"])),
+            ("contained by", call["containment"]),
             ("files", _files(call["tree_before"], call["tree_after"])),
             *(("sub-agent", app_show.child_line(child)) for child in call["children"]),
         )

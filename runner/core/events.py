@@ -190,6 +190,7 @@ def _result(result: ToolResult) -> dict[str, Any]:
         "outcome": result.outcome,
         "is_error": result.is_error,
         "duration": round(result.duration, 4),
+        **_given(containment=result.containment),
     }
 
 

@@ -41,7 +41,7 @@ _TOOL_COLUMNS = columns(
 )
 _COMMAND_COLUMNS = columns(
     "call_id label at:time run_id item turn:integer outcome seconds:seconds decision rule answer "
-    "answered_by ran command"
+    "answered_by containment ran command"
 )
 # How many commands are analysed for a pattern that neither the index nor SQL can narrow: that takes
 # a third of a second.
@@ -239,9 +239,9 @@ def _needles(pieces: Iterable[str]) -> tuple[str, ...]:
 Message = tuple[str, int]  # run, number
 
 # A tool call: ``run_id``, ``message``, ``position``, ``turn``, ``item``, ``tool``, ``at``, ``decision``,
-# ``rule``, ``outcome`` (``filters.STATE``), ``seconds``, the ``answer`` and ``answered_by`` of its
-# approval, the input that the model ``asked`` for and ``edited``, what a person or a hook replaced it
-# with, and the content of its ``result``, if asked for.
+# ``rule``, ``outcome`` (``filters.STATE``), ``seconds``, ``containment``, the ``answer`` and
+# ``answered_by`` of its approval, the input that the model ``asked`` for and ``edited``, what a person or
+# a hook replaced it with, and the content of its ``result``, if asked for.
 Call: TypeAlias = dict[str, Any]
 
 BATCH = 250
@@ -365,6 +365,7 @@ def _read(connection: Connection, keys: Sequence[CallKey], results: bool) -> Ite
         select(
             *(*KEY, tool_calls.c.turn, tool_calls.c.name.label("tool"), CALLED_AT.label("at")),
             *(tool_calls.c.decision, tool_calls.c.rule, STATE.label("outcome")),
+            tool_calls.c.containment,
             *(TOOK.label("seconds"), runs.c.item_key.label("item")),
             *(approvals.c.answer, approvals.c.answered_by, edited.label("edited")),
             blocks.c.content.label("asked"),

@@ -279,6 +279,8 @@ class Rows:
         changes: dict[str, Any] = {"ended_at": self._now, "duration": result.duration}
         if entry.snapshot is not None:
             changes["tree_after"] = entry.snapshot
+        if result.containment is not None:
+            changes["containment"] = result.containment
         if result.outcome == "denied":
             self.denials += 1
             # Its decision or its answer may say why already.

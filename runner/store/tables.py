@@ -353,6 +353,7 @@ tool_calls = _table_of_run(
     Column("tree_after", Text),
     Column("asked_again", Boolean, nullable=False, server_default="0"),  # its outcome is unknown
     Column("updated_input", JSON(none_as_null=True)),  # as a hook changed it
+    Column("containment", Text),  # what contained its processes; NULL: it started none
     sqlite_with_rowid=False,
 )
 

@@ -95,7 +95,7 @@ def mend(database: Database) -> None:
         finish(attempt, ToolResult("def a(): ...", duration=0.25))
         more = [tool_use(2, "Bash", command="make test"), tool_use(3, "Bash", command="rm -rf /")]
         use(attempt, *more)
-        failure = ToolResult("2 failed", "failed", duration=12.5)
+        failure = ToolResult("2 failed", "failed", duration=12.5, containment="bubblewrap")
         finish(attempt, replace(failure, output=b"2 failed\n" * 1_000))
         use(attempt, tool_use(4, "Edit", file_path="/src/a.py", old_string="a", new_string="b"))
         finish(attempt, ToolResult("edited", duration=0.1))

@@ -21,7 +21,7 @@ from runner.permissions import Rule
 from runner.store import retry
 from runner.store.control import cancel
 from runner.store.database import Database
-from runner.store.tables import runs, tool_calls, verifications
+from runner.store.tables import events, runs, tool_calls, verifications
 from tests.store.asked import BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
@@ -60,6 +60,17 @@ def test_the_tree_before_is_stored_with_the_start_and_the_one_after_with_the_res
     (finished,) = calls_of(database, run_id)
     assert (finished.tree_before, finished.tree_after) == ("tree 1", "tree 2")
     assert run_row(database, run_id).progress["files"]["tree"] == "tree 2"
+
+
+def test_what_contained_a_call_is_stored_and_told_with_its_result(database: Database) -> None:
+    run_id = submit_one(database, spec=RECORDED)
+    attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
+    attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
+    attempt.append(ToolFinished(0, ToolResult("ok", containment="bubblewrap"), "tree 2"))
+    (finished,) = calls_of(database, run_id)
+    assert finished.containment == "bubblewrap"
+    query = select(events.c.data).where(events.c.type == "tool_done")
+    assert database.read(lambda c: c.execute(query).scalar_one())["containment"] == "bubblewrap"
 
 
 @pytest.mark.parametrize("spec", [SPEC, RECORDED])
