@@ -1,11 +1,12 @@
-"""Which hosts a job may reach: patterns of names, and addresses that nothing in a sandbox reaches."""
+"""Hosts that a job may reach, addresses that it may not, and connections that its calls made."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Literal
 
 import idna
 
@@ -29,6 +30,32 @@ _NOT_PUBLIC = tuple(
 )
 _GLOBAL_UNICAST = ip_network("2000::/3")
 _NAT64 = ip_network("64:ff9b::/96")  # the last 32 bits are an IPv4 address
+
+
+ConnectionOutcome = Literal[
+    "allowed",
+    "refused",  # by the job's list, or because of its address
+    "failed",  # allowed, and not reached
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection that a call made or asked for; many alike are one."""
+
+    host: str  # as asked for if it is no name; empty if a call asked for too many
+    port: int  # 0: not a number of a port
+    at: float  # seconds since the epoch; of many, the first
+    outcome: ConnectionOutcome = "allowed"
+    why: str = ""  # … it was refused or failed
+    sent: int = 0  # bytes that the host was sent
+    received: int = 0
+    count: int = 1
+
+    def __add__(self, other: Connection) -> Connection:
+        """Two that are alike as one."""
+        sent, received = self.sent + other.sent, self.received + other.received
+        return replace(self, sent=sent, received=received, count=self.count + other.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +108,8 @@ def refusal(patterns: Sequence[HostPattern], name: str, port: int) -> str:
     covering = [pattern for pattern in patterns if pattern.covers(name)]
     if any(port in pattern.ports for pattern in covering):
         return ""
-    return "not a port of this host on the job's list" if covering else "not on the job's list"
+    part = "its port" if covering else "it"
+    return f"{part} is not on the job's list of hosts"
 
 
 def is_public(address: str) -> bool:

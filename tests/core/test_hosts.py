@@ -52,10 +52,36 @@ def test_any_other_host_or_port_is_refused(host: str, port: int, words: str) -> 
 @pytest.mark.parametrize(
     "text",
     # fmt: off
-    ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "0x7f.1", "017700000001", "[::1]", "::1",
-     "[::ffff:169.254.169.254]", "169.254.169.254.", "1.2.3.0x4",
-     "", ".", "a..b", ".a", "-a.test", "a-.test", "a b", "a/b", "a\x00.test", "a%00.test", "*.test",
-     "a" * 64 + ".test", "a." * 127 + "test", "u@h.test", "h.test\r\nX: y", "\u2488.test", "a\u3002\u3002b"],
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0x7f.1",
+        "017700000001",
+        "[::1]",
+        "::1",
+        "[::ffff:169.254.169.254]",
+        "169.254.169.254.",
+        "1.2.3.0x4",
+        "",
+        ".",
+        "a..b",
+        ".a",
+        "-a.test",
+        "a-.test",
+        "a b",
+        "a/b",
+        "a\x00.test",
+        "a%00.test",
+        "*.test",
+        "a" * 64 + ".test",
+        "a." * 127 + "test",
+        "u@h.test",
+        "h.test\r\nX: y",
+        "\u2488.test",
+        "a\u3002\u3002b",
+    ],
     # fmt: on
 )
 def test_what_is_no_name_is_refused(text: str) -> None:
@@ -66,8 +92,26 @@ def test_what_is_no_name_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     # fmt: off
-    ["*", "*.", "a.*", "*.*.test", "*a.test", "**.test", "a.test:", "a.test:0", "a.test:65536", "a.test:http",
-     "a.test:443:443", "10.0.0.1", "*.0.0.1", "[::1]:443", "http://a.test", "a.test/x", "a.test:+80", "a.test:８０"],
+    [
+        "*",
+        "*.",
+        "a.*",
+        "*.*.test",
+        "*a.test",
+        "**.test",
+        "a.test:",
+        "a.test:0",
+        "a.test:65536",
+        "a.test:http",
+        "a.test:443:443",
+        "10.0.0.1",
+        "*.0.0.1",
+        "[::1]:443",
+        "http://a.test",
+        "a.test/x",
+        "a.test:+80",
+        "a.test:８０",
+    ],
     # fmt: on
 )
 def test_what_is_no_pattern_is_refused(text: str) -> None:
@@ -78,12 +122,47 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "address",
     # fmt: off
-    ["0.0.0.0", "10.1.2.3", "100.64.0.1", "100.127.255.255", "127.0.0.1", "127.9.9.9", "169.254.169.254",
-     "172.16.0.1", "172.31.255.255", "192.168.1.1", "192.0.0.192", "198.18.0.1", "224.0.0.1", "239.1.1.1",
-     "240.0.0.1", "255.255.255.255", "168.63.129.16", "::", "::1", "::ffff:127.0.0.1",
-     "::ffff:169.254.169.254", "::ffff:a9fe:a9fe", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
-     "64:ff9b:1::1", "fe80::1", "fe80::1%eth0", "2600::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1",
-     "2001:db8::1", "2001::1", "2002:7f00:1::", "100::1", "pypi.org", "1.2.3"],
+    [
+        "0.0.0.0",
+        "10.1.2.3",
+        "100.64.0.1",
+        "100.127.255.255",
+        "127.0.0.1",
+        "127.9.9.9",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "192.0.0.192",
+        "198.18.0.1",
+        "224.0.0.1",
+        "239.1.1.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "168.63.129.16",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:169.254.169.254",
+        "::ffff:a9fe:a9fe",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::1",
+        "fe80::1",
+        "fe80::1%eth0",
+        "2600::1%eth0",
+        "fc00::1",
+        "fd00:ec2::254",
+        "fec0::1",
+        "ff02::1",
+        "2001:db8::1",
+        "2001::1",
+        "2002:7f00:1::",
+        "100::1",
+        "pypi.org",
+        "1.2.3",
+    ],
     # fmt: on
 )
 def test_an_address_that_is_not_public_is_known(address: str) -> None:
@@ -92,7 +171,14 @@ def test_an_address_that_is_not_public_is_known(address: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["1.1.1.1", "151.101.0.223", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "64:ff9b::808:808"],
+    [
+        "1.1.1.1",
+        "151.101.0.223",
+        "100.128.0.1",
+        "172.32.0.1",
+        "2606:4700::1111",
+        "64:ff9b::808:808",
+    ],
 )
 def test_a_public_address_is_known(address: str) -> None:
     assert is_public(address)
