@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from runner.core.hosts import Connection
+
 Block = dict[str, Any]
 Role = Literal["user", "assistant"]
 Purpose = Literal["turn", "summary"]  # what a model call is for
@@ -134,6 +136,7 @@ class ToolResult:
     output: bytes | None = field(default=None, repr=False)
     duration: float = 0.0  # seconds
     containment: str | None = None  # what contained its processes; None: it started none
+    connections: tuple[Connection, ...] = ()  # that it made or asked for over the proxy
 
     @property
     def is_error(self) -> bool:

@@ -58,6 +58,37 @@ class Connection:
         return replace(self, sent=sent, received=received, count=self.count + other.count)
 
 
+# How programs say that there is no network, or that they did not ask the proxy.
+_UNREACHED = re.compile(
+    r"could not resolve|couldn't resolve|name resolution|name or service not known|getaddrinfo"
+    r"|ENOTFOUND|EAI_AGAIN|network is unreachable|no such host|unable to resolve|dns error",
+    re.IGNORECASE,
+)
+_MOST_NAMED = 3
+
+
+def hint(hosts: Sequence[str] | None, connections: Sequence[Connection], said: str) -> str:
+    """Return a line that tells the model why a failed call did not reach a host; empty if it has said
+    nothing of a network.
+
+    Args:
+        hosts: those that the job may reach, as in ``Sandbox.network``.
+        said: what the call has written.
+    """
+    refused = {
+        f"{each.host}:{each.port}": each.why for each in connections if each.outcome == "refused"
+    }
+    named = "; ".join(f"{where}: {why}" for where, why in [*refused.items()][:_MOST_NAMED])
+    more = f"; and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
+    if refused:
+        return f"[sandbox] network of this job refused connections: {named}{more}."
+    if hosts is None or not _UNREACHED.search(said):
+        return ""
+    if not hosts:
+        return "This job has no network ([sandbox] network): commands reach nothing but localhost."
+    return "Hosts are reached only by the HTTP proxy that the variable HTTPS_PROXY names."
+
+
 @dataclass(frozen=True, slots=True)
 class HostPattern:
     """A host that may be reached, or all names below one."""

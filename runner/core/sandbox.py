@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from runner.core.hosts import HostPattern
 
 SandboxMode = Literal["auto", "required", "off"]
 # What contained a call. "none": nothing did.
@@ -22,8 +23,6 @@ CACHES: Mapping[str, tuple[str, ...]] = {
     "uv": (".cache/uv",),
     "yarn": (".cache/yarn",),
 }
-
-_HOST = re.compile(r"(\*\.)?([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,8 @@ class Sandbox:
 
 def host_problem(text: str) -> str | None:
     """Return why a text is no pattern of hosts, or None."""
-    if _HOST.fullmatch(text):
-        return None
-    return f"{text!r} is no name of a host, such as 'pypi.org', '*.example.com' or 'pypi.org:443'"
+    try:
+        HostPattern.parse(text)
+    except ValueError as error:
+        return f"{error}; give one such as 'pypi.org', '*.example.com' or 'pypi.org:8443'"
+    return None

@@ -19,9 +19,10 @@ from runner.errors import RunnerError, UsageError, host_fault
 
 
 def allow_open_files(slots: int) -> None:
-    """Raise the limit of open files: each run has a connection to the API, and sockets to its tools."""
+    """Raise the limit of open files: each run has a connection to the API and sockets to its tools,
+    and a call 64 connections over the proxy."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1024 + 16 * slots
+    wanted = 1024 + 160 * slots
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

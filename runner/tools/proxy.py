@@ -39,6 +39,7 @@ from runner.core.hosts import (
     refusal,
 )
 from runner.core.text import shorten
+from runner.errors import HostFaultError
 from runner.tools import proxy_launcher
 
 T = TypeVar("T")
@@ -103,21 +104,22 @@ class Proxy:
     @contextmanager
     def door(self, hosts: Iterable[str]) -> Iterator[Door]:
         """While the block runs, one sandbox can reach ``hosts`` (patterns as in the job file). At its
-        end all connections are closed. Raises ``OSError`` if this host cannot serve it."""
-        patterns = tuple(map(HostPattern.parse, hosts))
-        folder = Path(tempfile.mkdtemp(prefix="runner-proxy-"))
-        door = Door(folder / "socket", _Served(patterns, self._find))
+        end all connections are closed. Raises ``HostFaultError`` if this host cannot serve it."""
+        served = _Served(tuple(map(HostPattern.parse, hosts)), self._find)
         try:
+            folder = Path(tempfile.mkdtemp(prefix="runner-proxy-"))
             with socket.socket(socket.AF_UNIX) as entrance:
-                entrance.bind(str(door.socket))
+                entrance.bind(str(folder / "socket"))
                 entrance.listen(1)
                 entrance.setblocking(False)
-                self._do(door.served.begin(entrance.dup()))
-            try:
-                yield door
-            finally:
-                self._do(door.served.end())
+                self._do(served.begin(entrance.dup()))
+        except OSError as error:
+            why = error.strerror or "its thread does not answer"
+            raise HostFaultError(f"the proxy of a call cannot be opened: {why}") from error
+        try:
+            yield Door(folder / "socket", served)
         finally:
+            self._do(served.end())
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:

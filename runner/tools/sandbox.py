@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner.core.hosts import Connection, hint
 from runner.core.sandbox import Kind, Sandbox
 from runner.errors import HostFaultError
 from runner.permissions import Policy
 from runner.ports import Interrupt, Surroundings
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import Ended, Start, ToolHost
+from runner.tools.host import Ended, Start, ToolHost, boot_needs
+from runner.tools.proxy import SOCKET_INSIDE, Door, Proxy
 from runner.tools.sandbox_mounts import NAMESPACES, Blanks, Mounts, View, run_tmp
 
 _PROBE_SECONDS = 30.0
@@ -36,6 +39,7 @@ class Entered:
 
     start: Start
     containment: str  # recorded with the call
+    door: Door | None = None  # to the hosts that the job may reach, if it names any
 
 
 class Sandboxes:
@@ -51,6 +55,7 @@ class Sandboxes:
         self._environment = dict(environment)
         self._probing = threading.Lock()
         self._probed: Containment | None = None
+        self.proxy = Proxy()
 
     def probe(self) -> Containment:
         """Return what this host has to contain calls. It is tried out once."""
@@ -80,26 +85,34 @@ class Sandboxes:
         """While the block runs, a process can be started in a sandbox. At its end, raise
         ``ToolFailure`` if the process made what the policy denies."""
         kind = self.containment_of(sandbox).kind
-        if kind == "none":
+        if kind == "none" or sandbox is None:
             yield Entered(start, kind)
             return
-        needs = tuple(start.needs)
-        caches = () if sandbox is None else sandbox.caches
-        view = View(self._home, surroundings.workspace, surroundings.outputs, needs, caches=caches)
-        mounts = Mounts(
-            view,
-            Policy() if policy is None else policy,
-            Blanks.make(self._home),
-            self._environment,
-            run_tmp(self._home, start.run_id),
-        )
-        bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
-        folder = str(start.folder.resolve())
-        arguments = [bwrap, *mounts.arguments, "--chdir", folder, "--", *start.arguments]
-        descriptors = {**start.descriptors, **mounts.descriptors}
-        yield Entered(replace(start, arguments=arguments, descriptors=descriptors), kind)
-        if made := mounts.remove_denied():
-            raise ToolFailure(made, "denied")
+        with self.proxy.door(sandbox.network) if sandbox.network else nullcontext() as door:
+            if door is not None:
+                needs = [*start.needs, *boot_needs()]
+                start = replace(start, arguments=door.launch(start.arguments), needs=needs)
+            mounts = Mounts(
+                View(
+                    self._home,
+                    surroundings.workspace,
+                    surroundings.outputs,
+                    tuple(start.needs),
+                    caches=sandbox.caches,
+                ),
+                Policy() if policy is None else policy,
+                Blanks.make(self._home),
+                self._environment,
+                run_tmp(self._home, start.run_id),
+            )
+            bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
+            front = [bwrap, *mounts.arguments, *_network(sandbox, door)]
+            arguments = [*front, "--chdir", str(start.folder.resolve()), "--", *start.arguments]
+            descriptors = {**start.descriptors, **mounts.descriptors}
+            start = replace(start, arguments=arguments, descriptors=descriptors)
+            yield Entered(start, kind, door)
+            if made := mounts.remove_denied():
+                raise ToolFailure(made, "denied")
 
 
 class Contained:
@@ -117,12 +130,35 @@ class Contained:
         self._sandboxes = sandboxes
         self._about = (sandbox, policy, surroundings)
         self.containment: str | None = None  # of the processes; None: none was started
+        self._door: Door | None = None
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The connections of the process that has ended, as far as they went over the proxy."""
+        return () if self._door is None else self._door.connections
+
+    def network_hint(self, said: str) -> str:
+        """Return why the process, which failed and ``said`` so, did not reach a host; see ``hint``."""
+        sandbox, *_ = self._about
+        if sandbox is None or self.containment in (None, "none"):
+            return ""
+        return hint(sandbox.network, self.connections, said)
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``."""
         with self._sandboxes.enter(start, *self._about) as entered:
-            self.containment = entered.containment
+            self.containment, self._door = entered.containment, entered.door
             return self._host.call(entered.start, interrupt)
+
+
+def _network(sandbox: Sandbox, door: Door | None) -> list[str]:
+    """Return bubblewrap's options for the network. A namespace of its own has only loopback."""
+    if sandbox.network is None:
+        # A link may lead into /run, which is hidden.
+        name_servers = os.path.realpath("/etc/resolv.conf")
+        return ["--ro-bind-try", name_servers, name_servers]
+    found = [] if door is None else ["--bind", str(door.socket), SOCKET_INSIDE]
+    return ["--unshare-net", *found]
 
 
 def _probe(environment: Mapping[str, str]) -> Containment:
@@ -133,7 +169,7 @@ def _probe(environment: Mapping[str, str]) -> Containment:
         return Containment("none", "bwrap is not on the PATH: install bubblewrap")
     try:
         done = subprocess.run(
-            [bwrap, *NAMESPACES, "--", shutil.which("true") or "/bin/true"],
+            [bwrap, *NAMESPACES, "--unshare-net", "--", shutil.which("true") or "/bin/true"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PROBE_SECONDS,

@@ -127,6 +127,7 @@ class LocalTools:
     def close(self) -> None:
         """End the tool host and every tool process that is left."""
         self.host.close()
+        self.sandboxes.proxy.close()
 
     def _contained(self, call: ToolCall | Command | HookCall, policy: Policy | None) -> Contained:
         return Contained(self.host, self.sandboxes, call.sandbox, policy, call.surroundings)
@@ -184,4 +185,11 @@ def _timed(work: Callable[[], ToolResult], inside: Contained, copy: Path) -> Too
             raise HostFaultError(str(failure)) from failure
         content, output = present(str(failure).encode("utf-8", "surrogatepass"), copy)
         result = ToolResult(content, failure.outcome, output)
-    return replace(result, duration=time.monotonic() - began, containment=inside.containment)
+    hint = inside.network_hint(result.content) if result.is_error else ""
+    return replace(
+        result,
+        content=f"{result.content}\n{hint}" if hint else result.content,
+        duration=time.monotonic() - began,
+        containment=inside.containment,
+        connections=inside.connections,
+    )
