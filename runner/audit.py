@@ -21,6 +21,7 @@ from runner.core.prices import By, PriceList
 from runner.core.search import Role, Source, parse
 from runner.errors import UnreachableError, UsageError
 from runner.queries import calls, costs, decisions, problems
+from runner.queries.connections import connection_rows
 from runner.queries.files import Differences, file_rows
 from runner.queries.filters import Filters
 from runner.queries.find import find
@@ -144,6 +145,14 @@ class Audit:
         """Who read or changed which file, in which turn."""
         filters, told = self._filters(only), self._differences
         return file_rows(self._database, filters, pattern, differences=told, limit=_most(limit))
+
+    def connections(
+        self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
+    ) -> Rows:
+        """Hosts that calls reached or were refused, the newest first; ``pattern`` is a host, or a host
+        with a port, in which ``*`` stands for anything."""
+        filters = self._filters(only)
+        return connection_rows(self._database, filters, pattern, limit=_most(limit))
 
     def decisions(
         self, *, each: bool = False, limit: int | None = None, **only: Unpack[Only]

@@ -11,6 +11,7 @@ down_revision = "r02"
 
 def upgrade() -> None:
     _add_containment_of_calls()
+    _add_connections()
 
 
 def _add_containment_of_calls() -> None:
@@ -33,3 +34,67 @@ def _add_to_view(name: str, *, after: str, columns: str) -> None:
     if drop:
         connection.exec_driver_sql(drop)
     connection.exec_driver_sql(f"{create}{first}AS {after}, {columns}{rest}")
+
+
+def _add_connections() -> None:
+    is_one = sa.text("type = 'connection'")
+    op.create_index(
+        "ix_events_connections", "events", ["at"], sqlite_where=is_one, postgresql_where=is_one
+    )
+    connection = op.get_bind()
+    view = _connections(connection.dialect.name == "sqlite")
+    connection.exec_driver_sql(f"CREATE VIEW v_connections AS {view}")
+
+
+def _connections(sqlite: bool) -> str:
+    """Return the query of the view. An imported event may have data of any shape: a value of another
+    type is NULL, and a NUL or a lone surrogate is its escape, as in the first views."""
+    data = "e.data" if sqlite else "(e.data)::text"
+    for old, new in (("\\\\", "\\u005c"), ("\\u0000", "\\u005cu0000"), ("\\ud", "\\u005cud")):
+        data = f"replace({data}, '{old}', '{new}')"
+    data = data if sqlite else f"({data})::json"
+
+    def typed(name: str, sqlite_type: str, pattern: str, as_type: str) -> str:
+        if sqlite:
+            at = f"{data}, '$.{name}'"
+            of_type = f"json_type({at}) = '{sqlite_type}' AND length({data} -> '$.{name}') < 19"
+            return f"CASE WHEN {of_type} THEN json_extract({at}) END"
+        value = f"({data} ->> '{name}')"
+        return f"CASE WHEN {value} ~ '^{pattern}$' THEN CAST({value} AS {as_type}) END"
+
+    def text(name: str) -> str:
+        if sqlite:
+            at = f"{data}, '$.{name}'"
+            return f"CASE WHEN json_type({at}) = 'text' THEN json_extract({at}) END"
+        return f"CASE WHEN json_typeof({data} -> '{name}') = 'string' THEN {data} ->> '{name}' END"
+
+    def number(name: str) -> str:
+        return typed(name, "integer", "[0-9]{1,18}", "bigint")
+
+    def has(name: str) -> str:
+        return f"({data} -> '{name}') IS NOT NULL"
+
+    at = typed("at", "real", r"[0-9]{1,10}\.[0-9]{1,7}", "double precision")
+    at = f"coalesce({at}, e.at)"
+    iso = f"strftime('%Y-%m-%dT%H:%M:%SZ', CAST({at} AS INTEGER), 'unixepoch')"
+    if not sqlite:
+        utc = f"to_timestamp(floor({at})) AT TIME ZONE 'UTC'"
+        iso = f"""to_char({utc}, 'YYYY-MM-DD"T"HH24:MI:SS"Z"')"""
+    of_run = "CASE WHEN r.depth > 0 THEN substr(r.id, length(r.root_run) + 2) ELSE '' END"
+    of_call = f"""CASE WHEN r.depth > 0 THEN {of_run} || '.' ELSE '' END
+        || CAST((SELECT count(*) FROM tool_calls n WHERE n.run_id = c.run_id
+            AND (n.message, n.position) <= (c.message, c.position)) AS TEXT)"""
+    call_id = "replace(c.run_id, 'run_', 'call_') || '_' || c.turn || '_' || (c.position + 1)"
+    return f"""SELECT e.run_id, r.job_id, r.item_key AS item, e.number,
+        CASE WHEN {has("hook_run")} THEN 'hook' WHEN {has("verification")} THEN 'verify'
+            ELSE 'call' END AS made_by,
+        {number("turn")} AS turn, {call_id} AS call_id, c.name AS tool,
+        {at} AS at, {iso} AS at_text, {text("host")} AS host, {number("port")} AS port,
+        {text("outcome")} AS outcome, {text("why")} AS why, {number("count")} AS connections,
+        {number("sent")} AS sent_bytes, {number("received")} AS received_bytes,
+        coalesce(r.root_run, r.id) AS root_run, r.parent_run, r.depth, r.agent_type,
+        CASE WHEN c.run_id IS NULL THEN {of_run} ELSE {of_call} END AS label
+    FROM events e JOIN runs r ON r.id = e.run_id
+    LEFT JOIN tool_calls c ON c.run_id = e.run_id AND c.turn = {number("turn")}
+        AND c.position = {number("call_index")}
+    WHERE e.type = 'connection'"""

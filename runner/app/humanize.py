@@ -327,12 +327,23 @@ def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note
         case "child_started":  # the call that asked for it tells of it
             words = f"{get('agent_type')} {get('child')} is given the whole task"
             return None if "call_index" in data else Note(words)
+        case "connection":
+            return _connection_note(data)
         case "hook_started":  # its end tells of it
             return None
         case "hook_finished":
             return _hook_note(data)
         case _:
             return _note_on_commands(type_, data)
+
+
+def _connection_note(data: Mapping[str, Any]) -> Note | None:
+    """Describe a connection that was not made; `runner audit connections` lists all."""
+    outcome = _get(data, "outcome")
+    if outcome == "allowed":
+        return None
+    where = f"{_get(data, 'host')}:{_get(data, 'port')}"
+    return Note(f"connection to {where} {outcome}{_get(data, 'why', ': ')}", "bad")
 
 
 def _note_on_commands(type_: str, data: Mapping[str, Any]) -> Note | None:

@@ -284,6 +284,21 @@ def files() -> None:
     """
 
 
+@question(_pattern)
+def connections() -> None:
+    """List the hosts that calls reached or were refused.
+
+    The newest first, with bytes sent and received, for jobs whose sandbox names the hosts that may be
+    reached. Many connections of one call to the same port are one row. PATTERN is a host, or
+    HOST:PORT, in which * stands for anything.
+
+    \b
+    Example:
+      runner audit connections --job job_01jd9k
+      runner audit connections '*.example.com' --since 7d
+    """
+
+
 @question()
 def errors() -> None:
     """Count errors, equal ones together.

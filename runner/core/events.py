@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.core import entries, run
@@ -12,8 +12,9 @@ from runner.core.agents import child_id
 from runner.core.conversation import ToolResult, Usage
 from runner.core.fold import Applied
 from runner.core.hook_decisions import name_of
+from runner.core.hosts import Connection
 from runner.core.state import RunState
-from runner.core.text import shorten
+from runner.core.text import shorten, visible
 
 INPUT_SUMMARY_LENGTH = 100
 OUTPUT_SUMMARY_LENGTH = 80
@@ -21,6 +22,8 @@ _REASON_LENGTH = 300
 _MOST_MATCHED_RULES = 10
 _TELLING_INPUTS = ("command", "file_path", "path", "query", "pattern", "url")
 
+
+CONNECTION = "connection"  # the type of the events of connections
 
 # The types of run events that name an author (``signed_event``).
 SIGNED = (
@@ -73,8 +76,11 @@ def events_of(applied: Applied) -> Iterator[Event]:
     elif isinstance(entry, entries.CallEntry):
         yield from _of_calls(state, entry)
     elif isinstance(entry, entries.HookEntry):
-        yield _of_hook(state, entry, after)
+        yield from _of_hook(state, entry, after)
     elif isinstance(entry, entries.WorkspaceEntry):
+        if isinstance(entry, entries.Verified):
+            by = {"turn": state.turns, "verification": entry.number}
+            yield from _connections(by, entry.result.connections)
         yield _in_workspace(state, entry)
     elif isinstance(entry, entries.UserMessageAdded):
         yield Event("message_added", {"cause": entry.cause, "messages": len(entry.texts)})
@@ -169,6 +175,7 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
             more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
             yield Event("outcome_asked", _call(state, index) | more)
         case entries.ToolFinished(index, result, snapshot):
+            yield from _connections(_call(state, index), result.connections)
             yield Event("tool_done", _call(state, index) | _result(result) | _given(tree=snapshot))
 
 
@@ -194,18 +201,26 @@ def _result(result: ToolResult) -> dict[str, Any]:
     }
 
 
+def _connections(about: dict[str, Any], made: Sequence[Connection]) -> Iterator[Event]:
+    """Yield an event for each connection; ``about`` says who made it."""
+    for each in made:
+        yield Event(CONNECTION, about | asdict(each) | {"host": visible(each.host)})
+
+
 def _given(**data: str | None) -> dict[str, Any]:
     return {name: text for name, text in data.items() if text}
 
 
-def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Event:
+def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Iterator[Event]:
     [of_hook] = (each for each in after.hooks.runs if each.number == entry.number)
     name = _summary(name_of(state.spec.hooks[of_hook.hook]))
     data = _call(state, of_hook.index)
     data |= {"hook_run": of_hook.number, "event": of_hook.event, "hook": name}
     if isinstance(entry, entries.HookStarted):
-        return Event("hook_started", data)
+        yield Event("hook_started", data)
+        return
     result, answer = entry.result, entry.result.answer
+    yield from _connections(data, result.connections)
     data |= {
         "outcome": answer.outcome,
         "duration": round(result.duration, 4),
@@ -215,7 +230,7 @@ def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Even
     }
     reason = shorten(answer.reason, _REASON_LENGTH)
     more = _given(decision=answer.decision, reason=reason, tree=entry.snapshot)
-    return Event("hook_finished", data | more)
+    yield Event("hook_finished", data | more)
 
 
 def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from runner.core.hosts import Connection
 from runner.core.text import KeyTwiceError, plain, read_json
 
 HookEvent = Literal["RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd"]
@@ -96,6 +97,7 @@ class HookResult:
     errors: str = ""
     exit_code: int | None = None
     duration: float = 0.0  # seconds
+    connections: tuple[Connection, ...] = ()  # as in ``ToolResult``
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Said:
     errors: bytes = b""
     cut: bool = False  # there was more output than was kept
     duration: float = 0.0  # seconds
+    connections: tuple[Connection, ...] = ()  # as in ``ToolResult``
 
 
 _NO_ANSWER: Mapping[End, tuple[HookOutcome, str]] = {
@@ -168,6 +171,7 @@ def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
         errors=_shown(said.errors),
         exit_code=said.exit_code if said.end == "exited" else None,
         duration=said.duration,
+        connections=said.connections,
     )
 
 

@@ -253,6 +253,7 @@ _TOLD: Mapping[str, tuple[str, ...]] = {
     "tool_done": ("outcome", "output"),
     "model_call_started": ("purpose",),
     "model_call_ended": ("purpose", "stop_reason", "kind", "message", "error"),
+    "connection": ("outcome", "host", "port", "why"),
     "verified": ("outcome", "command", "output"),
     "error": ("state", "reason", "detail"),
     "done": ("state", "reason", "detail"),

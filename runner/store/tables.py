@@ -426,6 +426,7 @@ events = _table_of_run(
     Column("data", JSON, nullable=False),
     # `runner audit limits` reads the limits that were reached, and not all events.
     Index(None, "at", **_where("type = 'limit_reached'")),
+    Index("ix_events_connections", "at", **_where("type = 'connection'")),
     sqlite_with_rowid=False,
 )
 

@@ -114,7 +114,9 @@ class LocalTools:
 
     def hook(self, call: HookCall, interrupt: Interrupt) -> Said:
         interrupt.check()
-        return run_hook(call, self._contained(call, call.policy), self.environment, interrupt)
+        inside = self._contained(call, call.policy)
+        said = run_hook(call, inside, self.environment, interrupt)
+        return replace(said, connections=inside.connections)
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         return read_instructions(Places.of(surroundings, self._home), policy)

@@ -13,6 +13,7 @@ from runner.core.context import Context
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import ToolFinished
 from runner.core.hooks import Hook
+from runner.core.hosts import Connection
 from runner.core.run import Author
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import RunTools
@@ -23,7 +24,7 @@ from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.questions import waiting
-from runner.store.tables import hook_runs, jobs, metadata, run_workspaces, runs, tool_calls
+from runner.store.tables import events, hook_runs, jobs, metadata, run_workspaces, runs, tool_calls
 from tests.core.story import replied
 from tests.docs.happenings import play
 from tests.store.asked import BASH, run_ids
@@ -60,6 +61,7 @@ def tell(database: Database) -> None:
     say_odd_things(database)
     pay(database)
     delegate(database)
+    connect(database)
 
 
 def mend(database: Database) -> None:
@@ -108,6 +110,28 @@ def mend(database: Database) -> None:
             place = {"path": "/w/1", "branch": "runner/mend", "store_id": "store_1"}
             row = {"run_id": run_id, **place, "commit_id": "c0ffee", "created_at": NOW}
             database.write(lambda c, row=row: c.execute(insert(run_workspaces).values(row)))  # type: ignore[misc]
+
+
+def connect(database: Database) -> None:
+    """The first call of a sub-agent reached a host; an imported event has data of another shape."""
+    first = select(tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
+    first = first.join(runs, runs.c.id == tool_calls.c.run_id).where(runs.c.depth > 0)
+    call = database.read(lambda c: c.execute(first.order_by(*tool_calls.primary_key)).first())
+    assert call is not None
+    made = asdict(Connection("pypi.org", 443, NOW + 0.5, "failed", "no such name", 12, 3_400, 2))
+    made |= {"turn": call.turn, "call_index": call.position}
+    odd = {
+        "host": "\u0000",
+        "port": "x",
+        "at": "y",
+        "turn": 1.5,
+        "count": 10**30,
+        "why": "half \ud83d",
+    }
+    for number, data in enumerate((made, odd, [], "x", {"verification": 1}), 900):
+        row = {"run_id": call.run_id, "number": number, "at": NOW, "attempt": 1}
+        row |= {"type": "connection", "data": data}
+        database.write(lambda c, row=row: c.execute(insert(events).values(**row)))  # type: ignore[misc]
 
 
 def use(attempt: Attempt, *blocks: Any, stop: str = "tool_use", usage: Usage = USAGE) -> None:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.conversation import ToolResult
-from runner.core.entries import Entry, RunSettled, ToolFinished
+from runner.core.entries import (
+    Entry,
+    HookFinished,
+    HookStarted,
+    RunSettled,
+    ToolFinished,
+    VerificationStarted,
+    Verified,
+)
 from runner.core.events import (
     INPUT_SUMMARY_LENGTH,
     OUTPUT_SUMMARY_LENGTH,
@@ -21,10 +29,12 @@ from runner.core.events import (
     summarise_input,
 )
 from runner.core.fold import fold
+from runner.core.hooks import Hook, HookAnswer, HookResult
+from runner.core.hosts import Connection
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
 from runner.core.text import shorten, visible
-from tests.core.story import Story, a_run, says, several, uses
+from tests.core.story import Story, a_run, a_spec, says, several, uses
 
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -363,3 +373,44 @@ def test_data_of_events_is_json_and_every_started_tool_is_done(names):
     done = [data["call_index"] for data in only(found, "tool_done")]
     assert sorted(done) == list(range(len(names)))
     assert {data["call_index"] for data in only(found, "tool_started")} <= set(done)
+
+
+def test_each_connection_of_a_call_is_an_event_before_its_end():
+    made = (
+        Connection("pypi.org", 443, 1_000.5, sent=12, received=3_400, count=2),
+        Connection("evil.test", 443, 1_001.5, "refused", "it is not on the job's list of hosts"),
+        Connection("a\x1b[31m", 0, 1_002.5, "refused", "no name"),
+    )
+    story = Story()
+    story.reply("tool_use", uses("Read"))
+    story.go_on(ToolFinished(0, ToolResult("ok", connections=made)))
+    found = told(story.entries)
+    first, second, third = only(found, "connection")
+    done = types(found).index("tool_done")
+    assert types(found)[done - 4 : done] == ["tool_started", *["connection"] * 3]
+    about = {"turn": 1, "call_index": 0, "tool_use_id": "toolu_1", "name": "Read"}
+    assert first == about | {
+        "host": "pypi.org",
+        "port": 443,
+        "at": 1_000.5,
+        "outcome": "allowed",
+        "why": "",
+        "sent": 12,
+        "received": 3_400,
+        "count": 2,
+    }
+    assert (second["outcome"], second["why"]) == ("refused", made[1].why)
+    assert visible(third["host"]) == third["host"]
+
+
+def test_connections_of_verify_commands_and_hooks_say_whose_they_are():
+    made = (Connection("pypi.org", 443, 1_000.5),)
+    state = a_run()
+    one = Verified(3, "make", ToolResult("ok", connections=made))
+    (event,) = only(told([VerificationStarted(3), one], state), "connection")
+    assert (event["verification"], event["host"]) == (3, "pypi.org")
+    hooked = a_run(a_spec(hooks=(Hook("RunStart", command="x"),)))
+    result = HookResult(HookAnswer("succeeded"), connections=made)
+    found = told([HookStarted(1, 0, "RunStart"), HookFinished(1, result)], hooked)
+    assert types(found) == ["hook_started", "connection", "hook_finished"]
+    assert only(found, "connection")[0]["hook_run"] == 1

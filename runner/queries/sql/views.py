@@ -219,6 +219,25 @@ errors text its standard error, as far as it is kept
 tree_before text snapshot of the workspace before it
 tree_after text snapshot of the workspace after it, if it changed files
 {_OF_TREE}
+label text the place of its call in the tree; without a call, of its run
+
+# v_connections: One row for each connection that a call asked the proxy of its sandbox for; many
+# alike of one call are one.
+{_OF_RUN}
+number integer the number of its event in its run, from 1
+made_by text `call`, `verify` or `hook`
+turn integer the turn; 0 before the first
+call_id text of a tool call: the call, as `runner show` takes it
+tool text of a tool call: the tool's name
+at time when it was asked for
+host text the name of the host
+port integer the port
+outcome text `allowed`, `refused` or `failed`
+why text why it was not made
+connections integer how many there were
+sent_bytes integer bytes that the host was sent
+received_bytes integer bytes that it sent
+{_OF_TREE}
 label text the place of its call in the tree; without a call, of its run"""
 
 
