@@ -8,10 +8,13 @@ from collections.abc import Mapping
 
 from runner.settings import Secrets
 
+# The socket of the agent is no secret, and git over SSH needs it, as it needs GIT_ASKPASS.
+_HARMLESS_NAMES = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK"))
 _WITHHELD_NAMES = re.compile(
     r"^(RUNNER_|ANTHROPIC_|PG)"
-    r"|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
-    r"|DATABASE_URL|REDIS_URL|DSN$"
+    r"|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|PASSFILE|CREDENTIAL|CREDS|COOKIE|BEARER|JWT"
+    r"|(?<!ASK)(?<!BY)(?<!COM)PASS(?![A-Z])|PWD|AUTH(?!OR)|AUTHORIZ"  # not GIT_AUTHOR_NAME, XAUTHORITY
+    r"|DATABASE_URL|REDIS_URL|BROKER_URL|AMQP_URL|MONGO(DB)?_UR[IL]|CONNECTION_?STRING|DSN"
     r"|^OTEL_EXPORTER_",  # headers and addresses may hold a password
     re.IGNORECASE,
 )
@@ -29,7 +32,7 @@ def tool_environment(environ: Mapping[str, str], secrets: Secrets | None = None)
     return {
         name: value
         for name, value in environ.items()
-        if not _WITHHELD_NAMES.search(name)
+        if (name in _HARMLESS_NAMES or not _WITHHELD_NAMES.search(name))
         and not _STEERING_NAMES.search(name)
         and not (secrets and secrets.are_in(value))
     }

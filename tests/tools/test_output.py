@@ -113,6 +113,19 @@ def test_environment_loses_settings_and_secrets_by_name_and_by_value() -> None:
     assert tool_environment(environ, Secrets(["sk-1", ""])) == {"PATH": "/bin", "HOME": "/root"}
 
 
+def test_environment_loses_passwords_by_their_shorter_names_and_keeps_names_like_them() -> None:
+    secret = """
+        DBPASS DB_PASS PASS pass MYSQL_PASS_RO PGPASSFILE DB_PWD DBPWD MYSQL_PWD HTTP_AUTH
+        BASIC_AUTH _auth DOCKER_AUTH_CONFIG AUTHORIZATION NPM_CONFIG__AUTH OAUTH_CLIENT DSN DSN_READER
+        SENTRY_DSN COOKIE SESSION_COOKIE COOKIE_JAR DB_CREDS CI_JWT CELERY_BROKER_URL MONGODB_URI
+        AZURE_STORAGE_CONNECTION_STRING"""
+    harmless = """
+        PATH PWD OLDPWD SSH_AUTH_SOCK SSH_ASKPASS XAUTHORITY GIT_AUTHOR_NAME AUTHOR COMPASS BYPASS_CACHE
+        PASSENGER_ROOT INIT_CWD USER"""
+    plain = dict.fromkeys(harmless.split(), "x")
+    assert tool_environment(plain | dict.fromkeys(secret.split(), "x")) == plain
+
+
 def test_environment_loses_what_steers_a_shell() -> None:
     steering = [
         *("BASH_ENV", "ENV", "BASH_FUNC_git%%", "BASH_FUNC_a\nb%%", "PROMPT_COMMAND", "SHELLOPTS"),
