@@ -251,26 +251,27 @@ def _of_script(command: str, context: ToolContext) -> list[Access]:
 
 
 def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
-    """Yield the paths that programs change and that are known only when they run."""
-    folders: dict[tuple[str, bool], dict[str, None]] = {}
-    for folder, name, deep in script.below:
+    """Yield the paths that programs change or read and that are known only when they run."""
+    folders: dict[tuple[str, bool, bool], dict[str, None]] = {}
+    for folder, name, deep, reads in script.below:
         place = context.places.get(folder)
         known = ("/",) if not folder else absolute(folder, context)
         known = known if place is None else (place.named, place.real)
-        folders.setdefault((name, deep), {}).update(dict.fromkeys(known))
-    for below, known_folders in folders.items():
+        folders.setdefault((name, deep, reads), {}).update(dict.fromkeys(known))
+    for (name, deep, reads), known_folders in folders.items():
+        does = "reads" if reads else "changes"
         yield File(
-            tools=("Edit",),
+            tools=("Read" if reads else "Edit",),
             shown=next(iter(known_folders)),
-            obstacle="which files the command changes is known only when it runs",
+            obstacle=f"which files the command {does} is known only when it runs",
             required=False,
             unknown=True,
-            tool="Edit",
+            tool="Read" if reads else "Edit",
             text="",
             place=None,
             known=tuple(known_folders),
             context=context,
-            below=below,
+            below=(name, deep),
         )
 
 

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
 from runner.permissions.modes import rules_of
 from runner.permissions.rules import concerns, problem
 
@@ -12,7 +14,9 @@ SETTING = ToolContext("/w", None, "/home/me", PLACES | ELSEWHERE)
 
 def effect(mode, tool, *more, **arguments):
     policy = Policy((*rules_of(mode, TOOLS), *more))
-    return evaluate(policy, Request(tool, arguments, SETTING)).effect
+    places = {path: ResolvedPath(f"/w/{path}", f"/w/{path}") for path in paths_of(tool, arguments)}
+    setting = replace(SETTING, places=places | SETTING.places)
+    return evaluate(policy, Request(tool, arguments, setting)).effect
 
 
 @pytest.mark.parametrize("mode", ["read_only", "workspace_write", "full_access"])

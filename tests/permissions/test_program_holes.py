@@ -31,7 +31,7 @@ def wrongly(commands: str, wanted: str, rules: tuple[Rule, ...] = ()) -> list[st
     wrong = []
     for line in filter(None, map(str.strip, commands.splitlines())):
         programs = line.split()[0]
-        programs = ",".join({programs, "cp", "rm", "mv", "xargs", "find", "echo", "cd"})
+        programs = ",".join({programs, "cp", "rm", "mv", "xargs", "find", "echo", "cd", "cat"})
         found = decide(line, programs, rules)
         if (found == "allow") != (wanted == "allow"):
             wrong.append(f"{found}: {line}")
@@ -178,6 +178,21 @@ ESCAPES = {
         tar cf a.tar --remove-files src
         tar --remove -cf a.tar src
         yq 'load_str(".env")' a.yml
+        go build -ldflags '-extld=./evil -linkmode=external'
+        gh alias set x '!id'
+        gs -sOutputFile=%pipe%id a.ps
+        sox '|id' a.wav
+        protoc --plugin=./evil a.proto
+        ghc -F -pgmF ./evil a.hs
+        emcc @opts a.c
+        nvcc -ccbin ./evil a.cu
+        aria2c --on-download-complete=./evil https://example.com
+        yt-dlp --exec id https://example.com
+        cargo build --target=evil.json
+        meson setup --native-file evil.ini build
+        ctest -S evil.cmake
+        cmake --toolchain evil.cmake .
+        gnuplot -e 'system("id")'
         convert label:@.env x.png
     """,
 }
@@ -342,6 +357,35 @@ DENIED = {
         lynx -dump file:///ws/.env
         git clone file:///ws/secrets/x y
     """,
+    "words that are not literal": r"""
+        cat .e*
+        cat .en?
+        cat .[e]nv
+        cat .e{nv,x}
+        cat secrets/*
+        cat "$HOME/.ssh/id_rsa"
+        cat ${HOME}/.ssh/id_rsa
+        cat $PWD/.env
+        cat "$PWD"/.env
+        cat $'.env'
+        cat $'\x2eenv'
+        cat $'\56env'
+        cp "$HOME/.ssh/id_rsa" x
+        head -c 10 ~/.ssh/*
+        tail .??*
+        source .env
+        bash .env
+        bash ./.env
+        tar -C secrets -cf a.tar k
+        tar cfC a.tar secrets k
+        docker run --env-file .env x env
+        gcc -E .env
+        convert a.png .env
+        jar cf .env a
+        7z a .env x
+        7z a x.7z .env
+        openssl enc -a -in a -pass file:.env
+    """,
     "programs that show": r"""
         file -f .env
         file -f.env
@@ -363,6 +407,13 @@ DENIED = {
         uniq .env
         xxd .env
         gzip -c .env
+    """,
+    "files in a folder that a command changes to": r"""
+        cd .git && cp evil config
+        cd .git && cp $X config
+        cd ./.git/hooks; mv ../../evil pre-commit
+        cd -- secrets && rm k
+        cd src && cd ../secrets && rm k
     """,
     "programs that write": r"""
         tar cf .env a
@@ -522,6 +573,19 @@ EVERYDAY = {
         gzip -9 a.txt
         gunzip a.gz
         cat src/a.py
+        cat *
+        cat *.md src/*.py
+        cat "$f"
+        cat $HOME/.bashrc
+        cat "$PWD/src/a.py"
+        grep -rn foo *
+        head -n 5 src/*
+        wc -l src/*.py
+        cd src && cat a.py
+        cd src && rm -f a.pyc
+        cd packages/app && cp -r a dist/
+        source .venv/bin/activate
+        bash scripts/build.sh
         sort -u a.txt
         uniq -c a.txt
         du -sh src
@@ -648,6 +712,15 @@ EVERYDAY = {
         convert a.png b.jpg
         terraform fmt modules
         anything -o build/x --output out
+        go build -ldflags '-s -w -X main.version=1' ./...
+        go test -ldflags "-extldflags '-static'" ./...
+        gh pr view 1
+        ffmpeg -i a.mp4 b.mp3
+        cmake -B build -S .
+        cmake --build build -j4
+        ctest --test-dir build
+        dotnet test --logger trx
+        meson setup build
     """,
 }
 
@@ -655,3 +728,8 @@ EVERYDAY = {
 @pytest.mark.parametrize("commands", EVERYDAY.values(), ids=EVERYDAY)
 def test_an_everyday_command_stays_allowed_beside_denials(commands: str) -> None:
     assert wrongly(commands, "allow", KEPT) == []
+
+
+def test_a_text_too_long_for_a_file_is_no_file() -> None:
+    command = f'curl -d \'{{"from": "me@{"x" * 300}"}}\' https://example.com'
+    assert decide(command, "curl", KEPT) == "allow"

@@ -26,7 +26,7 @@ CASES = [
     ("cd d && a > /f", (), ("/f",)),
     ("a > f; cd d; b > g", (), ("f", "")),
     ("a > f && cd d && b > g", (), ("", "f")),
-    ("a < f; cd d; b < g", ("f", "", "g"), ()),
+    ("a < f; cd d; b < g", ("f", "", "g", "d/g"), ()),
     ("cd d > f; cd e 2> g", (), ("f", "")),
     ("{ cd d; a; } > f", (), ("f",)),
     ("(cd d; a > g) > f", (), ("f", "")),
@@ -63,8 +63,10 @@ OPERANDS = [
     ("cat a < b", ("b", "a"), (), ()),
     ("cp a b c", ("a", "b"), (), ("c", "c/a", "c/b")),
     ("cat $x a*", (), (), ()),
-    ("cd d; cat a", ("a",), (), ()),
-    ("cd d; sed -i p a", ("a",), ("",), ()),
+    ("cd d; cat a", ("a", "d/a"), (), ()),
+    ("cd d; cd /e; cd $x; rm a", (), (), ("a", "d/a", "/e/a")),
+    ("cd d; cd e; cat /a ~/b", ("/a", "~/b"), (), ()),
+    ("cd d; sed -i p a", ("a", "d/a"), ("",), ()),
     ("rm -f '~/x' ~/y", (), (), ("./~/x", "~/y")),
     ("uv run tee a", (), (), ("a",)),
     ("wget http://h/a/b.tgz http://h", (), ("b.tgz", "index.html"), ()),
@@ -98,7 +100,7 @@ def test_deny_rules_see_the_targets_of_what_cannot_be_parsed() -> None:
 
 def test_a_relative_target_after_a_cd_is_still_looked_at_as_if_the_cd_had_failed() -> None:
     script = analyse("cd d; a > f; b > /g > $x")
-    assert (script.writes, script.after_cd) == (("", "/g"), ("f",))
+    assert (script.writes, script.after_cd) == (("", "/g"), ("f", "d/f"))
     assert analyse("a > f; cd d").after_cd == ()
 
 

@@ -12,7 +12,7 @@ from runner.permissions.shell.files import files_of
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, raw_forms
 from runner.permissions.shell.spellings import is_option, spellings
-from runner.permissions.shell.words import Word, names
+from runner.permissions.shell.words import Word, names, path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
@@ -111,7 +111,7 @@ class Commands:
             return
         program = name.rpartition("/")[2]
         if program in ("cd", "pushd", "popd"):
-            findings.move()
+            findings.move(path_of(words[-1]) if len(words) > 1 else "")
         too_deep = command.level > _DEEPEST
         if too_deep or (name in _RESERVED and not (name == "time" and len(words) > 1)):
             reason = "it is nested too deeply" if too_deep else f"{name} is out of place"

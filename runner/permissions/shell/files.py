@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,14 @@ from runner.permissions.shell.words import DEVICES, Word, path_of
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
-_FILE_URL = re.compile(r"(?<![a-z0-9])file:(?://[^/]*)?(/[^?#]*)?", re.IGNORECASE)
+_FILE_URL = re.compile(r"(?<![a-z0-9])file:(?://[^/]*(?=/))?([^?#]*)", re.IGNORECASE)
+_PATTERN = re.compile(r"[*?\[]")
+_HOME = re.compile(r"^\$(?:HOME|\{HOME\})(?=/|$)")
+_HERE = re.compile(r"^\$(?:PWD|\{PWD\})(?=/|$)")
+_ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL
+)
 _GLOB = re.compile(r"(?:~(?=/))?[A-Za-z0-9_./+@:,=%*?\[\]!^{}-]*")
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_BRACES = 64
@@ -25,11 +33,12 @@ _UNKNOWN = Word("?", "", exact=False, loose=True)
 
 
 class Below(NamedTuple):
-    """Some path below a folder."""
+    """Some path below a folder that a program changes, or reads."""
 
     folder: str  # "" for the root: any path
     name: str  # a glob for its first name below the folder; "" for any name, "**" for any path
     deep: bool  # it may also be anything below that name
+    reads: bool = False
 
 
 _ANYWHERE = Below("", "**", deep=True)
@@ -42,7 +51,7 @@ class Files:
     reads: list[str] = field(default_factory=list)  # for deny and ask rules: a guess does no harm
     writes: list[str] = field(default_factory=list)  # a rule must allow them; "" if not literal
     changes: list[str] = field(default_factory=list)  # for deny and ask rules, as ``reads``
-    below: list[Below] = field(default_factory=list)  # for deny rules: one of them is changed
+    below: list[Below] = field(default_factory=list)  # for deny rules: paths that are not literal
 
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files:
@@ -70,27 +79,25 @@ def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
     while at < len(arguments) and arguments[at].value.startswith("-"):
         valued = arguments[at].value in programs.GIT_GLOBAL_VALUED
         if arguments[at].value == "-C" and at + 1 < len(arguments):
-            folder = _joined(folder, path_of(arguments[at + 1]))
+            folder = joined(folder, path_of(arguments[at + 1]))
         at += 2 if valued else 1
     if at >= len(arguments):
         return "git", folder, ()
     return f"git-{arguments[at].value}", folder, arguments[at + 1 :]
 
 
-def _joined(folder: str, path: str) -> str:
+def joined(folder: str, path: str) -> str:
+    """Return where a path leads from a folder; from "" it is the same."""
     return path if not folder or path.startswith(("/", "~/")) else f"{folder}/{path}"
 
 
 def _moved(files: Files, folder: str) -> Files:
     """Return the files of a program in another folder: by both readings where a guess does no harm."""
     return Files(
-        [*files.reads, *(_joined(folder, path) for path in files.reads if path)],
-        [path and _joined(folder, path) for path in files.writes],
-        [*files.changes, *(_joined(folder, path) for path in files.changes)],
-        [
-            each._replace(folder=each.folder and _joined(folder, each.folder))
-            for each in files.below
-        ],
+        [*files.reads, *(joined(folder, path) for path in files.reads if path)],
+        [path and joined(folder, path) for path in files.writes],
+        [*files.changes, *(joined(folder, path) for path in files.changes)],
+        [each._replace(folder=each.folder and joined(folder, each.folder)) for each in files.below],
     )
 
 
@@ -126,6 +133,8 @@ class _Call:
                 first = 0 if item == "*" else int(item.rstrip("+")) - 1
                 found += self.operands[first : None if item[-1] in "*+" else first + 1]
                 found += self.pieces
+            elif item == "$":
+                found += self.operands[-1:]
         return found
 
 
@@ -191,12 +200,22 @@ def _note(files: Files, role: Role, call: _Call) -> None:
     match role.does:
         case "reads":
             files.reads += _literal(words)
+            files.below += [
+                _matching(path, deep=False)._replace(reads=True)
+                for word in words
+                if not word.exact
+                for path in _readings(word)
+                if _PATTERN.search(path)
+            ]
             if "REVISIONS" in call.usage.flags:
                 files.reads += filter(None, (path.partition(":")[2] for path in _literal(words)))
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
             files.writes += map(path_of, words)
+        case "within":
+            for word in words:
+                files.reads += [joined(path_of(word), path) for path in files.reads if path]
         case "may":
             files.changes += _literal(words)
         case "changes" | "trees":
@@ -213,9 +232,10 @@ def _readings(word: Word) -> list[str]:
     """Return the paths that a word may be, globs as written; "" for one that is not known."""
     if word.exact:
         return [path_of(word)]
-    if word.source != word.value or not _GLOB.fullmatch(word.value):
+    text = _HOME.sub("~", word.value)
+    if (word.source != word.value and text == word.value) or not _GLOB.fullmatch(text):
         return [""]
-    return ["" if "{" in text else text for text in _without_braces(word.value)]
+    return ["" if "{" in choice else choice for choice in _without_braces(text)]
 
 
 def _without_braces(text: str) -> list[str]:
@@ -237,9 +257,23 @@ def _literal(words: Iterable[Word]) -> list[str]:
     found = []
     for word in words:
         found.append(path_of(word))
-        if "{" in word.value and (word.exact or _GLOB.fullmatch(word.source)):
-            found += _without_braces(word.value)
+        text = word.value
+        if not word.exact:
+            text = _ANSI_QUOTED.sub(_decoded, _HERE.sub(".", _HOME.sub("~", text)))
+        if (text != word.value and "$" not in text) or "{" in text:
+            found += _without_braces(text)
     return [path for path in found if path and path not in _NO_FILE]
+
+
+def _decoded(quoted: re.Match[str]) -> str:
+    """Return the text of ``$'...'``."""
+    return _ESCAPE.sub(_sign, quoted[1])
+
+
+def _sign(escape: re.Match[str]) -> str:
+    digits = escape[1] or escape[2]
+    code = int(digits, 16) if digits else int(escape[3] or "0", 8)
+    return escape[4] or (chr(code) if code <= sys.maxunicode else "")
 
 
 def _change(files: Files, word: Word, *, deep: bool) -> None:
@@ -248,7 +282,7 @@ def _change(files: Files, word: Word, *, deep: bool) -> None:
             continue
         if not path:
             files.below.append(_ANYWHERE)
-        elif not word.exact and re.search(r"[*?\[]", path):
+        elif not word.exact and _PATTERN.search(path):
             files.below.append(_matching(path, deep))
         else:
             files.changes.append(path)
@@ -257,7 +291,7 @@ def _change(files: Files, word: Word, *, deep: bool) -> None:
 
 
 def _matching(glob: str, deep: bool) -> Below:
-    before = re.split(r"[*?\[]", glob, maxsplit=1)[0]
+    before = _PATTERN.split(glob, maxsplit=1)[0]
     folder, slash, _ = before.rpartition("/")
     name, below, _ = glob[len(folder + slash) :].partition("/")
     return Below(folder or slash or ".", name, deep or bool(below))
@@ -274,7 +308,7 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, *, moves: bool) -> N
     if not sources:
         return
     for path in _readings(target):
-        if not path or (not target.exact and re.search(r"[*?\[]", path)):
+        if not path or (not target.exact and _PATTERN.search(path)):
             files.below.append(_matching(path, deep=True) if path else _ANYWHERE)
             continue
         files.changes.append(path)
@@ -292,7 +326,7 @@ def _copied(files: Files, source: Word, target: str, deep: bool) -> None:
             files.below.append(Below(target, "**", deep=True))
         if name in (".", ".."):
             continue
-        if name and not (path and not source.exact and re.search(r"[*?\[]", name)):
+        if name and not (path and not source.exact and _PATTERN.search(name)):
             files.changes.append(f"{target.rstrip('/')}/{name}")
         else:
             files.below.append(Below(target, name, deep))
@@ -317,7 +351,7 @@ def _in_url(word: Word) -> list[str]:
         return []
     if not word.exact or "[" in word.value:
         return [""]
-    return [unquote(text) for text in _without_braces(found[1] or "") if text]
+    return [unquote(text) for text in _without_braces(found[1]) if text]
 
 
 def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files) -> None:

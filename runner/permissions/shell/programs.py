@@ -57,6 +57,7 @@ HIDING = names("""
     runcon logsave lftp pee lckdo setlock aa-exec authbind daemon nq tsp su-exec s6-setuidgid s6-setlock
     s6-envdir s6-softlimit s6-applyuidgid distcc ccache sccache icecc systemd-inhibit systemd-cat
     systemd-nspawn systemd-ask-password yash posh osh ysh sash lksh oksh hush rc es scsh ion murex nsh
+    bear scan-build intercept-build kcov
     catatonit retry timelimit turbostat rr uftrace bpftrace tclsh wish zsh-static bash-static dbclient
     plink pdsh dsh clush ansible run0 heaptrack reptyr incrond watchexec nodemon reflex when-changed
     xdotool xdg-open sensible-pager sensible-editor sensible-browser run-one run-this-one flatpak-spawn
@@ -164,9 +165,9 @@ _RISKY = {
     "pnpm pnpx": "ANY --script-shell --userconfig --globalconfig --config.* --pnpmfile --global-pnpmfile",
     "yarn": "ANY --script-shell --use-yarnrc*",
     "cargo": "--config",
-    "gcc g++ cc clang": "-wrapper* --wrapper* -plugin* --plugin* -fplugin* -fpass-plugin* -iplugindir* -B* "
-    "-specs* --specs* @* -fuse-ld=/* -fuse-ld=.* --ld-path* -load* -add-plugin* --gcc-toolchain* "
-    "-gcc-toolchain* --config* -Wl,-plugin* -Wl,--plugin* -Wl,@* -Wa,@*",
+    "gcc g++ cc clang emcc em++": "-wrapper* --wrapper* -plugin* --plugin* -fplugin* -fpass-plugin* "
+    "-iplugindir* -B* -specs* --specs* @* -fuse-ld=/* -fuse-ld=.* --ld-path* -load* -add-plugin* "
+    "--gcc-toolchain* -gcc-toolchain* --config* -Wl,-plugin* -Wl,--plugin* -Wl,@* -Wa,@*",
     "ld gold lld ld.lld ld.gold ld.bfd as ar nm ranlib objdump objcopy strip size": "ANY -plugin* "
     "--plugin* @*",
     "rustc rustdoc": "ANY @* -Z*",
@@ -201,7 +202,21 @@ _RISKY = {
     "--defaults-extra-file",
     "xmllint": "ANY --shell",
     "convert magick mogrify identify": "ANY @*",
-    "psql yq ffmpeg ffprobe": "ANY",
+    "nvcc": "ANY -ccbin* --compiler-bindir* --options-file* -optf*",
+    "swiftc": "ANY @* -load-plugin* -tools-directory* -use-ld* -ld-path*",
+    "ghc": "ANY @* -pgm* -e*",
+    "cabal": "ANY --with-*",
+    "ocamlc ocamlopt ocamlfind": "ANY -pp* -ppx* -cc*",
+    "protoc": "ANY @* --plugin*",
+    "meson": "ANY --native-file* --cross-file*",
+    "ctest": "ANY -S* --script* --build-and-test* --build-makeprogram* --test-command*",
+    "dotnet msbuild": "ANY @* -logger:* /logger:* -l:* /l:*",
+    "aria2c": "ANY --on-* --conf-path*",
+    "yt-dlp youtube-dl": "ANY --exec* --config-location* --postprocessor-args* --downloader*",
+    "rclone restic": "ANY --password-command* --config*",
+    "lynx": "ANY -cfg* -editor*",
+    "gnuplot": "ANY -e*",
+    "psql yq ffmpeg ffprobe gh gs sox": "ANY",
     "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay*",
     "wget": "-e --execute --use-askpass --config",
     "ctags": "-o --options --output",
@@ -223,7 +238,7 @@ _RISKY = {
     "rpmbuild": "-ED --eval --define --load --macros --rcfile",
     "make gmake": "-Ef --eval --file --makefile .SHELLFLAGS*",
     "sqlite3": "ALL",
-    "cmake": """--install -E* -P* -C*
+    "cmake": """--install -E* -P* -C* --toolchain*
         -DCMAKE_C_COMPILER* -DCMAKE_C_FLAGS* -DCMAKE_CXX_COMPILER* -DCMAKE_CXX_FLAGS*
         -DCMAKE_RULE_* -DCMAKE_PROJECT_* -DCMAKE_TOOLCHAIN_* -DCMAKE_LINKER* -DCMAKE_AR=*
         -DCMAKE_MAKE_PROGRAM* CMAKE_C_COMPILER* CMAKE_C_FLAGS* CMAKE_CXX_COMPILER*
@@ -278,7 +293,9 @@ _RUSTC = re.compile(
     r"^(?:-C\s*|--codegen=)?(?:linker|linker-flavor|link-args?|(?:pre|post|late)-link-args?|ar|llvm-args)="
     r"|^--target=.*\.json$|^[^-].*\.json$"
 )
-_CARGO = re.compile(r"^(?:-C\s*|--codegen=)?(?:linker|(?:pre-|post-|late-)?link-args?|ar)=")
+_CARGO = re.compile(
+    r"^(?:-C\s*|--codegen=)?(?:linker|(?:pre-|post-|late-)?link-args?|ar)=|^--target=.*\.json$"
+)
 _PATTERNS = {
     **dict.fromkeys(("make", "gmake"), _MAKE),
     "sqlite3": _SQLITE,
@@ -289,10 +306,14 @@ _PATTERNS = {
     "cargo": _CARGO,
     "latexmk": re.compile(r"^-[er]$"),
     "openssl": re.compile(r"^engine$|\.(?:so|dylib|dll)\b|SO_PATH"),
+    "go": re.compile(r"-extld[\s=\"']|-extldflags.*(?:\s-B|-wrapper|-plugin|fuse-ld=[./])"),
+    "gh": re.compile(r"^(?:alias|extensions?|ext|config)$"),
+    "gs": re.compile(r"%pipe|NOSAFER"),
+    "sox": re.compile(r"^\|"),
     "curl": re.compile(r"^--proto-d|^--(?:abstract-)?unix|%output\{"),
     "yq": re.compile(r"\bload(?:_\w+)?\s*\("),
     **dict.fromkeys(
-        ("convert", "magick", "mogrify", "identify"), re.compile(r"^\w+:@|^(?:msl|ephemeral):")
+        ("convert", "magick", "mogrify", "identify"), re.compile(r"^\w+:@|^(?:msl|ephemeral):|^\|")
     ),
     **dict.fromkeys(
         ("ffmpeg", "ffprobe"), re.compile(r"^-protocol_whitelist|\bconcat:|\bsubfile[,:]")

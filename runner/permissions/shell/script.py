@@ -12,10 +12,12 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from runner.permissions.shell.files import Below
+from runner.permissions.shell.files import Below, joined
 
 Moment = tuple[int, ...]  # where a text has it; then where the text that is run there has it, …
 
+_MOST_FOLDERS = 16
+_CANNOT_BE = re.compile(r"[^/]{256}|\0")  # no file has such a name
 _LAST: Moment = (sys.maxsize,)
 _WRITES = re.compile(r">(?!&[0-9-])")
 _READS = re.compile(r"(?<!<)<(?![<&(])")
@@ -59,7 +61,7 @@ class Script:
     sources: tuple[str, ...] = ()  # what redirects read
     # The relative ones of the writes after a cd, which may have failed; for deny and ask rules.
     after_cd: tuple[str, ...] = ()
-    below: tuple[Below, ...] = ()  # paths that programs change; for deny rules
+    below: tuple[Below, ...] = ()  # what programs change or read somewhere below; for deny rules
     reads_anywhere: bool = False  # it reads a file that only the run determines
     writes_anywhere: bool = False  # it writes such a file
 
@@ -80,6 +82,7 @@ class Findings:
     loop: Moment | None = None  # the outermost loop around it
     deferred: bool = False  # it is in a function or a trap, and runs at any later time
     moved: Moment | None = None  # the first change of the folder
+    folders: list[str] = field(default_factory=list)  # literal ones that it may be
     unread: list[str] = field(default_factory=list)  # texts that may hold redirects
     sources_written: bool = False  # an output of the shell may lead to a file opened for reading
     targets_read: bool = False  # its input may lead to a file opened for writing
@@ -99,8 +102,11 @@ class Findings:
         if unread is not None:
             self.unread.append(unread)
 
-    def move(self) -> None:
-        """Note that the folder is another after this command; in a loop all of it runs after it too."""
+    def move(self, path: str) -> None:
+        """Note that the folder is another after this command; in a loop all of it runs after it too.
+        ``path`` is where it leads; "" if that is not literal."""
+        if path and len(self.folders) < _MOST_FOLDERS:
+            self.folders += [joined(folder, path) for folder in ("", *self.folders)]
         moment = self.here if self.loop is None else self.loop
         if self.moved is None or moment < self.moved:
             self.moved = moment
@@ -139,6 +145,7 @@ class Findings:
             parts[-1] = Part(last.text, (*last.forms, *forms), last.hides)
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
+        unknown = [""] if "" in self.operands else []
         guesses = _REDIRECT.findall(command) if self.reason else []
         sources = self.reads + (self.writes if self.targets_read else [])
         targets = self.writes + (self.reads if self.sources_written else [])
@@ -146,17 +153,26 @@ class Findings:
         writes, writes_after_cd, writes_anywhere = self._located(targets, _WRITES)
         return Script(
             parts=tuple(parts),
-            reads=_unique(reads, self.operands, reads_after_cd),
+            reads=_unique(reads, unknown, *map(self._anywhere, (self.operands, reads_after_cd))),
             writes=_unique(writes, [""] if self.reason else []),
-            guesses=_unique(guesses, filter(None, self.changes)),
+            guesses=_unique(guesses, self._anywhere(self.changes)),
             unanalyzable=self.reason or next((part.hides for part in parts if part.hides), ""),
             complete=not self.reason,
             sources=_unique(reads),
-            after_cd=_unique(writes_after_cd),
-            below=tuple(dict.fromkeys(self.below)),
-            reads_anywhere=reads_anywhere or "" in self.operands,
+            after_cd=_unique(self._anywhere(writes_after_cd)),
+            below=tuple(
+                each._replace(folder=folder)
+                for each in dict.fromkeys(self.below)
+                for folder in (self._anywhere([each.folder]) or [""])
+            ),
+            reads_anywhere=reads_anywhere or bool(unknown),
             writes_anywhere=writes_anywhere,
         )
+
+    def _anywhere(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths from each folder that the script may be in."""
+        possible = (path for path in paths if path and not _CANNOT_BE.search(path))
+        return [joined(folder, path) for path in possible for folder in ("", *self.folders)]
 
     def _located(
         self, targets: Sequence[Target], operator: re.Pattern[str]

@@ -110,6 +110,7 @@ _GIT_SHOWS = """
 
 _USAGES = {
     _READERS: "LOOSE reads:*",
+    "source . bash sh dash ash": "reads:1",
     "split": "LOOSE reads:1 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
     "awk gawk mawk nawk": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
@@ -149,13 +150,14 @@ _USAGES = {
     "changes:--log-file,--backup-dir,--partial-dir,--write-batch,--only-write-batch",
     # --- Archives.
     "tar bsdtar gtar": f"BUNDLE changes@{_TAR_WRITES}:-f,--file reads!{_TAR_WRITES}:-f,--file "
-    f"reads@{_TAR_WRITES}:* unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L,-C,"
-    "--exclude,--strip-components,--transform,--format,--owner,--group,--mode,--mtime,--directory,"
-    "--wildcards reads:-T,-X,--files-from,--exclude-from changes:-g,--listed-incremental,--index-file",
+    f"reads@{_TAR_WRITES}:* unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L "
+    "within:-C,--directory values:--exclude,--strip-components,--transform,--format,--owner,--group,"
+    "--mode,--mtime reads:-T,-X,--files-from,--exclude-from changes:-g,--listed-incremental,--index-file",
     "zip": "changes:1 reads:2+ trees@-m,--move:2+ values:-x,-i,-b,-P,-n,-t,-tt changes:-O,--out",
     "unzip": "unpacks!-l,-t,-v,-p,-Z,-z:-d reads:1",
-    "7z 7za 7zr 7zz": "unpacks@x,e:",
-    "unrar": "unpacks@x,e:",
+    "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: changes@a,u,d,m:2 reads@a,u:3+ reads@x,e,l,t:2",
+    "jar": "BUNDLE changes@-c,-u,--create,--update:-f,--file reads:* unpacks@-x,--extract:-C,--dir "
+    "values:-m,-e",
     "ar": "changes:2",
     "ranlib strip": "changes:* changes:-o",
     "objcopy": "reads:1 changes:* values:-I,-O,-j,-R",
@@ -186,7 +188,7 @@ _USAGES = {
     "aria2c axel": "reads:-i,--input-file,--load-cookies changes:-o,--out,-l,--log,--save-session,"
     "--save-cookies values:-d,--dir",
     # --- Compilers and builds: they write their results wherever they are told.
-    "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output reads:-include,-imacros",
+    "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output reads:-include,-imacros,*",
     "rustc": "may:-o,--out-dir values:-C,-L,-l,-A,-W,-D,-F,--crate-type,--crate-name,--edition,--emit,"
     "--extern,--target,--cfg reads:1",
     "go": "SINGLE writes:-o,--o,-coverprofile,--coverprofile,-blockprofile,--blockprofile,-cpuprofile,"
@@ -211,7 +213,14 @@ _USAGES = {
     "--port,--username,--set,--pset,--field-separator",
     "mysql mariadb": f"{_OUTPUT},--tee values:-e,--execute,-h,-u,-P,-D",
     "pg_dump pg_dumpall mysqldump mongodump pg_restore": "may:-f,--file,-r,--result-file,-o,--out,-T,--tab",
-    "docker podman nerdctl": "may:-o,--output,--iidfile,--cidfile,--metadata-file reads:--password-file",
+    "docker podman nerdctl": "may:-o,--output,--iidfile,--cidfile,--metadata-file reads:--env-file,"
+    "--label-file,--password-file",
+    "convert magick ffmpeg sox wkhtmltopdf pdftotext ps2pdf pdf2ps qpdf mutool": f"SINGLE {_OUTPUT},$ "
+    "reads:-i,*",
+    "gs": "SINGLE may:-o reads:*",
+    "nmap": "SINGLE reads:-iL may:-oN,-oX,-oG,-oA",
+    "ab": "reads:-p,-u",
+    "hey": "reads:-D",
     "tsc esbuild rollup webpack sass terser": f"{_OUTPUT},--outDir,--outdir,--out-dir,-d,--dir,"
     "--declarationDir,--tsBuildInfoFile,--metafile,--file",
     # --- Formatters, in place.
