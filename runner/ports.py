@@ -202,6 +202,9 @@ class Tools(Protocol):
     """Every method with an interrupt raises ``Interrupted`` when that was set: all processes of the
     call, command or hook are gone then; and ``HostFaultError`` when this host cannot begin it."""
 
+    def require(self, sandbox: Sandbox) -> None:
+        """Raise ``SandboxMissing`` if this host cannot contain calls, and the sandbox is required."""
+
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """Return the problem with a call's input, for the model; None if it fits the tool."""
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runner.ports import Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
+    from runner.tools.sandbox import Containment
     from runner.workspace.run_workspaces import RunWorkspaces
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,14 @@ def load_submission(path: Path, settings: Settings) -> Submission:
         ),
         prices=load_prices(settings),
     )
+
+
+def sandbox_here(settings: Settings) -> Containment:
+    """Return what this host has to contain calls of tools."""
+    from runner.tools.environment import tool_environment
+    from runner.tools.sandbox import Sandboxes
+
+    return Sandboxes(settings.home, tool_environment(os.environ)).probe()
 
 
 def submit(

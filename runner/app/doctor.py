@@ -94,6 +94,7 @@ def diagnose(settings: Settings) -> list[Check]:
         "prices": (_prices, "mend the file, or unset RUNNER_PRICES"),
         "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
         "shell": (lambda _: _program("bash"), "install bash: the tool Bash runs it"),
+        "sandbox": (_sandbox, 'mend that: jobs with sandbox.mode = "required" are not worked here'),
         "versions": (_versions, ""),
     }
     found = []
@@ -234,6 +235,13 @@ def _program(name: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise RunnerError(f"{name} cannot be run ({error})") from error
     return done.stdout.partition("\n")[0]
+
+
+def _sandbox(settings: Settings) -> str:
+    found = wiring.sandbox_here(settings)
+    if found.kind == "none":
+        raise RunnerError(f"nothing contains tool calls on this host: {found.missing}")
+    return found.kind + (f", because {found.missing}" if found.missing else "")
 
 
 def _versions(settings: Settings) -> str:

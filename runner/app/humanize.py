@@ -159,6 +159,11 @@ def contained(by: str | None) -> str:
     return "not contained" if by == "none" else f"in {cell(by)}"
 
 
+def containment_line(calls: Mapping[str, int]) -> str:
+    """Return what contained tool calls: ``12 calls in bubblewrap, 1 call not contained``."""
+    return ", ".join(f"{plural(count, 'call')} {contained(by)}" for by, count in calls.items())
+
+
 def input_lines(arguments: Any) -> Iterator[str]:
     """Yield the lines of a call's input: a command unchanged, else each argument after its name.
     Lines of a text are indented below its name, so that none looks like another argument."""

@@ -26,6 +26,7 @@ from runner.core.prices import Spending
 from runner.core.text import failure_signature
 from runner.errors import RunnerError
 from runner.queries import decisions, jobs
+from runner.queries.calls import containments
 from runner.queries.costs import costs_by
 from runner.queries.runs import RunSnapshots, Verification, last_verifications, snapshots_of_job
 from runner.workspace.changes import DiffStat
@@ -120,6 +121,7 @@ class Report:
     pruned: jobs.PrunedTurns
     now: float  # seconds since the epoch
     missing: str  # why the changes of some runs are not counted
+    containment: Mapping[str, int]  # tool calls by what contained them
 
     @property
     def spending(self) -> Spending:
@@ -167,6 +169,7 @@ class Report:
             for each in self.runs
         ]
         whole = self.job | {"run_summaries": runs, "denied": self.denied}
+        whole |= {"containment": self.containment}
         return whole | cost_fields(self.spending)
 
 
@@ -218,6 +221,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
         pruned=jobs.pruned_turns(database, job_id),
         now=now,
         missing=missing,
+        containment=containments(database, job_id),
     )
 
 
@@ -256,6 +260,7 @@ def markdown_environment() -> Environment:
         "code": code,
         # It names models without a price and has no words of ours.
         "cost_line": lambda spent: (str if spent.unpriced else Markup)(humanize.cost_line(spent)),
+        "contained": humanize.containment_line,
         "denier": humanize.denier,
         # The first column, and columns with a value in some row.
         "filled": lambda columns, rows: [

@@ -21,6 +21,7 @@ from runner.core.context import DEFAULT_WINDOW
 from runner.core.run import RunStatus
 from runner.errors import UnreachableError, UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
+from runner.queries.calls import containments
 from runner.queries.costs import costs_by
 from runner.queries.find import Kind, in_batches
 from runner.queries.jobs import JobSummary, RunSummary
@@ -110,7 +111,9 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
         case "job":
             spending = spending_of(app, job_id=found.id)
             shown = workers.shown_states_by_job(database, app.now(), found.id)
-            job = jobs.show_job(database, found.id)
+            job = jobs.show_job(database, found.id) | {
+                "containment": containments(database, found.id)
+            }
             values = _with_shown_state(job, shown[found.id]) | {"spending": spending}
         case "call":
             values = transcript.show_call(database, found.id)

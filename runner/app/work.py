@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from runner import wiring
 from runner.app.handle import App
 from runner.core.run import ENDED, Author
-from runner.core.spec import Submission
-from runner.errors import RunnerError
+from runner.core.spec import JobSpec, Submission
+from runner.errors import RunnerError, UsageError
 from runner.queries.jobs import RunSummary, current_runs, list_runs, show_job
 from runner.settings import Settings
 
@@ -26,6 +26,15 @@ def load_job(settings: Settings, path: Path) -> Submission:
     return wiring.load_submission(path, settings)
 
 
+def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
+    """Return why this host cannot work a job that requires a sandbox, or None."""
+    if spec.sandbox is None or spec.sandbox.mode != "required":
+        return None
+    found = wiring.sandbox_here(settings)
+    missing = f"the job requires a sandbox, and this host has none: {found.missing}"
+    return missing if found.kind == "none" else None
+
+
 def submit(
     app: App, submission: Submission, author: Author, key: str | None = None
 ) -> dict[str, Any]:
@@ -37,8 +46,11 @@ def submit(
 
 def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:
     """Return the id of a job that is to go on, and the paths of the workspaces that had lost their ids,
-    which are written again."""
+    which are written again. Raises ``UsageError`` if the job requires a sandbox that this host lacks."""
     job_id = app.find_job(job)
+    spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
+    if (problem := sandbox_problem(app.settings, spec)) is not None:
+        raise UsageError(problem)
     return job_id, wiring.mend_workspaces(app.database, job_id)
 
 

@@ -10,7 +10,15 @@ import click
 
 from runner.app import costs, handle, times
 from runner.app import report as app_report
-from runner.app.humanize import cell, cost_line, denier, duration, first_line, plural
+from runner.app.humanize import (
+    cell,
+    containment_line,
+    cost_line,
+    denier,
+    duration,
+    first_line,
+    plural,
+)
 from runner.cli.exit_codes import exit_code
 from runner.cli.options import output_option, with_app
 from runner.cli.terminal import note, say, say_bytes, say_json, say_table
@@ -52,6 +60,8 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
     say(f"\n{report.outcomes}{started}; {turns:,} turns, {tokens:,} tokens")
     if cost := cost_line(report.spending):
         say(f"cost: {cost}")
+    if contained := containment_line(report.containment):
+        say(f"sandbox: {contained}")
     _say_denied(report)
     _say_waiting(report)
     if report.pruned.runs:

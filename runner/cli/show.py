@@ -211,6 +211,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("workspace", f"{source} ({workspace['mode']})" if source and is_own else source),
             ("base", commit and f"{workspace['base']}, commit {commit}"),
             ("remote", workspace.get("remote")),
+            ("sandbox", _sandbox(job)),
             ("verify", "; ".join((spec.get("verify") or {}).get("commands", ()))),
             ("turns", f"{job['turns']:,}"),
             ("tokens", _tokens(job)),
@@ -226,6 +227,13 @@ def _say_job(job: dict[str, Any]) -> None:
         )
     )
     say(f"\nIts runs: runner list {job['id']}")
+
+
+def _sandbox(job: Mapping[str, Any]) -> str:
+    """Return what a job asks for, and what its calls had."""
+    asked = (job["spec"].get("sandbox") or {"mode": "off"})["mode"]
+    had = humanize.containment_line(job["containment"])
+    return f"{asked}: {had}" if had else asked
 
 
 def _say_run(run: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def reindex(app: handle.App, as_json: bool) -> None:
 @json_option
 @with_settings
 def doctor(settings: Settings, as_json: bool) -> int:
-    """Check database, queue, key, git, shell and versions, and say what to mend.
+    """Check database, queue, key, git, shell, sandbox and versions, and say what to mend.
 
     Exits with 5 when the database or the queue cannot be reached, else with 1 when something else
     is amiss.

@@ -92,6 +92,8 @@ def run(
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
     handle.check_prices(settings)
     submission = None if spec is None else load_job(settings, spec)
+    if submission and (problem := work.sandbox_problem(settings, submission.spec)):
+        raise UsageError(problem)
     with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
             job_id = work.submit(app, submission, author)["id"]
@@ -135,6 +137,8 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
     submission = load_job(settings, spec)
+    if problem := work.sandbox_problem(settings, submission.spec):
+        note(f"only workers elsewhere can work it: {problem}")
     with open_app(settings, create=True) as app:
         job = work.submit(app, submission, author, key)
     if as_json:

@@ -21,6 +21,7 @@ from runner.errors import (
     HostFaultError,
     Interrupted,
     LeaseLost,
+    SandboxMissing,
     UnreachableError,
     UsageError,
     host_fault,
@@ -77,6 +78,7 @@ class Worker:
         self._only = only
         self._held: dict[str, _Held] = {}
         self._orphaned: set[Lease] = set()
+        self._refused_jobs: set[str] = set()  # that this host lacks a sandbox for
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._is_registered = False
@@ -395,7 +397,7 @@ class Worker:
                 return
             if (fault := host_fault(error)) is not None:
                 outcome = "host_fault"
-                self._give_back_for_host(lease, fault, error)
+                self._give_back_for_host(lease, job_id, fault, error)
                 return
             see = {"run": lease.run_id, "see": f"runner events {lease.run_id}"}
             logger.error("a bug ended an attempt: %r", error, extra={"fields": see})
@@ -405,9 +407,14 @@ class Worker:
         finally:
             self._machine.observer.released(lease, outcome)
 
-    def _give_back_for_host(self, lease: Lease, fault: str, error: Exception) -> None:
-        """Give back a run that met a fault of this host: another host may work it."""
-        self._host.report(fault)
+    def _give_back_for_host(self, lease: Lease, job_id: str, fault: str, error: Exception) -> None:
+        """Give back a run that met a fault of this host: another host may work it. A host that only lacks
+        what its job requires goes on with other jobs."""
+        if not isinstance(error, SandboxMissing):
+            self._host.report(fault)
+        elif job_id not in self._refused_jobs:
+            self._refused_jobs.add(job_id)
+            logger.warning("the runs of %s are left to other hosts: %s", job_id, fault)
         machine = self._machine
         met = leases.HostFault(machine.locks.host_id, socket.gethostname(), machine.hide(fault))
         unbegun = error.unbegun if isinstance(error, HostFaultError) else ()

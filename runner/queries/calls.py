@@ -31,7 +31,7 @@ from runner.queries.find import CallKey, descendant_ids, in_batches
 from runner.queries.rows import Rows, columns
 from runner.queries.search.index import needs_of
 from runner.queries.search.search import open_index
-from runner.store.conditions import APPROVAL_OF_CALL, CALL_BLOCKS, of_call
+from runner.store.conditions import APPROVAL_OF_CALL, CALL_BLOCKS, IS_OWN_CALL, of_call
 from runner.store.database import Database, to_json
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 
@@ -96,6 +96,20 @@ def tool_rows(database: Database, filters: Filters, *, limit: int | None = None)
     )
     rows = [row._mapping for row in database.rows(query)]
     return answer(database, _TOOL_COLUMNS, rows, limit, "the most frequent")
+
+
+def containments(database: Database, job_id: str) -> dict[str, int]:
+    """Return how many tool calls of a job each containment had; calls that started no process are left
+    out."""
+    by = tool_calls.c.containment
+    query = (
+        select(by, func.count())
+        .join(runs, runs.c.id == tool_calls.c.run_id)
+        .where(runs.c.job_id == job_id, by.is_not(None), IS_OWN_CALL)
+        .group_by(by)
+        .order_by(by)
+    )
+    return {row[0]: row[1] for row in database.rows(query)}
 
 
 def command_rows(

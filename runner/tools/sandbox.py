@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner.core.hosts import Connection, hint
 from runner.core.sandbox import Kind, Sandbox
-from runner.errors import HostFaultError
+from runner.errors import SandboxMissing
 from runner.permissions import Policy
 from runner.ports import Interrupt, Surroundings
 from runner.tools.file_access import ToolFailure
@@ -65,13 +65,13 @@ class Sandboxes:
             return self._probed
 
     def containment_of(self, sandbox: Sandbox | None) -> Containment:
-        """Return what will contain a call of a job with this sandbox. Raises ``HostFaultError`` if the
+        """Return what will contain a call of a job with this sandbox. Raises ``SandboxMissing`` if the
         job requires one and this host has none."""
         if sandbox is None or not sandbox.is_on:
             return Containment("none", "the job has none")
         found = self.probe()
         if found.kind == "none" and sandbox.mode == "required":
-            raise HostFaultError(f"this job requires a sandbox: {found.missing}")
+            raise SandboxMissing(f"the job requires a sandbox: {found.missing}")
         return found
 
     @contextmanager

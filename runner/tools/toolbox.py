@@ -13,6 +13,7 @@ from typing import Any
 from runner.core.conversation import Tool, ToolResult
 from runner.core.entries import InstructionsRead
 from runner.core.hooks import Said
+from runner.core.sandbox import Sandbox
 from runner.errors import HostFaultError
 from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
@@ -70,6 +71,9 @@ class LocalTools:
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
         self.sandboxes = Sandboxes(home, self.environment)
+
+    def require(self, sandbox: Sandbox) -> None:
+        self.sandboxes.containment_of(sandbox)
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         schema = tool.input_schema

@@ -48,6 +48,22 @@ def write_job(folder: Path, script: Mapping[str, Any], more: str = "", rule: str
     return "job.toml"
 
 
+def test_a_job_that_requires_a_sandbox_is_refused_where_there_is_none(
+    command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_job(folder, {"a": [DONE]}, '[sandbox]\nmode = "required"')
+    (folder / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+    missing = "the job requires a sandbox, and this host has none: bwrap is not on the PATH"
+    refused = command("run", job)
+    assert (refused.code, missing in refused.err) == (2, True)
+    assert not list(folder.glob(".runner/*.db"))
+    submitted = command("submit", job)
+    assert submitted.code == 0
+    assert f"only workers elsewhere can work it: {missing}" in submitted.err
+    assert command("run", "--resume", submitted.out.strip()).code == 2
+
+
 def wait_for(path: Path) -> None:
     pause = threading.Event()
     deadline = time.monotonic() + PATIENCE
@@ -66,7 +82,8 @@ def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> N
     job = write_job(folder, {"a": [bash("echo hello > a"), DONE], "b": [DONE]})
     result = finish(start("run", job))
     assert result.code == 0, result.err
-    header, first, second, _, totals, cost = result.out.splitlines()
+    header, first, second, _, totals, cost, sandbox = result.out.splitlines()
+    assert sandbox.startswith("sandbox: 1 call ")
     assert header.split()[:4] == ["run", "item", "state", "reason"]
     assert first.split()[1:5] == ["a", "succeeded", "end_turn", "2"]
     assert first.endswith("Done.")
