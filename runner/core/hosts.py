@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Literal
 
-import idna
-
 DEFAULT_PORTS = frozenset({80, 443})
 
 _LONGEST_NAME = 253
@@ -115,6 +113,8 @@ def host_name(text: str) -> str:
     ``ValueError`` if it is no name: an address is none, however it is written."""
     name = text.removesuffix(".").lower()
     if not name.isascii():
+        import idna  # here, because every command would load its tables
+
         try:
             name = idna.encode(name, uts46=True).decode()
         except idna.IDNAError as error:

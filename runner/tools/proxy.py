@@ -160,8 +160,13 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 class Door:
     """The way of one call to the proxy."""
 
-    socket: Path  # to be bound in the sandbox at ``SOCKET_INSIDE``
+    socket: Path
     served: _Served
+
+    @property
+    def mount(self) -> list[str]:
+        """The options of bubblewrap that show the sandbox the socket."""
+        return ["--bind", str(self.socket), SOCKET_INSIDE]
 
     def launch(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs ``command`` in the sandbox, with the variables of a proxy."""

@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.core.hosts import Connection, hint
 from runner.core.sandbox import Kind, Sandbox
@@ -19,8 +20,10 @@ from runner.permissions import Policy
 from runner.ports import Interrupt, Surroundings
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import Ended, Start, ToolHost, boot_needs
-from runner.tools.proxy import SOCKET_INSIDE, Door, Proxy
 from runner.tools.sandbox_mounts import NAMESPACES, Blanks, Mounts, View, run_tmp
+
+if TYPE_CHECKING:
+    from runner.tools.proxy import Door, Proxy
 
 _PROBE_SECONDS = 30.0
 
@@ -55,7 +58,12 @@ class Sandboxes:
         self._environment = dict(environment)
         self._probing = threading.Lock()
         self._probed: Containment | None = None
-        self.proxy = Proxy()
+        self.proxy: Proxy | None = None  # made when a job first names hosts
+
+    def close(self) -> None:
+        """Close all connections of calls."""
+        if self.proxy is not None:
+            self.proxy.close()
 
     def probe(self) -> Containment:
         """Return what this host has to contain calls. It is tried out once."""
@@ -88,7 +96,7 @@ class Sandboxes:
         if kind == "none" or sandbox is None:
             yield Entered(start, kind)
             return
-        with self.proxy.door(sandbox.network) if sandbox.network else nullcontext() as door:
+        with self._door(sandbox.network) if sandbox.network else nullcontext() as door:
             if door is not None:
                 needs = [*start.needs, *boot_needs()]
                 start = replace(start, arguments=door.launch(start.arguments), needs=needs)
@@ -113,6 +121,15 @@ class Sandboxes:
             yield Entered(start, kind, door)
             if made := mounts.remove_denied():
                 raise ToolFailure(made, "denied")
+
+    def _door(self, hosts: Sequence[str]) -> AbstractContextManager[Door]:
+        with self._probing:
+            if self.proxy is None:
+                # Here, because commands that submit jobs load this module, and need no asyncio.
+                from runner.tools.proxy import Proxy
+
+                self.proxy = Proxy()
+        return self.proxy.door(hosts)
 
 
 class Contained:
@@ -157,8 +174,7 @@ def _network(sandbox: Sandbox, door: Door | None) -> list[str]:
         # A link may lead into /run, which is hidden.
         name_servers = os.path.realpath("/etc/resolv.conf")
         return ["--ro-bind-try", name_servers, name_servers]
-    found = [] if door is None else ["--bind", str(door.socket), SOCKET_INSIDE]
-    return ["--unshare-net", *found]
+    return ["--unshare-net", *([] if door is None else door.mount)]
 
 
 def _probe(environment: Mapping[str, str]) -> Containment:

@@ -133,7 +133,7 @@ class LocalTools:
     def close(self) -> None:
         """End the tool host and every tool process that is left."""
         self.host.close()
-        self.sandboxes.proxy.close()
+        self.sandboxes.close()
 
     def _contained(self, call: ToolCall | Command | HookCall, policy: Policy | None) -> Contained:
         return Contained(self.host, self.sandboxes, call.sandbox, policy, call.surroundings)

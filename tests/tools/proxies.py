@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import socketserver
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -14,9 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
-import pytest
-
-from runner.tools.proxy import SOCKET_INSIDE, Door, Proxy
+from runner.tools.proxy import Door, Proxy
 
 LOOPBACK = "127.0.0.1"
 
@@ -128,27 +124,3 @@ def ask(port: int, *parts: bytes) -> bytes:
         for part in parts:
             client.sendall(part)
         return b"".join(iter(lambda: client.recv(65536), b""))
-
-
-needs_bwrap = pytest.mark.skipif(
-    not shutil.which("bwrap")
-    or subprocess.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]).returncode != 0,
-    reason="bwrap cannot make a sandbox on this machine",
-)
-
-
-def in_sandbox(door: Door, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of bash with a network namespace of its own, and the door's socket in it."""
-    front = [
-        "bwrap",
-        "--unshare-all",
-        "--die-with-parent",
-        "--ro-bind",
-        "/",
-        "/",
-        "--tmpfs",
-        "/tmp",
-    ]
-    front += ["--dev", "/dev", "--proc", "/proc", "--bind", str(door.socket), SOCKET_INSIDE, "--"]
-    command = [*front, *door.launch(["/bin/bash", "-c", script])]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
