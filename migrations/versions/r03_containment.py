@@ -12,11 +12,16 @@ down_revision = "r02"
 def upgrade() -> None:
     _add_containment_of_calls()
     _add_connections()
+    _add_details_of_calls()
 
 
 def _add_containment_of_calls() -> None:
     op.add_column("tool_calls", sa.Column("containment", sa.Text))
     _add_to_view("v_tool_calls", after="updated_input", columns="c.containment")
+
+
+def _add_details_of_calls() -> None:
+    op.add_column("tool_calls", sa.Column("details", sa.JSON))
 
 
 def _add_to_view(name: str, *, after: str, columns: str) -> None:

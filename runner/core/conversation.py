@@ -135,6 +135,7 @@ class ToolResult:
     # The whole output as UTF-8, at most 10 MB, if it is longer than ``content``.
     output: bytes | None = field(default=None, repr=False)
     duration: float = 0.0  # seconds
+    details: Mapping[str, Any] | None = None  # for hooks: what its tool tells beside the content
     containment: str | None = None  # what contained its processes; None: it started none
     connections: tuple[Connection, ...] = ()  # that it made or asked for over the proxy
 

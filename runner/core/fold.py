@@ -302,7 +302,8 @@ def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
     """Return the state after a call's result. An invalid first split is asked for again."""
     result, call = entry.result, state.calls[entry.index]
     block, source = conversation.result_block(call.id, result), state.spec.source_of(call.name)
-    state = _calls(state, [entry.index], result=block, outcome=result.outcome)
+    changes = {"result": block, "outcome": result.outcome, "details": result.details}
+    state = _calls(state, [entry.index], **changes)
     if source == SPLIT_SOURCE and result.is_error and state.children.split == "asked":
         state = replace(state, children=replace(state.children, split="asked_again"))
     if source == RESULT_SOURCE and not result.is_error:

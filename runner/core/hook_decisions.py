@@ -266,7 +266,8 @@ def _response(state: RunState, call: Call, result: Block) -> dict[str, Any]:
     if call.input_to_run != call.input:  # the model is told of the change first
         content = content.partition(EDIT_TOLD)[2] or content
     told = {"content": content, "is_error": bool(result.get("is_error")), "outcome": call.outcome}
-    shape = response_of(state.spec.tool(call.name), call.input_to_run, content, call.outcome)
+    tool, given = state.spec.tool(call.name), call.input_to_run
+    shape = response_of(tool, given, content, call.outcome, call.details)
     return told | (shape or {})
 
 

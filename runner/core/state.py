@@ -44,6 +44,7 @@ class Call:
     asked_again: bool = False  # its outcome is unknown, and a person is or was asked what to do
     result: Block | None = None  # its ``tool_result`` block
     outcome: ToolOutcome | None = None  # of the result
+    details: Mapping[str, Any] | None = None  # of the result, in a job with hooks
     updated_input: Mapping[str, Any] | None = None  # what a hook changed the input to
 
     @property

@@ -207,6 +207,8 @@ class AttemptWorkspace:
         except HostFaultError as fault:
             fault.unbegun = (call.index,)
             raise
+        if not state.spec.hooks:  # nobody asks for them
+            result = replace(result, details=None)
         return entries.ToolFinished(call.index, with_edit_told(call, result))
 
     def verify(self, state: RunState, number: int) -> list[entries.Entry]:

@@ -184,6 +184,7 @@ _COLUMNS: dict[str, tuple[Any, str]] = {
     "permission_rules.effect": (Effect, "is neither allow, ask nor deny"),
     "blocks.role": (Role, "is neither user nor assistant"),
     "tool_calls.updated_input": (_Object, "is no object"),
+    "tool_calls.details": (_Object, "is no object"),
     "approvals.answer": (_Answer, "is none that there is"),
     "approvals.answered_via": (_AnsweredVia, "is none that there is"),
     "approvals.edited_input": (_Object, "is no object"),

@@ -150,7 +150,7 @@ class Session:
             self._recorded.spec.tool(block["name"]),
             call["updated_input"] or block["input"],
         )
-        return response_of(tool, given, content, call["outcome"])
+        return response_of(tool, given, content, call["outcome"], call["details"])
 
     def _boundary(self, row: Row) -> Iterator[Line]:
         """Yield the two lines of a compaction: from here on a summary stands in for all before."""

@@ -281,6 +281,8 @@ class Rows:
             changes["tree_after"] = entry.snapshot
         if result.containment is not None:
             changes["containment"] = result.containment
+        if result.details is not None:
+            changes["details"] = result.details
         if result.outcome == "denied":
             self.denials += 1
             # Its decision or its answer may say why already.

@@ -102,6 +102,7 @@ def load_conversation(
                 asked_again=row.asked_again,
                 result=results.get(row.position),
                 outcome=row.outcome,
+                details=row.details,
                 updated_input=row.updated_input,
             )
             for row, use in zip(rows, uses, strict=True)

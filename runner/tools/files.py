@@ -19,6 +19,8 @@ from io import BufferedReader
 
 from runner.core.conversation import ToolResult
 from runner.core.text import plain
+from runner.permissions import ResolvedPath
+from runner.permissions.decisions import may_touch
 from runner.ports import Interrupt, ToolCall
 from runner.tools.file_access import (
     Places,
@@ -26,11 +28,14 @@ from runner.tools.file_access import (
     check_regular,
     explained,
     make_folders,
+    named,
     open_file,
     open_folder,
     permitted,
+    tool_context_of,
 )
 from runner.tools.output import MOST_CHARACTERS
+from runner.tools.patch import MOST_PATCHED_BYTES, change_of
 
 MOST_EDITED_BYTES = 64 << 20
 MOST_COMPARED_BYTES = 4 << 20  # past that, the lines of a file would take hundreds of megabytes
@@ -55,8 +60,23 @@ def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
         make_folders(os.path.dirname(real), os.path.dirname(path) or ".")
     except OSError as error:
         raise ToolFailure(f"the folder of {path} cannot be made: {error.strerror}") from error
+    before = _readable(call, places, real)
     made = _replace(real, path, content)
-    return ToolResult(f"{'Made' if made else 'Replaced'} {plain(path)} ({len(content):,} bytes).")
+    text = f"{'Made' if made else 'Replaced'} {plain(path)} ({len(content):,} bytes)."
+    return ToolResult(text, details=change_of(before, content, made=made))
+
+
+def _readable(call: ToolCall, places: Places, real: str) -> bytes | None:
+    """Return what a file holds before it is changed, no more of it than a patch is made of; None if it
+    cannot or may not be read: the run can read what hooks are told of it."""
+    path = call.input["file_path"]
+    place = ResolvedPath(named(path, call.surroundings, places), real)
+    policy, context = call.authorization.policy, tool_context_of(places)
+    if may_touch(policy, "Read", place, context).effect != "allow":
+        return None
+    with suppress(OSError, ToolFailure), open(open_file(real, path), "rb") as file:
+        return file.read(MOST_PATCHED_BYTES + 1)
+    return None
 
 
 def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
@@ -92,9 +112,11 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
             f"old_string was found {found} times in {path} (lines {_places_of(content, old)}): add lines "
             "around it until it is unique, or set replace_all to change all of them"
         )
-    _replace(real, path, content.replace(old, new))
+    edited, before = content.replace(old, new), _readable(call, places, real)
+    _replace(real, path, edited)
     times = "1 place" if found == 1 else f"{found} places"
-    return ToolResult(f"Edited {plain(path)} in {times} (line {_places_of(content, old)}).")
+    text = f"Edited {plain(path)} in {times} (line {_places_of(content, old)})."
+    return ToolResult(text, details=change_of(before, edited))
 
 
 def _encode(text: str, name: str) -> bytes:

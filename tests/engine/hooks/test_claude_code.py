@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from runner.core.commands import Reply
 from runner.core.hook_decisions import payload
@@ -17,6 +18,7 @@ from runner.core.run import Ended, Waiting
 from runner.exchange.sessions import SessionReader
 from runner.permissions import Policy, Rule
 from runner.permissions.modes import rules_of
+from runner.store.tables import tool_calls
 from runner.tools.registry import resolve_tools
 from tests.core.story import a_run
 from tests.engine.hooks.bench import Bench, bash, telling
@@ -156,9 +158,9 @@ def test_the_response_of_a_builtin_tool_has_claude_codes_shape(bench: Bench) -> 
         use("Edit", file_path="new.py", old_string="2", new_string="two"),
         use("Read", file_path="new.py", offset=2),
         use("Glob", pattern="*.py"),
-        use("Grep", pattern="t"),
-        use("Grep", pattern="t", output_mode="content"),
-        use("Grep", pattern="t", output_mode="count"),
+        use("Grep", pattern="t", glob="*.py"),
+        use("Grep", pattern="t", glob="*.py", output_mode="content"),
+        use("Grep", pattern="t", glob="*.py", output_mode="count"),
         use("Edit", file_path="new.py", old_string="gone", new_string="x"),
     ]
     tools = resolve_tools(("Bash", "Read", "Write", "Edit", "Glob", "Grep"), bench.folder)[0]
@@ -176,12 +178,22 @@ def test_the_response_of_a_builtin_tool_has_claude_codes_shape(bench: Bench) -> 
     }
     fine = {"is_error": False, "outcome": "succeeded"}
     assert silent == of_bash | fine | {"stdout": "", "content": "(no output)"}
-    assert (made["filePath"], made["content"]) == ("new.py", "one\ntwo\n")
-    assert (replaced["filePath"], edited["oldString"], edited["newString"]) == (
-        "new.py",
-        "2",
-        "two",
-    )
+    of_write = {"filePath": "new.py", "originalFile": None, "userModified": False} | fine
+    assert made == of_write | {"type": "create", "content": "one\ntwo\n", "structuredPatch": []}
+    hunk = {"oldStart": 1, "oldLines": 2, "newStart": 1, "newLines": 3}
+    assert replaced == of_write | {
+        "type": "update",
+        "content": "one\n2\nthree\n",
+        "structuredPatch": [hunk | {"lines": [" one", "-two", "+2", "+three"]}],
+    }
+    hunk = {"oldStart": 1, "oldLines": 3, "newStart": 1, "newLines": 3}
+    del edited["content"]
+    assert edited == of_write | {
+        "oldString": "2",
+        "newString": "two",
+        "replaceAll": False,
+        "structuredPatch": [hunk | {"lines": [" one", "-2", "+two", " three"]}],
+    }
     assert read["type"] == "text"
     assert read["file"] == {
         "filePath": "new.py",
@@ -196,3 +208,32 @@ def test_the_response_of_a_builtin_tool_has_claude_codes_shape(bench: Bench) -> 
     assert (lines["mode"], lines["numLines"]) == ("content", 2)
     assert (counts["mode"], counts["numMatches"]) == ("count", 2)
     assert failed.keys() == {"content", "is_error", "outcome"}
+    kept = {
+        each.get("structuredPatch", [{}])[0].get("newLines")
+        for line in lines_of(transcript(bench))
+        if isinstance(each := line.get("toolUseResult"), dict) and each.get("structuredPatch")
+    }
+    assert kept == {3}
+
+
+@pytest.mark.slow
+def test_hooks_are_told_no_lines_of_a_file_that_the_run_may_not_read(bench: Bench) -> None:
+    """The run can read its transcript."""
+    (bench.folder / "secret").write_text("one\nthe key\nthree\n")
+    rules = [Rule("allow", "*"), Rule("deny", "Read(secret)")]
+    calls = [
+        use("Edit", file_path="secret", old_string="one", new_string="1"),
+        use("Write", file_path="secret", content="other\n"),
+    ]
+    lease = bench.run_with([telling("PostToolUse")], reply(*calls), rules=rules)
+    assert bench.work(lease) == SUCCEEDED
+    assert (bench.folder / "secret").read_text() == "other\n"
+    assert [told["tool_response"]["structuredPatch"] for told in bench.told] == [[], []]
+    assert "the key" not in transcript(bench).read_text()
+
+
+def test_a_job_without_hooks_keeps_no_details_of_calls(bench: Bench) -> None:
+    lease = bench.run_with([], reply(use("Write", file_path="a", content="a\n")))
+    assert bench.work(lease) == SUCCEEDED
+    query = select(tool_calls.c.details)
+    assert bench.database.read(lambda c: c.execute(query).scalars().all()) == [None]
