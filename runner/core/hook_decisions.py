@@ -7,6 +7,7 @@ A hook that an attempt left unfinished runs again only if it is repeatable.
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Effect, Request, Rule
 from runner.permissions.decisions import any_rule_matches
 from runner.permissions.modes import permission_mode
+from runner.permissions.rules import READING, WRITING
 
 # Outcomes of calls that have not run: refused earlier, or at their start.
 _NEVER_RAN: frozenset[ToolOutcome] = frozenset({"denied", "unknown_tool", "invalid_input"})
@@ -182,7 +184,7 @@ def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookRes
 def with_unusable_input(result: HookResult, problem: str) -> HookResult:
     """Return the result of a hook whose changed input does not fit the tool: it has failed."""
     sent = json.dumps(result.updated_input, ensure_ascii=False)
-    reason = f"{UNUSABLE_INPUT}: {problem}; it sent {shorten(sent, _LONGEST_REASON)}"
+    reason = f"{UNUSABLE_INPUT}usable: {problem}; it sent {shorten(sent, _LONGEST_REASON)}"
     return replace(result, answer=HookAnswer("failed", reason=reason), updated_input=None)
 
 
@@ -198,7 +200,7 @@ def objection(state: RunState, run: HookRun) -> str:
     name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
     reason = shorten(answer.reason, _LONGEST_REASON)
     if answer.outcome == "failed" and reason.startswith(UNUSABLE_INPUT):
-        reason = UNUSABLE_INPUT
+        reason = "its updatedInput cannot be used"
     return f"the {run.event} hook `{name}` {verb}{f': {reason}' if reason else ''}"
 
 
@@ -258,6 +260,26 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
     if outcome is not None:
         told |= {"state": outcome.state, "reason": outcome.reason, "detail": outcome.detail}
     return told
+
+
+def in_folder(told: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return a payload with absolute paths where the model gave relative ones: Claude Code's file tools
+    take no others, and scripts look for ``/tests/`` in them."""
+
+    def absolute(given: Any, name: str) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(given.get(name), str):
+            return given
+        return {**given, name: posixpath.join(folder, given[name])}
+
+    if told.get("tool_name") not in READING | WRITING:
+        return dict(told)
+    given = absolute(absolute(told["tool_input"], "file_path"), "path")
+    changed = {"tool_input": given}
+    if "tool_response" in told:
+        response = absolute(told["tool_response"], "filePath")
+        file = absolute(response.get("file"), "filePath")
+        changed["tool_response"] = response | ({"file": file} if file else {})
+    return {**told, **changed}
 
 
 def _response(state: RunState, call: Call, result: Block) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class HookRun:
 
 OBJECTS = 2  # the exit code
 # How the reason of a failure begins that only the operator reads whole: the model did not send it.
-UNUSABLE_INPUT = "its updatedInput cannot be used"
+UNUSABLE_INPUT = "updatedInput is not "
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
 MOST_JSON_BYTES = 1_000_000
 
@@ -230,7 +230,7 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
         reason = _text(data, "stopReason") or reason
     if updated is not None and not isinstance(updated, dict):
         sent = _cut(plain(json.dumps(updated, ensure_ascii=False)))
-        raise _Unfit(f"{UNUSABLE_INPUT}: it is not an object; it sent {sent}")
+        raise _Unfit(f"{UNUSABLE_INPUT}an object; it sent {sent}")
     context = _text(specific, "additionalContext")
     return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
 

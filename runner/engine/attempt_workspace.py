@@ -13,7 +13,7 @@ from runner.core import entries
 from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
-from runner.core.hook_decisions import kept_as_edited, with_unusable_input
+from runner.core.hook_decisions import in_folder, kept_as_edited, with_unusable_input
 from runner.core.hooks import Said, read_answer
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
@@ -248,7 +248,8 @@ class AttemptWorkspace:
         nothing is recorded: the next attempt records what the hook did with their work."""
         run, hook = step.run, state.spec.hooks[step.run.hook]
         transcript = self.retry(lambda: self.workspaces.transcript(self.lease))
-        told = {**step.told, "transcript_path": str(transcript)}
+        folder = self.surroundings.workspace or self.surroundings.outputs
+        told = {**in_folder(step.told, str(folder)), "transcript_path": str(transcript)}
         sandbox = state.spec.sandbox if state.spec.sandbox and state.spec.sandbox.hooks else None
         call = HookCall(state.run_id, hook, told, self.surroundings, sandbox, state.policy)
         try:
@@ -257,7 +258,10 @@ class AttemptWorkspace:
             if hook.repeatable:
                 raise
             said = Said("shut_down")
-        result = kept_as_edited(state, run, read_answer(hook.event, said, hook.timeout))
+        answered = read_answer(hook.event, said, hook.timeout)
+        if answered.updated_input == told.get("tool_input"):  # it changed nothing
+            answered = replace(answered, updated_input=None)
+        result = kept_as_edited(state, run, answered)
         if result.updated_input is not None and run.index is not None:
             with suppress(HostFaultError):  # it is checked again when the call is located
                 arguments = dict(result.updated_input)

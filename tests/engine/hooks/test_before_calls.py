@@ -200,7 +200,7 @@ def test_the_operator_reads_an_unusable_updated_input_and_the_model_does_not(
     assert not (bench.folder / "made").exists()
     (ran,) = bench.rows()
     assert ran.outcome == "failed"
-    assert ran.reason.startswith("its updatedInput cannot be used: ")
+    assert ran.reason.startswith("updatedInput is not ")
     assert ran.reason.endswith(f"; it sent {sent}")
     assert bench.happened("hook_finished")[0]["reason"] == ran.reason
     assert bench.model.results == [

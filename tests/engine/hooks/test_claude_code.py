@@ -178,7 +178,8 @@ def test_the_response_of_a_builtin_tool_has_claude_codes_shape(bench: Bench) -> 
     }
     fine = {"is_error": False, "outcome": "succeeded"}
     assert silent == of_bash | fine | {"stdout": "", "content": "(no output)"}
-    of_write = {"filePath": "new.py", "originalFile": None, "userModified": False} | fine
+    path = str(bench.folder / "new.py")
+    of_write = {"filePath": path, "originalFile": None, "userModified": False} | fine
     assert made == of_write | {"type": "create", "content": "one\ntwo\n", "structuredPatch": []}
     hunk = {"oldStart": 1, "oldLines": 2, "newStart": 1, "newLines": 3}
     assert replaced == of_write | {
@@ -196,7 +197,7 @@ def test_the_response_of_a_builtin_tool_has_claude_codes_shape(bench: Bench) -> 
     }
     assert read["type"] == "text"
     assert read["file"] == {
-        "filePath": "new.py",
+        "filePath": path,
         "content": "two\nthree",
         "numLines": 2,
         "startLine": 2,
@@ -237,3 +238,26 @@ def test_a_job_without_hooks_keeps_no_details_of_calls(bench: Bench) -> None:
     assert bench.work(lease) == SUCCEEDED
     query = select(tool_calls.c.details)
     assert bench.database.read(lambda c: c.execute(query).scalars().all()) == [None]
+
+
+@pytest.mark.slow
+def test_hooks_are_told_absolute_paths_and_may_give_them_back(bench: Bench) -> None:
+    """Claude Code's file tools take no others: a guard looks for ``/tests/`` in them."""
+    echo = """python3 -c '
+import json, sys
+told = json.load(sys.stdin)["tool_input"]
+print(json.dumps({"hookSpecificOutput": {"updatedInput": told}}))
+'"""
+    calls = [
+        use("Write", file_path="tests/a.py", content="a\n"),
+        use("Write", file_path=str(bench.folder / "b.py"), content="b\n"),
+        use("Bash", command="cat tests/a.py"),
+    ]
+    hooks = [telling("PreToolUse"), Hook("PreToolUse", command=echo), telling("PostToolUse")]
+    assert bench.work(bench.run_with(hooks, reply(*calls))) == SUCCEEDED
+    told = [told["tool_input"].get("file_path") for told in bench.told]
+    paths = [str(bench.folder / "tests/a.py"), str(bench.folder / "b.py"), None]
+    assert told == paths * 2
+    made, again, shown = bench.model.results
+    assert (made.partition(" (")[0], shown) == ("Made tests/a.py", "a\n")
+    assert "changed its input" not in made + again + shown
