@@ -48,8 +48,8 @@ T = TypeVar("T")
 SOCKET_INSIDE = "/dev/runner-proxy"
 
 _MOST_CONNECTIONS = 64  # of a call at once; others wait until one ends
-_MOST_LOOKUPS = 4  # of a call at once
-_LOOKUP_THREADS = 16
+_MOST_LOOKUPS = 2  # of a call at once
+_LOOKUP_THREADS = 128
 _RECORDED_EACH = 100  # connections of a call; later ones to the same port are recorded together
 _MOST_RECORDS = 1_000
 _CHUNK = 32_768  # bytes read at once; no more are held for who reads slowly
@@ -114,7 +114,7 @@ class Proxy:
                 entrance.setblocking(False)
                 self._do(served.begin(entrance.dup()))
         except OSError as error:
-            why = error.strerror or "its thread does not answer"
+            why = error.strerror or str(error) or "its thread does not answer"
             raise HostFaultError(f"the proxy of a call cannot be opened: {why}") from error
         try:
             yield Door(folder / "socket", served)
@@ -137,12 +137,20 @@ class Proxy:
                 threading.Thread(target=_run, args=(self._loop,), name="proxy", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_END_SECONDS)
 
-    async def _find(self, name: str, port: int) -> list[str]:
-        """Return the addresses of a name that may be dialled. Raises ``_Refused``."""
+    async def _find(self, name: str, port: int, slots: asyncio.Semaphore) -> list[str]:
+        """Return the addresses of a name that may be dialled. Raises ``_Refused``. A lookup that nobody
+        waits for any more keeps its slot until it ends."""
         loop = asyncio.get_running_loop()
-        lookup = loop.run_in_executor(self._resolvers, self._resolve, name, port)
+
+        def end(_: object) -> None:
+            with suppress(RuntimeError):  # the proxy was closed meanwhile
+                loop.call_soon_threadsafe(slots.release)
+
+        await slots.acquire()
+        lookup = self._resolvers.submit(self._resolve, name, port)
+        lookup.add_done_callback(end)
         try:
-            found = await asyncio.wait_for(lookup, _LOOKUP_SECONDS)
+            found = await asyncio.wait_for(asyncio.wrap_future(lookup), _LOOKUP_SECONDS)
         except (OSError, UnicodeError) as error:
             raise _Refused(502, "its name cannot be resolved", "failed") from error
         public = [address for address in found if self._may_dial(address)]
@@ -196,7 +204,9 @@ class _Served:
     """The connections of one call. Its coroutines run in the proxy's thread."""
 
     def __init__(
-        self, patterns: Sequence[HostPattern], find: Callable[[str, int], Awaitable[Sequence[str]]]
+        self,
+        patterns: Sequence[HostPattern],
+        find: Callable[[str, int, asyncio.Semaphore], Awaitable[Sequence[str]]],
     ) -> None:
         self.recorded: dict[Any, Connection] = {}
         self._patterns, self._find = patterns, find
@@ -284,8 +294,7 @@ class _Served:
             raise _Refused(403, "only a port of a host with a name can be reached") from error
         if why := refusal(self._patterns, asked.host, asked.port):
             raise _Refused(403, why)
-        async with self._lookups:
-            addresses = await self._find(asked.host, asked.port)
+        addresses = await self._find(asked.host, asked.port, self._lookups)
         for address in addresses[:_MOST_ADDRESSES]:
             with suppress(OSError):
                 return await _connected(address, asked.port)

@@ -6,11 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from runner.errors import HostFaultError
 from runner.tools import proxy as module
 from runner.tools.proxy import Proxy
 from tests.tools.proxies import (
@@ -257,6 +259,7 @@ def test_hostile_clients_hold_up_neither_other_calls_nor_much_memory() -> None:
         return [LOOPBACK]
 
     with raw_server(pour) as flood, echo_server() as server, ExitStack() as held:
+        held.callback(going_on.set)
         proxy = held.enter_context(proxy_here(resolve))
         hostile = held.enter_context(
             proxy.door([f"flood.test:{flood}", "*.slow.test", "slow.test"])
@@ -269,8 +272,27 @@ def test_hostile_clients_hold_up_neither_other_calls_nor_much_memory() -> None:
             port = enter(door)
             for _ in range(20):
                 assert b" 200 " in ask(port, get(f"a.test:{server}"))
-        going_on.set()
     assert len(hostile.connections) <= module._MOST_CONNECTIONS
+
+
+@pytest.mark.slow
+def test_fifty_calls_at_once_reach_their_own_hosts_only(server: int) -> None:
+    with proxy_here() as proxy, ExitStack() as held:
+        doors = [held.enter_context(proxy.door([f"n{n}.test:{server}"])) for n in range(50)]
+        ports = [enter(door) for door in doors]
+        with ThreadPoolExecutor(50) as pool:
+            own = pool.map(lambda n: ask(ports[n], get(f"n{n}.test:{server}")), range(50))
+            others = pool.map(lambda n: ask(ports[n], get(f"n{n + 1}.test:{server}")), range(50))
+        assert all(b" 200 " in each for each in own)
+        assert all(b" 403 " in each for each in others)
+    assert {len(door.connections) for door in doors} == {2}
+
+
+def test_a_host_that_cannot_open_a_proxy_has_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    fault = pytest.raises(HostFaultError, match="cannot be opened: No such")
+    with proxy_here() as proxy, fault, proxy.door(["a.test"]):
+        pass
 
 
 def test_many_connections_are_recorded_together(
