@@ -49,9 +49,11 @@ format: $(ready)
 sweep: $(ready)
 	RUNNER_SWEEP=all $(BIN)/pytest -q -n 4 --dist worksteal --timeout 3600 tests/crash tests/workspace/runs/test_kill.py
 
-# Random commands, judged by real bash: what runs must be what the rules decided on.
+# Random commands, judged by real bash: what runs must be what the rules decided on. Then commands in the
+# sandbox, over a tree of canaries: what they do must be what the rules allow.
 fuzz: $(ready)
 	$(BIN)/python -m tests.permissions.fuzz --seconds 60
+	$(BIN)/python -m tests.permissions.fuzz_sandbox --seconds 60
 
 # docker-compose.yml on a real engine (Docker, or Podman as `docker`), while its containers are killed.
 compose-test: $(ready)

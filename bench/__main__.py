@@ -29,6 +29,7 @@ NAMES = (
     "snapshots",
     "audit",
     "fleet",
+    "sandbox",
 )
 
 

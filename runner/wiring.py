@@ -227,6 +227,7 @@ def _surroundings(
     from runner.store.runs import endings
     from runner.telemetry.start import start_telemetry
     from runner.tools.host_process import run_is_quiet
+    from runner.tools.sandbox import TmpRemover
     from runner.tools.toolbox import LocalTools
     from runner.workspace.host_check import find_host_fault
     from runner.workspace.run_workspaces import RunWorkspaces
@@ -244,7 +245,11 @@ def _surroundings(
     opened.callback(tools.close)
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home, tools)
-    observers += [AttemptLog(), *([telemetry] if telemetry is not None else [])]
+    observers += [
+        AttemptLog(),
+        TmpRemover(settings.home),
+        *([telemetry] if telemetry is not None else []),
+    ]
     observer = Observers(observers)
     ports = _ports(database, clock, tools, live, workspaces, load_prices(settings), observer)
     machine = Machine(

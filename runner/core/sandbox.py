@@ -38,6 +38,7 @@ class Sandbox:
     image: str | None = None  # of a container that calls run in
     hooks: bool = False  # hooks run in it too
     caches: tuple[str, ...] = ()  # presets of ``CACHES``
+    file: str | None = None  # the job file, which no call may change
 
     @property
     def is_on(self) -> bool:

@@ -88,6 +88,8 @@ def load(
         top.note(str(error).removeprefix("finish_by: "), "finish_by")
     if top.problems:
         raise SpecError(str(path), _with_lines(top.problems, text))
+    if spec.sandbox is not None:
+        spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
     return Submission(str(path), text, spec, runs, (*notes, *source_notes))
 
 

@@ -10,17 +10,20 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.core.hosts import Connection, hint
+from runner.core.run import Ended as RunEnded
+from runner.core.run import Lease, Outcome
 from runner.core.sandbox import Kind, Sandbox
 from runner.errors import SandboxMissing
 from runner.permissions import Policy
-from runner.ports import Interrupt, Surroundings
+from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import Ended, Start, ToolHost, boot_needs
-from runner.tools.sandbox_mounts import NAMESPACES, Blanks, Mounts, View, run_tmp
+from runner.tools.sandbox_mounts import NAMESPACES, TMP, Blanks, Mounts, View, run_tmp
 
 if TYPE_CHECKING:
     from runner.tools.proxy import Door, Proxy
@@ -100,27 +103,31 @@ class Sandboxes:
             if door is not None:
                 needs = [*start.needs, *boot_needs()]
                 start = replace(start, arguments=door.launch(start.arguments), needs=needs)
-            mounts = Mounts(
-                View(
-                    self._home,
-                    surroundings.workspace,
-                    surroundings.outputs,
-                    tuple(start.needs),
-                    caches=sandbox.caches,
-                ),
-                Policy() if policy is None else policy,
-                Blanks.make(self._home),
-                self._environment,
-                run_tmp(self._home, start.run_id),
-            )
+            mounts = self._mounts(start, sandbox, policy, surroundings)
             bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
             front = [bwrap, *mounts.arguments, *_network(sandbox, door)]
-            arguments = [*front, "--chdir", str(start.folder.resolve()), "--", *start.arguments]
+            front += ["--chdir", str(start.folder.resolve()), "--", *mounts.guard]
+            arguments = [*front, *start.arguments]
             descriptors = {**start.descriptors, **mounts.descriptors}
             start = replace(start, arguments=arguments, descriptors=descriptors)
-            yield Entered(start, kind, door)
+            yield Entered(start, _named(kind, mounts, sandbox), door)
             if made := mounts.remove_denied():
                 raise ToolFailure(made, "denied")
+
+    def _mounts(
+        self, start: Start, sandbox: Sandbox, policy: Policy | None, surroundings: Surroundings
+    ) -> Mounts:
+        view = View(
+            self._home,
+            surroundings.workspace,
+            surroundings.outputs,
+            readable=tuple(start.needs),
+            read_only=(Path(sandbox.file),) if sandbox.file else (),
+            caches=sandbox.caches,
+        )
+        rules = Policy() if policy is None else policy
+        tmp = run_tmp(self._home, start.run_id)
+        return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp)
 
     def _door(self, hosts: Sequence[str]) -> AbstractContextManager[Door]:
         with self._probing:
@@ -130,6 +137,34 @@ class Sandboxes:
 
                 self.proxy = Proxy()
         return self.proxy.door(hosts)
+
+
+def _named(kind: str, mounts: Mounts, sandbox: Sandbox) -> str:
+    """Return what is recorded of a sandbox. Raises ``ToolFailure`` if a job that requires one has rules
+    that it cannot hold."""
+    if not mounts.unheld:
+        return kind
+    rules = ", ".join(f"deny {rule}" for rule in mounts.unheld)
+    if sandbox.mode == "required":
+        raise ToolFailure(
+            f"no command can run: {rules} is about too many files outside the workspace for the sandbox "
+            "that this job requires; name a folder in it",
+            "denied",
+        )
+    return f"{kind}, which cannot hold {rules} outside the workspace"
+
+
+class TmpRemover(Observer):
+    """Removes the /tmp of runs that have ended in this worker."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def released(self, lease: Lease, outcome: Outcome | NoOutcome) -> None:
+        if isinstance(outcome, RunEnded):
+            folder = self._home / TMP / lease.run_id
+            removal = partial(shutil.rmtree, folder, ignore_errors=True)
+            threading.Thread(target=removal, name="tmp", daemon=True).start()
 
 
 class Contained:

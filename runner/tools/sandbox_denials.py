@@ -43,13 +43,12 @@ class Denied:
     rule: str  # the text of the first rule that denies it
     reading: bool  # denied to Read: nothing may be seen of it
     writing: bool  # denied to Edit
-    inode: int
     is_link: bool = False
 
     @classmethod
-    def of(cls, path: str, move: _Move, inode: int, *, is_link: bool = False) -> Denied:
+    def of(cls, path: str, move: _Move, *, is_link: bool = False) -> Denied:
         reading, writing = bool(move.denied & _READING), bool(move.denied & _WRITING)
-        return cls(path, move.rule, reading, writing, inode, is_link)
+        return cls(path, move.rule, reading, writing, is_link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Denials:
             leave_out: a folder that is not searched.
         """
         start = self._start(folder, self._patterns)
-        found = [Denied.of(folder, start, 0)] if start.denied else []
+        found = [Denied.of(folder, start)] if start.denied else []
         if start.denied & _READING:
             return found
         search = _Search(self, frozenset({leave_out}), MOST_ENTRIES)
@@ -150,10 +149,10 @@ class Denials:
 
     def _look_at(self, prefix: str, state: int, listing: _Listing) -> _LookedAt:
         looked_at = _LookedAt(listing)
-        for name, inode, kind in listing.entries:
+        for name, kind in listing.entries:
             path, move = prefix + name, self.move(state, name)
             if move.denied:
-                looked_at.denied.append(Denied.of(path, move, inode, is_link=kind == _LINK))
+                looked_at.denied.append(Denied.of(path, move, is_link=kind == _LINK))
             if move.state == _DEAD or kind == _OTHER or move.denied & _READING:
                 continue
             if kind == _LINK:
@@ -224,10 +223,10 @@ def _patterns_of(rule: ParsedRule, denied: int, context: ToolContext) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The content of a folder: names, inodes, kinds."""
+    """The content of a folder: names and kinds."""
 
     status: tuple[int, int, int]
-    entries: Sequence[tuple[str, int, str]]
+    entries: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +264,7 @@ class _Search:
             listing = _listed(here)
             if listing is None:
                 if self.most == MOST_ENTRIES:  # a command could make it readable again
-                    yield Denied(here, "", reading=True, writing=False, inode=0)
+                    yield Denied(here, "", reading=True, writing=False)
                 continue
             entries = 1 + len(listing.entries)
             if self.most == MOST_ENTRIES and not inside(here, folder):
@@ -286,7 +285,7 @@ class _Search:
 
 def _listed(folder: str) -> _Listing | None:
     """Return what is in a folder, nothing if it is gone; None if it cannot be read."""
-    found: list[tuple[str, int, str]] = []
+    found: list[tuple[str, str]] = []
     try:
         status = os.stat(folder, follow_symlinks=False)
         stamp = (status.st_dev, status.st_ino, status.st_ctime_ns)
@@ -296,7 +295,7 @@ def _listed(folder: str) -> _Listing | None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 kind = _LINK if entry.is_symlink() else _FOLDER if entry.is_dir() else _OTHER
-                found.append((entry.name, entry.inode(), kind))
+                found.append((entry.name, kind))
     except (FileNotFoundError, NotADirectoryError):
         return _Listing((0, 0, 0), ())
     except OSError:

@@ -1,6 +1,6 @@
 """The command line of bubblewrap for a call: what its processes see of this machine, and may write.
 
-    /                    read-only, with /tmp and /var/tmp of their own and nothing in /run
+    /                    read-only, with a /tmp of its own and nothing in /run
     the workspace        writable, and so is its repository; git's hooks and settings are read-only
     what rules deny      Read: unreadable, Edit: read-only, by whatever name it is reached
     RUNNER_HOME          empty, but for the run's own workspace, repository and outputs
@@ -10,25 +10,27 @@ https://github.com/containers/bubblewrap. Mounts are made in the order of their 
 further down stands over what it lies in. No path given to bubblewrap has a symlink in it.
 """
 
-# ruff: noqa: PTH102, PTH103, PTH108, PTH110, PTH111, PTH112, PTH113, PTH114, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH102, PTH103, PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
+import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from runner.core.sandbox import CACHES
 from runner.errors import HostFaultError
 from runner.permissions import Policy
-from runner.tools.file_access import ToolFailure, inside
+from runner.tools.file_access import ToolFailure, inside, open_folder
 from runner.tools.sandbox_denials import Denied, denials_of
 from runner.tools.sandbox_seccomp import seccomp_program
 
@@ -68,9 +70,8 @@ _CREDENTIALS = (
 )
 # What only root could read, without any capability.
 _CREDENTIALS_OF_ROOT = (
-    "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d",
-    "/etc/ssl/private", "/etc/krb5.keytab", "/etc/ssh/ssh_host_rsa_key",
-    "/etc/ssh/ssh_host_ecdsa_key", "/etc/ssh/ssh_host_ed25519_key", "/etc/docker/key.json",
+    "/etc/shadow", "/etc/shadow-", "/etc/ssl/private", "/etc/krb5.keytab", "/etc/ssh/ssh_host_rsa_key",
+    "/etc/ssh/ssh_host_ecdsa_key", "/etc/ssh/ssh_host_ed25519_key",
 )
 # Sockets of other programs of this user's; a read-only mount does not keep anyone from a socket.
 _WITHHELD_VARIABLES = (
@@ -93,11 +94,25 @@ NAMESPACES = (
     "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
 )
 # fmt: on
-_PRIVATE = ("/tmp", "/var/tmp")
+_TMP = "/tmp"  # another one for each run
 _EMPTY = ("/run", "/var/run")
 # What git runs, is steered by or reads from elsewhere, in a repository.
 _STEERING = ("hooks", "config", "config.worktree", "modules", "objects/info/alternates")
-_CACHE_FOLDER = "/tmp/.cache"
+# Somebody may put a link in the place of a folder before bubblewrap mounts on it. proc(5): the fifth word of
+# a line is where something is mounted.
+_GUARD = """
+all=' '
+while read -r _ _ _ _ at _; do all="$all$at "; done < /proc/self/mountinfo
+while [ "$1" != -- ]; do
+    case "$all" in
+        *" $1 "*) shift ;;
+        *) echo "$1 was moved while the sandbox was made: try again" >&2; exit 125 ;;
+    esac
+done
+shift
+exec "$@"
+"""
+_CACHE_FOLDER = f"{_TMP}/.cache"
 _WORKSPACES = "workspaces"  # as runner.workspace.folders names it; a test compares
 _LARGEST_LINK = 8_192
 
@@ -130,8 +145,8 @@ class Blanks:
     @classmethod
     def make(cls, home: Path) -> Blanks:
         """Make them where they are missing. Raises ``HostFaultError`` if they cannot be made."""
-        folder, program = home / "sandbox", seccomp_program(platform.machine()) or b""
-        seccomp = folder / f"seccomp-{hashlib.sha256(program).hexdigest()[:16]}"
+        folder, program = home / "sandbox", _filter()
+        seccomp = folder / f"seccomp-{zlib.crc32(program):08x}"
         blanks = cls(
             str(folder / "file"), str(folder / "folder"), str(seccomp) if program else None
         )
@@ -150,6 +165,11 @@ class Blanks:
         except OSError as error:
             raise HostFaultError(f"cannot make {folder} for sandboxes: {error}") from error
         return blanks
+
+
+@cache
+def _filter() -> bytes:
+    return seccomp_program(platform.machine()) or b""
 
 
 def run_tmp(home: Path, run_id: str) -> Path:
@@ -188,9 +208,9 @@ class Mounts:
         self._plan: dict[str, _Kind] = {}
         # Rules about files outside of the workspace that are too many to look for.
         self.unheld: tuple[str, ...] = ()
-        self._add("private", _PRIVATE)
+        self._add("private", [_TMP])
         self._add("hide", _EMPTY)
-        self._add("hide", (os.path.join(user, name) for name in _CREDENTIALS))
+        self._add("hide", _credentials(user))
         if os.geteuid() == 0:
             self._add("hide", _CREDENTIALS_OF_ROOT)
         self._add("hide", [self._home])
@@ -201,8 +221,9 @@ class Mounts:
             self._add("write", [self._workspace])
             self._add_repository(self._workspace)
         self._add("read", map(str, view.read_only))
-        self._add_denied()
-        self._before = self._unmakeable()
+        below = self._denied_below()
+        self._add_denied(below)
+        self._before = self._unmakeable(below)
         seccomp = () if blanks.seccomp is None else ("--seccomp", str(SECCOMP_DESCRIPTOR))
         # Files that bubblewrap reads from, by their descriptors.
         self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
@@ -213,29 +234,41 @@ class Mounts:
             *_words(self._plan, blanks, tmp),
             *_variables(environment, view.caches),
         )
+        within = [path for path in self._plan if path != self._workspace]
+        within = [path for path in within if inside(path, self._workspace or "/dev/null")]
+        # To run the command with, inside: it ends at once if a mount is not where it was meant to be.
+        self.guard = ("/bin/sh", "-c", _GUARD, "sh", *map(_escaped, within), "--") if within else ()
 
     def remove_denied(self) -> str:
         """Remove what the call made at paths that rules deny to Edit, in a workspace that is recorded,
-        and what would lead git to other settings. Return what that was, for the model; nothing if
-        there was none. Another call may have made it at the same time: it is removed all the same."""
-        made = [path for path, _ in self._unmakeable() - self._before]
-        for path in made:
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    os.unlink(path)
-        if not made:
+        and what would lead git to other settings; put denied links back. Return what that was, for
+        the model; nothing if there was none. Another call may have made it at the same time: it is
+        removed all the same. Nothing outside of the workspace and its repository is touched."""
+        after = self._unmakeable(self._denied_below())
+        made = [path for path in after if path not in self._before]
+        moved = [path for path, link in self._before.items() if link != after.get(path, link)]
+        moved += [path for path, link in self._before.items() if link and path not in after]
+        for path in (*made, *moved):
+            _remove(path, self._before.get(path, ""))
+        if not made and not moved:
             return ""
-        names = ", ".join(sorted(os.path.relpath(path, self._workspace) for path in made))
+        names = ", ".join(
+            sorted(os.path.relpath(each, self._workspace) for each in (*made, *moved))
+        )
         return f"the command made what the rules deny to Edit, and it was removed again: {names}"
 
-    def _unmakeable(self) -> frozenset[tuple[str, int]]:
-        """Return the paths, with inodes, that exist now and that no command may make."""
-        found = [(each.path, each.inode) for each in self._denied_below() if each.writing]
+    def _unmakeable(self, below: Iterable[Denied]) -> dict[str, str]:
+        """Return the paths that exist now and that no command may make, with where they lead if they
+        are links."""
+        found = {}
+        # In a folder that is not this run's own, somebody else may have made it.
+        for each in below if self._is_recorded else ():
+            if each.writing and inside(each.path, self._workspace or "/"):
+                with suppress(OSError):
+                    found[each.path] = os.readlink(each.path) if each.is_link else ""
         if self._commondir and os.path.lexists(self._commondir):
-            found.append((self._commondir, 0))
-        return frozenset(found)
+            found[self._commondir] = ""
+        return found
 
     def _add(self, kind: _Kind, paths: Iterable[str]) -> None:
         for path in paths:
@@ -287,11 +320,10 @@ class Mounts:
             return []
         return self._denials.below(self._workspace, self._home)
 
-    def _add_denied(self) -> None:
+    def _add_denied(self, below: Sequence[Denied]) -> None:
         workspace = self._workspace or "/"
         elsewhere, unheld = self._denials.elsewhere(workspace)
         self.unheld = tuple(unheld)
-        below = self._denied_below()
         pinned: set[str] = set()
         for each in (*elsewhere, *below):
             path = os.path.realpath(each.path)
@@ -314,6 +346,17 @@ class Mounts:
                 "the folders that they are in",
                 "denied",
             )
+
+
+def _credentials(user: str) -> Iterator[str]:
+    """Yield the paths of credentials that a home may have."""
+    try:
+        present = frozenset(os.listdir(user))
+    except OSError:
+        return
+    for name in _CREDENTIALS:
+        if name.partition("/")[0] in present:
+            yield os.path.join(user, name)
 
 
 def _linked_worktree(git: str) -> tuple[str | None, str | None]:
@@ -345,11 +388,33 @@ def _content(path: str) -> str:
         return ""
 
 
+def _escaped(path: str) -> str:
+    """Return a path as in proc(5)'s mountinfo."""
+    return re.sub(r"[ \t\n\\#]", lambda found: f"\\{ord(found[0]):03o}", path)
+
+
 def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:
     """Return the kind of the plan's entry that a path is in."""
     while path not in plan and path != "/":
         path = os.path.dirname(path)
     return plan.get(path, "read")
+
+
+def _remove(path: str, link: str) -> None:
+    """Remove a file or folder by the folder that it is in, so that no link is followed which somebody
+    puts on the way meanwhile; put a link back in its place, if there was one."""
+    folder, name = os.path.split(path)
+    with suppress(OSError, ToolFailure):
+        descriptor = open_folder(folder, folder)
+        try:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=descriptor)
+            with suppress(OSError):
+                shutil.rmtree(name, dir_fd=descriptor)
+            if link:
+                os.symlink(link, name, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _words(plan: dict[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str]:
@@ -377,7 +442,7 @@ def _words(plan: dict[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str
                 words += ["--bind", path, path]
             case "private":
                 # What is mounted below would be made in the folder, where links may lie in wait.
-                if tmp is not None and path == _PRIVATE[0] and path not in parents:
+                if tmp is not None and path == _TMP and path not in parents:
                     words += ["--bind", str(tmp), path]
                 else:
                     words += ["--tmpfs", path]
@@ -385,9 +450,6 @@ def _words(plan: dict[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str
                 words += ["--tmpfs", path]
             case _:
                 words += ["--ro-bind", blanks.folder if os.path.isdir(path) else blanks.file, path]
-    for path, kind in kept.items():
-        if kind == "hide" and (path in parents or path in _EMPTY):
-            words += ["--remount-ro", path]
     return words
 
 
@@ -404,7 +466,7 @@ def _variables(environment: Mapping[str, str], presets: Sequence[str]) -> Iterat
             yield from ("--unsetenv", name)
     for name in ("TMPDIR", "TMP", "TEMP"):
         if name in environment:
-            yield from ("--setenv", name, _PRIVATE[0])
+            yield from ("--setenv", name, _TMP)
     yield from ("--setenv", "GOCACHE", f"{_CACHE_FOLDER}/go-build")
     for preset, variables in _PRIVATE_CACHES.items():
         if preset not in presets:

@@ -208,6 +208,33 @@ def test_a_folder_that_is_moved_to_a_denied_name_is_removed_whole(denied: Workbe
     assert not (denied.workspace / "z.lock").exists()
 
 
+def test_a_link_never_leads_what_is_removed_out_of_the_workspace(
+    denied: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "beside"
+    (beside / "deep").mkdir(parents=True)
+    for name in ("one.lock", "deep/two.lock"):
+        (beside / name).write_text("not the run's")
+    monkeypatch.chdir(beside)  # of the worker: links into /proc lead it there
+    made = f"ln -s {beside} l; ln -s /proc/self/cwd here; ln -s here h; ln -s ../../../beside r; ln -s h i"
+    for command in (
+        made,
+        "ln -s l m; mv l n; echo x > new.lock",
+        "ln -sfn here/deep h; touch o.lock",
+    ):
+        bash(denied, command)
+    assert sorted(each.name for each in beside.rglob("*.lock")) == ["one.lock", "two.lock"]
+    assert not (denied.workspace / "new.lock").exists()
+
+
+def test_a_denied_link_is_put_back(denied: Workbench) -> None:
+    link = denied.workspace / "to.lock"
+    link.symlink_to("src")
+    for command in ("rm to.lock", "ln -sfn /etc to.lock", "rm to.lock; mkdir -p to.lock/x"):
+        assert bash(denied, command).outcome == "denied"
+        assert str(link.readlink()) == "src"
+
+
 def test_a_rule_about_every_path_leaves_the_workspace_to_look_at(denied: Workbench) -> None:
     bench = denied.under("deny Edit", "allow Read")
     result = bash(bench, "cat locked/f; echo x > new; echo x > /tmp/ok && echo here")
