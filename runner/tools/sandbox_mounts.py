@@ -98,8 +98,8 @@ _TMP = "/tmp"  # another one for each run
 _EMPTY = ("/run", "/var/run")
 # What git runs, is steered by or reads from elsewhere, in a repository.
 _STEERING = ("hooks", "config", "config.worktree", "modules", "objects/info/alternates")
-# Somebody may put a link in the place of a folder before bubblewrap mounts on it. proc(5): the fifth word of
-# a line is where something is mounted.
+# Somebody may put a link in the place of a folder before bubblewrap mounts on it. By proc(5) the fifth word
+# of a line is where something is mounted.
 _GUARD = """
 all=' '
 while read -r _ _ _ _ at _; do all="$all$at "; done < /proc/self/mountinfo
@@ -224,6 +224,7 @@ class Mounts:
         below = self._denied_below()
         self._add_denied(below)
         self._before = self._unmakeable(below)
+        needed = _needed(self._plan)
         seccomp = () if blanks.seccomp is None else ("--seccomp", str(SECCOMP_DESCRIPTOR))
         # Files that bubblewrap reads from, by their descriptors.
         self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
@@ -231,11 +232,11 @@ class Mounts:
         self.arguments = (
             *NAMESPACES,
             *seccomp,
-            *_words(self._plan, blanks, tmp),
+            *_words(needed, blanks, tmp),
             *_variables(environment, view.caches),
         )
-        within = [path for path in self._plan if path != self._workspace]
-        within = [path for path in within if inside(path, self._workspace or "/dev/null")]
+        top = self._workspace or ""
+        within = [path for path in needed if top and path != top and inside(path, top)]
         # To run the command with, inside: it ends at once if a mount is not where it was meant to be.
         self.guard = ("/bin/sh", "-c", _GUARD, "sh", *map(_escaped, within), "--") if within else ()
 
@@ -390,7 +391,7 @@ def _content(path: str) -> str:
 
 def _escaped(path: str) -> str:
     """Return a path as in proc(5)'s mountinfo."""
-    return re.sub(r"[ \t\n\\#]", lambda found: f"\\{ord(found[0]):03o}", path)
+    return re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
 
 
 def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:
@@ -417,19 +418,20 @@ def _remove(path: str, link: str) -> None:
             os.close(descriptor)
 
 
-def _words(plan: dict[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str]:
-    """Return the mounts as arguments, without those that change nothing."""
-    ordered = sorted(plan, key=lambda path: path.split("/"))
+def _needed(plan: Mapping[str, _Kind]) -> dict[str, _Kind]:
+    """Return the plan in the order of its paths, without what changes nothing."""
     kept: dict[str, _Kind] = {}
-    for path in ordered:
+    for path in sorted(plan, key=lambda path: path.split("/")):
         kind, above = plan[path], _kind_at(kept, os.path.dirname(path))
         nothing_there = above == "deny" or (kind in _HIDDEN and above in _HIDDEN)
-        if (
-            not nothing_there
-            and (kind != above or kind == "pin")
-            and (kind, above) != ("pin", "read")
-        ):
+        fixed = (kind, above) == ("pin", "read") or (kind == above and kind != "pin")
+        if not nothing_there and not fixed:
             kept[path] = kind
+    return kept
+
+
+def _words(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str]:
+    """Return a plan's mounts as arguments."""
     parents = {
         above for path in kept for above in _above(path) if kept.get(above) in ("hide", "private")
     }

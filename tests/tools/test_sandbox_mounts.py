@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -304,6 +305,36 @@ def test_a_link_to_what_is_denied_and_a_denied_link_hide_the_same(denied: Workbe
     (denied.workspace / "loop").symlink_to(".")
     (denied.workspace / "src" / "up.lock").symlink_to("..")
     assert bash(denied, "echo ran").content == "ran\n"
+
+
+@pytest.mark.parametrize("target", ["../../../beside", "/etc"])
+@pytest.mark.parametrize("name", ["src", "src/deep", "secrets", "with blank#"])
+def test_a_link_that_is_put_in_a_folder_s_place_before_the_mounts_stops_the_call(
+    denied: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str
+) -> None:
+    (tmp_path / "beside" / "deep").mkdir(parents=True)
+    (denied.workspace / "with blank#").mkdir()
+    (denied.workspace / "with blank#" / ".env").write_text(SECRET)
+    assert bash(denied, "echo ran").content == "ran\n"
+    made = sandbox_mounts._variables
+
+    def meanwhile(*arguments: Any) -> Iterator[str]:
+        (denied.workspace / name).rename(tmp_path / "moved")
+        (denied.workspace / name).symlink_to(target)
+        return made(*arguments)
+
+    monkeypatch.setattr(sandbox_mounts, "_variables", meanwhile)
+    result = bash(denied, f"echo ran; echo x > {tmp_path}/beside/f; cat ../../../moved/*")
+    assert result.outcome == "failed"
+    assert "ran" not in result.content.split()
+    assert not (tmp_path / "beside" / "f").exists()
+
+
+def test_the_job_file_is_read_only(denied: Workbench) -> None:
+    (denied.workspace / "job.toml").write_text("name = 'x'")
+    sandbox = Sandbox(file=str(denied.workspace / "job.toml"))
+    bash(denied, "echo x > job.toml; rm job.toml; mv job.toml j", sandbox=sandbox)
+    assert (denied.workspace / "job.toml").read_text() == "name = 'x'"
 
 
 def test_credentials_and_runners_home_are_hidden_and_the_run_s_own_files_are_not(
