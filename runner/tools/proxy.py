@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,21 +106,20 @@ class Proxy:
         """While the block runs, one sandbox can reach ``hosts`` (patterns as in the job file). At its
         end all connections are closed. Raises ``HostFaultError`` if this host cannot serve it."""
         served = _Served(tuple(map(HostPattern.parse, hosts)), self._find)
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="runner-proxy-"))
-            with socket.socket(socket.AF_UNIX) as entrance:
-                entrance.bind(str(folder / "socket"))
-                entrance.listen(1)
-                entrance.setblocking(False)
-                self._do(served.begin(entrance.dup()))
-        except OSError as error:
-            why = error.strerror or str(error) or "its thread does not answer"
-            raise HostFaultError(f"the proxy of a call cannot be opened: {why}") from error
-        try:
+        with ExitStack() as held:
+            try:
+                folder = Path(tempfile.mkdtemp(prefix="runner-proxy-"))
+                held.callback(shutil.rmtree, folder, ignore_errors=True)
+                with socket.socket(socket.AF_UNIX) as entrance:
+                    entrance.bind(str(folder / "socket"))
+                    entrance.listen(1)
+                    entrance.setblocking(False)
+                    self._do(served.begin(entrance.dup(), folder))
+            except OSError as error:
+                why = error.strerror or str(error) or "its thread does not answer"
+                raise HostFaultError(f"the proxy of a call cannot be opened: {why}") from error
+            held.callback(lambda: self._do(served.end()))
             yield Door(folder / "socket", served)
-        finally:
-            self._do(served.end())
-            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """End the thread, and every connection with it."""
@@ -213,8 +212,8 @@ class _Served:
         self._lookups = asyncio.Semaphore(_MOST_LOOKUPS)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def begin(self, entrance: socket.socket) -> None:
-        self._start(self._serve(entrance))
+    async def begin(self, entrance: socket.socket, folder: Path) -> None:
+        self._start(self._serve(entrance, folder))
 
     async def end(self) -> None:
         while tasks := list(self._tasks):
@@ -228,9 +227,10 @@ class _Served:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _serve(self, entrance: socket.socket) -> None:
+    async def _serve(self, entrance: socket.socket, folder: Path) -> None:
         with entrance:
             launcher = await _accept(entrance)  # the first who comes; nobody else is heard
+        shutil.rmtree(folder, ignore_errors=True)  # so a killed worker leaves none
         with launcher:
             listener = await _handed_over(launcher)
         with listener:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.hosts import HostPattern, host_name, is_public, refusal
+from runner.core.hosts import Connection, HostPattern, hint, host_name, is_public, refusal
 
 PATTERNS = tuple(
     map(
@@ -176,3 +176,34 @@ def test_an_address_that_is_not_public_is_known(address: str) -> None:
 )
 def test_a_public_address_is_known(address: str) -> None:
     assert is_public(address)
+
+
+NOT_LISTED = "it is not on the job's list of hosts"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "refused", "said", "words"),
+    [
+        ((), 0, "curl: (6) Could not resolve host: pypi.org", "This job has no network"),
+        ((), 0, "getaddrinfo EAI_AGAIN registry.npmjs.org", "This job has no network"),
+        ((), 0, "2 failed, 3 passed", ""),
+        (("pypi.org",), 0, "Temporary failure in name resolution", "only by the HTTP proxy"),
+        (("pypi.org",), 0, "2 failed, 3 passed", ""),
+        (("pypi.org",), 1, "error", f"refused connections: n0.test:443: {NOT_LISTED}."),
+        (("pypi.org",), 5, "error", f"n2.test:443: {NOT_LISTED}; and 2 more."),
+        (None, 0, "Could not resolve host: pypi.org", ""),
+    ],
+)
+def test_a_failed_call_is_told_why_it_reached_no_host(hosts, refused, said, words):
+    made = [Connection("pypi.org", 443, 1.0)]
+    made += [Connection(f"n{n}.test", 443, 2.0, "refused", NOT_LISTED) for n in range(refused)] * 2
+    told = hint(hosts, made, said)
+    assert words in told
+    assert bool(words) == bool(told)
+
+
+def test_connections_that_are_alike_are_one_with_their_sums():
+    one = Connection("pypi.org", 443, 1.0, sent=2, received=3)
+    assert one + Connection("pypi.org", 443, 9.0, sent=20, received=30, count=4) == Connection(
+        "pypi.org", 443, 1.0, sent=22, received=33, count=5
+    )
