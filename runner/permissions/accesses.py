@@ -42,6 +42,9 @@ class Access:
     required: bool = True  # the call needs a rule that grants it; else rules can only catch it
     unknown: bool = False  # only the run determines which file it is: it may be any
     words: Collection[str] = ()  # what the command begins with
+    inner: tuple[
+        Access, ...
+    ] = ()  # what it runs: a rule that grants it grants these only if it names it
 
     def catches(self, rule: syntax.ParsedRule) -> str | None:
         """Return the text that a deny or ask rule matches, None if it matches none."""
@@ -54,6 +57,11 @@ class Access:
     def grants(self, rule: syntax.ParsedRule) -> bool:
         """True if an allow rule covers it."""
         return not rule.broken and (rule.specifier is None or self._covered(rule.specifier))
+
+    def is_named(self, rule: syntax.ParsedRule) -> bool:
+        """True if a rule that grants it says all that it does, or is about everything."""
+        specifier = rule.specifier
+        return not isinstance(specifier, syntax.CommandPattern) or specifier.literal is not None
 
     def _matched(self, specifier: syntax.Specifier) -> str | None:
         return self.shown if self._covered(specifier) else None
@@ -81,10 +89,15 @@ class Command(Access):
         # An unreadable script is the last part, as a whole; its readable commands come before.
         complete = script.complete or part is not script.parts[-1]
         hides = part.hides if complete else script.unanalyzable
+        obstacle = f"the command hides what it runs: {hides}" if hides else ""
+        if part.inner and not obstacle:
+            runs = ", ".join(syntax.quoted(each.text) for each in part.inner)
+            obstacle = f"a rule must allow {syntax.quoted(part.text)}, and what it runs: {runs}"
         return cls(
             tools=("Bash",),
             shown=part.text,
-            obstacle=f"the command hides what it runs: {hides}" if hides else "",
+            inner=tuple(cls.of(each, script) for each in part.inner),
+            obstacle=obstacle,
             words=frozenset(form.partition(" ")[0] for form in every),
             forms=tuple(every),
             hides=hides,

@@ -283,7 +283,9 @@ def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
 
 def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
     for rule in rules[kind].for_words(access.words):
-        if access.grants(rule):
+        if access.grants(rule) and (
+            access.is_named(rule) or all(_granted(each, kind, rules) for each in access.inner)
+        ):
             return _Verdict(access, "allow", (MatchedRule(rule.rule, access.shown),))
     return None
 

@@ -6,14 +6,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from runner.permissions.shell import programs
+from runner.permissions.shell.harmless import is_make_assignment, is_plain_sed
 from runner.permissions.shell.programs import RISKY, RUNNERS, WRAPPERS, Options
 from runner.permissions.shell.spellings import is_option, starts
-from runner.permissions.shell.words import Word
+from runner.permissions.shell.words import Assignment, Word, names
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 _REST = Word("…", "…", exact=False, loose=True)  # stands for the arguments that xargs adds
+# A folder that find starts from, so that nothing that it finds looks like anything but a path.
+_START = re.compile(r"(?:\.{0,2}|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?:/.*)?", re.DOTALL)
+_FIRST_SAYS = names(
+    "tar bsdtar gtar go npm npx cargo openssl sqlite3 jq cmake hg svn apt apt-get pip rpm dpkg"
+)
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 
@@ -22,7 +29,7 @@ class Wrapped:
     """The command of a wrapper."""
 
     words: tuple[Word, ...] = ()  # the command; empty when it runs none
-    assigned: tuple[str, ...] = ()  # the variables that it sets for the command
+    assigned: tuple[Assignment, ...] = ()  # the variables that it sets for the command
     hides: str = ""  # why the command is not known for sure
 
 
@@ -51,10 +58,12 @@ def unwrap(name: str, arguments: Sequence[Word]) -> Wrapped:
         at += taken
     assigned = []
     while "ASSIGNS" in wrapper and at < len(arguments):
-        assignment = _ASSIGNMENT.match(arguments[at].value)
-        if assignment is None or arguments[at].loose:
+        word = arguments[at]
+        assignment = _ASSIGNMENT.match(word.value)
+        if assignment is None or word.loose:
             break
-        assigned.append(assignment[1])
+        value = Word(assignment[2], assignment[2], word.exact)
+        assigned.append(Assignment(assignment[1], word.source, value))
         at += 1
     begin = at + ("OPERAND" in wrapper)
     if not all(operand.exact for operand in arguments[at:begin]):
@@ -63,6 +72,17 @@ def unwrap(name: str, arguments: Sequence[Word]) -> Wrapped:
     if name == "xargs":
         words = _fed(words or (Word("echo", "echo"),), replaced)
     return Wrapped(words, tuple(assigned), hides)
+
+
+def program_of(words: Sequence[Word]) -> str:
+    """Return the name of the program that a command runs in the end, behind its wrappers; "" if that is
+    not known."""
+    while words and words[0].exact:
+        name = words[0].value.rpartition("/")[2]
+        if name not in WRAPPERS or len(words) == 1:
+            return words[0].value
+        words = unwrap(name, words[1:]).words
+    return ""
 
 
 def _words_taken(wrapper: Mapping[str, bool], option: str) -> int | None:
@@ -112,6 +132,33 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
     return commands
 
 
+def executed_by_find(arguments: Sequence[Word]) -> tuple[list[Word], list[Sequence[Word]]] | None:
+    """Return the arguments of find without ``-exec … ;`` and ``-exec … {} +``, and these commands; None
+    when they are not understood. What stands for ``{}`` is a path below where find starts: no option."""
+    own: list[Word] = []
+    commands: list[Sequence[Word]] = []
+    command: list[Word] | None = None
+    plain = all(
+        _START.fullmatch(word.value)
+        for word in takewhile(lambda each: each.value[:1] not in ("-", "(", "!"), arguments)
+    )
+    for word in arguments:
+        if command is None:
+            if word.value == "-exec":
+                commands.append(command := [])
+            else:
+                own.append(word)
+        elif word.value == ";" or (word.value == "+" and command and command[-1].value == "{}"):
+            command = None
+        else:
+            found = "{}" in word.value
+            command.append(replace(word, exact=False, loose=not plain) if found else word)
+        if command is not None and not (word.exact or "{}" in word.value):
+            return None
+    literal = all(word.exact for word in arguments)
+    return (own, commands) if literal and command is None and all(commands) else None
+
+
 def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
     """Return why the arguments of a program decide what is run or written, "" if they do not."""
     if elsewhere := _project_elsewhere(name, arguments):
@@ -129,6 +176,11 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
                 rest = values[at + 1 :] if values[at] in programs.NPM_RUNS else []
                 if any(rest[start] == "env" for start in starts(rest)):
                     return "npm run env runs any command"
+        case "make" | "gmake":
+            for word in arguments:
+                assigns = "=" in word.value and not word.value.startswith("-")
+                if assigns and not (word.exact and is_make_assignment(word.value)):
+                    return f"make runs or writes what {word.value} says"
         case "npx":  # only the options before the command are its own
             own = list(arguments)
             while own and own[0].value in programs.NPX_FLAGS:
@@ -150,8 +202,10 @@ def _risky(name: str, arguments: Sequence[Word], risky: Options) -> str:
             return f"{name} runs or writes what {value} says"
         if ended:
             continue
-        option = name == "find" and value.startswith(("-", "$")) and not word.exact
-        if option or (word.loose and not risky.any_value):
+        option = name == "find" and value.startswith("-") and not word.exact
+        # The first word may be letters of options, or say what the others mean.
+        says = index == 0 and value[:1] in ("$", "{") and not word.exact and name in _FIRST_SAYS
+        if option or says or (word.loose and not risky.any_value):
             return f"{name} gets arguments that are not literal"
         if value.startswith(risky.starts):
             return f"{name} runs or writes what {value} says"
@@ -200,24 +254,21 @@ def _sed(arguments: Sequence[Word]) -> str:
     words = iter(arguments)
     for word in words:
         value = word.value
-        if word.loose or (value.startswith("-") and not word.exact):
+        if word.loose or (value.startswith("-") and not word.exact and "=" not in value):
             return "sed gets arguments that are not literal"
-        if value in ("-e", "--expression"):
+        if named := re.fullmatch(r"-[nErsuz]*e|--expression", value):
             scripts += [script for script in (next(words, None),) if script is not None]
-        elif value.startswith("--expression=") or re.match(r"-[nErsz]*e", value):
-            return "sed has a script that is not understood"
+        elif named := re.match(r"-[nErsuz]*e|--expression=", value):
+            scripts.append(replace(word, value=value[named.end() :]))
         elif value.startswith("-i") or re.fullmatch(r"-[nErsuz]+i?|--[a-z-]+(?:=.*)?", value):
-            if _is_one_of(value, "f", ("file",)):
+            if _is_one_of(value, "f", ("file", "expression")):
                 return "sed takes its script from a file"
         elif value.startswith("-"):
             return "sed has an option that is not known"
         else:
             operands.append(word)
-    safe = programs.SED_SAFE.fullmatch
-    for script in scripts or operands[:1]:
-        commands = re.split(r"[;\n]", script.value)
-        if not (script.exact and (safe(script.value) or all(safe(c.strip()) for c in commands))):
-            return "sed can run commands and write files by its script"
+    if not all(script.exact and is_plain_sed(script.value) for script in scripts or operands[:1]):
+        return "sed can run commands and write files by its script"
     return ""
 
 
@@ -239,13 +290,29 @@ def _awk(arguments: Sequence[Word]) -> str:
     return "awk can run commands and write files by its program"
 
 
+def _is_inside(folder: Word) -> bool:
+    """True for a literal folder in the one that the command runs in."""
+    return folder.exact and not _OUTSIDE.match(folder.value) and not folder.value.startswith("-")
+
+
+def _reads_config(values: Sequence[str]) -> bool:
+    """True if the arguments of ``git config`` only read: a name and no value, or an option says so."""
+    if any(v.startswith(("--unset", "--add", "--replace", "-e", "--e")) for v in values):
+        return False
+    others = [value for value in values if not programs.GIT_CONFIG_HARMLESS.fullmatch(value)]
+    first = others[0] if others else ""
+    named = len(others) == 1 and re.fullmatch(r"[A-Za-z][\w.*/:@-]*\.[\w-]+", first)
+    return bool(first in programs.GIT_CONFIG_READS or named)
+
+
 def _git(arguments: Sequence[Word]) -> str:
     at = 0
     while at < len(arguments) and arguments[at].value.startswith("-"):
-        at += 2 if arguments[at].value in programs.GIT_GLOBAL_VALUED else 1
-    for word in arguments[:at]:
-        if word.value not in programs.GIT_GLOBAL:
+        word, following = arguments[at], arguments[at + 1 : at + 2]
+        inside = word.value == "-C" and following and _is_inside(following[0])
+        if not inside and word.value not in programs.GIT_GLOBAL:
             return f"git reads other configuration by {word.value}"
+        at += 2 if word.value in programs.GIT_GLOBAL_VALUED else 1
     if at >= len(arguments):
         return ""
     if not arguments[at].exact:
@@ -259,8 +326,7 @@ def _git(arguments: Sequence[Word]) -> str:
         return f"git {name} can run any command"
     if name == "submodule" and ("foreach" in values or not literal):
         return "git submodule foreach runs any command"
-    changes = any(v.startswith(("--unset", "--add", "--replace", "-e", "--e")) for v in values)
-    if name == "config" and not (first in programs.GIT_CONFIG_READS and literal and not changes):
+    if name == "config" and not (literal and _reads_config(values)):
         return "git config can make git run any command"
     own: list[Word] = []  # without the texts of messages
     message = False

@@ -8,15 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from runner.permissions.shell.harmless import is_harmless
 from runner.permissions.shell.words import Word, names
 
 Risk = Literal["none", "low", "high"]
 
-# A program's environment decides what it loads and runs, so a variable is only harmless when known.
-_HARMLESS = names("""
-    CI DEBUG NODE_ENV LANG LANGUAGE TZ TERM COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE
-    RUST_BACKTRACE RUST_LOG PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED LOG_LEVEL VERBOSE
-    CGO_ENABLED GOOS GOARCH""")
 _HIGH_RISK = re.compile(
     r"PATH|(?:CD|F|MAN|INFO|LIBRARY_|GCONV_)PATH|LD_.*|DYLD_.*|IFS|BASH.*|ENV|PROMPT_COMMAND|PS[0-4]|"
     r"GIT_.*|PYTHON[A-OQ-Z].*|NODE_.*|NPM_.*|PERL.*|RUBY.*|GEM_.*|.*JAVA.*|JDK_.*|.*PAGER|.*EDITOR|"
@@ -28,10 +24,16 @@ _HIGH_RISK = re.compile(
 )
 
 
-def variable_risk(name: str, exported: bool) -> Risk:
+def variable_risk(name: str, exported: bool, value: Word | None = None, program: str = "") -> Risk:
     """Return how much setting a variable matters: ``none`` needs no rule, ``low`` one that names the
-    assignment, ``high`` one without ``*``. An exported one reaches the programs that are run."""
-    if name in _HARMLESS or re.fullmatch(r"LC_[A-Z]+", name):
+    assignment, ``high`` one without ``*``.
+
+    Args:
+        exported: it reaches programs that are run.
+        value: what it is set to, None if that is not known.
+        program: the one program that it reaches, "" for all that run from here on.
+    """
+    if is_harmless(name, value, program):
         return "none"
     if _HIGH_RISK.fullmatch(name):
         return "high"

@@ -6,13 +6,26 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runner.permissions.shell.arguments import arguments_hide, inner_commands, unwrap
-from runner.permissions.shell.builtins import builtin_hides, names_set, runs_text, variable_risk
+from runner.permissions.shell.arguments import (
+    arguments_hide,
+    executed_by_find,
+    inner_commands,
+    program_of,
+    unwrap,
+)
+from runner.permissions.shell.builtins import (
+    Risk,
+    builtin_hides,
+    names_set,
+    runs_text,
+    variable_risk,
+)
 from runner.permissions.shell.files import files_of
+from runner.permissions.shell.harmless import is_harmless_use
 from runner.permissions.shell.programs import HIDING, WRAPPERS
-from runner.permissions.shell.script import Findings, Part, raw_forms
+from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import is_option, spellings
-from runner.permissions.shell.words import Word, names, path_of
+from runner.permissions.shell.words import Assignment, Word, names, path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
@@ -52,37 +65,37 @@ class Commands:
         self.nested = nested
 
     def simple(
-        self, words: Sequence[Word], assigned: Sequence[tuple[str, str]], source: str, level: int
+        self, words: Sequence[Word], assigned: Sequence[Assignment], source: str, level: int
     ) -> None:
-        """Add the command ``words`` with ``assigned`` (name, as written) before it."""
+        """Add the command ``words`` with ``assigned`` before it."""
         if words[0].value == "read":
             # IFS says how read parts its line, and is as before when it is done.
-            assigned = [(name, text) for name, text in assigned if name != "IFS"]
-        risks = [(variable_risk(name, exported=True), name, text) for name, text in assigned]
-        kept = [text for risk, _, text in risks if risk != "none"]
-        high = [name for risk, name, _ in risks if risk == "high"]
+            assigned = [each for each in assigned if each.name != "IFS"]
+        risks = _risks(assigned, words)
+        kept = [each.source for each, risk in risks if risk != "none"]
+        high = [each.name for each, risk in risks if risk == "high"]
         hides = f"it sets {high[0]} for the command" if high else ""
         command = _Command(words, kept, hides, level)
         forms: Forms = {source: None}
         if assigned:
-            forms[" ".join([*(text for _, text in assigned), command.shown])] = None
+            forms[" ".join([*(each.source for each in assigned), command.shown])] = None
         self._add(command, forms)
 
     def declared(
-        self, program: str, words: Sequence[Word], assigned: Sequence[tuple[str, str]], source: str
+        self, program: str, words: Sequence[Word], assigned: Sequence[Assignment], source: str
     ) -> None:
         """Add ``export``, ``declare`` or the like, with its options and names (``words``) and its
-        assignments (name, as written), unless it only sets harmless variables."""
+        assignments, unless it only sets harmless variables."""
         options = [word.value for word in words if word.value[:1] == "-"]
         exports = program == "export" or any("x" in option for option in options)
         reason = self._note_builtin(program, words)
         if any(re.match(r"[-+][A-Za-z]*[aA]", word.value) for word in words):
             self.findings.arrays = True
-        risks = {name: variable_risk(name, exports) for name, _ in assigned}
+        risks = {each.name: variable_risk(each.name, exports, each.value) for each in assigned}
         high = [name for name, risk in risks.items() if risk == "high"]
         low = "low" in risks.values() or (exports and words) or program.startswith("unset")
         if high or low or reason or not assigned:
-            values = [*(w.shown for w in words), *(text for _, text in assigned)]
+            values = [*(w.shown for w in words), *(each.source for each in assigned)]
             hides = f"it sets {high[0]}" if high else ""
             self.findings.add(" ".join([program, *values]), {source: None}, hides)
 
@@ -132,7 +145,8 @@ class Commands:
             self._unseen(command.words, forms)
             self.findings.add(text, forms, inner.hides)
             return
-        risky = [n for n in inner.assigned if variable_risk(n, exported=True) != "none"]
+        risks = _risks(inner.assigned, inner.words)
+        risky = [each.name for each, risk in risks if risk != "none"]
         hides = hides or (f"it sets {risky[0]} for the command" if risky else "")
         if not inner.words:
             self.findings.add(text, forms, hides)
@@ -144,7 +158,7 @@ class Commands:
             before = len(self.findings.parts)
             self._add(_Command(inner.words, [], hides, level), forms)
             first = self.findings.parts[before]
-            self.findings.parts[before] = Part(text, first.forms, hides)
+            self.findings.parts[before] = Part(text, first.forms, hides, first.inner)
 
     def _script(self, program: str, command: _Command, forms: Forms) -> bool:
         """Add a command that runs the text of an argument (``bash -c``, ``eval``, ``trap``). Return
@@ -168,9 +182,13 @@ class Commands:
     def _ordinary(self, program: str, command: _Command, forms: Forms) -> None:
         findings, arguments = self.findings, command.words[1:]
         reason = self._note_builtin(program, arguments)
-        hides = f"{program} runs what its arguments say" if program in HIDING else command.hides
-        hides = hides or arguments_hide(program, arguments)
-        if hides or reason:
+        hiding = program in HIDING and not is_harmless_use(program, arguments)
+        hides = f"{program} runs what its arguments say" if hiding else command.hides
+        own, executed = arguments, list[Sequence[Word]]()
+        if program == "find" and (split := executed_by_find(arguments)):
+            own, executed = split
+        hides = hides or arguments_hide(program, own)
+        if hides or reason or executed:
             self._unseen(command.words, forms)
         files = files_of(program, arguments)
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
@@ -178,7 +196,25 @@ class Commands:
         findings.changes += files.changes
         findings.below += files.below
         hides = hides or self._runner(program, command, forms)
-        findings.add(command.text, forms, hides)
+        inner: tuple[Part, ...] = ()
+        for words in executed:
+            seen = self._executed(words, command.level)
+            hides = hides or seen.unanalyzable
+            inner += seen.parts
+        findings.add(command.text, forms, hides, inner)
+
+    def _executed(self, words: Sequence[Word], level: int) -> Script:
+        """Note the files of a command that find runs. Return its analysis."""
+        findings, seen = self.findings, Findings(here=self.findings.here)
+        Commands(seen, self.nested)._add(_Command(words, level=level + 1), {})
+        script = seen.script("")
+        findings.writes += [findings.target(path, findings.here) for path in script.writes]
+        findings.writes += [findings.target("", findings.here) for path in script.after_cd]
+        findings.reads += seen.reads
+        findings.operands += seen.operands
+        findings.changes += seen.changes
+        findings.below += seen.below
+        return script
 
     def _runner(self, program: str, command: _Command, forms: Forms) -> str:
         """Show deny and ask rules the commands of ``npx`` and its like. Return why they are not
@@ -190,7 +226,7 @@ class Commands:
             if findings.readings > _MOST_READINGS:
                 findings.give_up("it can be read in too many ways")
                 break
-            seen = Findings(readings=findings.readings)
+            seen = Findings(readings=findings.readings, here=findings.here)
             Commands(seen, self.nested)._add(_Command(words, level=command.level + 1), {})
             findings.readings = seen.readings
             forms.update(dict.fromkeys(form for part in seen.parts for form in part.forms))
@@ -220,6 +256,11 @@ class Commands:
                 forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))
         forms.pop("", None)
+
+
+def _risks(assigned: Sequence[Assignment], words: Sequence[Word]) -> list[tuple[Assignment, Risk]]:
+    program = program_of(words) if assigned else ""
+    return [(each, variable_risk(each.name, True, each.value, program)) for each in assigned]
 
 
 def _asks(program: str, first: Word) -> bool:

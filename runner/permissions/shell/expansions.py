@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
+from runner.permissions.shell.harmless import printed
 from runner.permissions.shell.tree import EXPANSIONS, WORDS, Tree
-from runner.permissions.shell.words import Reader, UnclearError, Word, names
+from runner.permissions.shell.words import Printed, Reader, UnclearError, Word, names
 
 _IN_WORDS = names("""
     concatenation word raw_string number string string_content ansi_c_string brace_expression
     variable_name""")
 _SIMPLE_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=^-]+")
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-])")
+_PIECE = r"(?:[^$`\\\"'<>{}()&|;]|\\[/.*?\[\]#%^_-])*"  # of a pattern or a text in an expansion
 _PARAMETER = re.compile(
     r"\$\{#?(?:[A-Za-z_][A-Za-z0-9_]*(?:\[(?:[0-9]+|[@*])\])?|[0-9]+|[@*#?])"
-    r"(?:(?::?[-+?]|##?|%%?)[^$`\\\"'<>{}()&|;]*|//?[#%]?[^$`\\\"'<>{}()&|;]*|\^\^?|,,?"
+    rf"(?:(?::?[-+?]|##?|%%?){_PIECE}|//?[#%]?{_PIECE}|\^\^?|,,?"
     r"|:[0-9]+(?::[0-9]+)?|: -[0-9]+)?\}"
 )
 _DEFAULTED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:?[-+]")
@@ -41,11 +44,56 @@ _SIGN = r"(?:[^`$'\"\n\\&;<>()]|\$(?![A-Za-z0-9_({\['\"@*#?$!-])|\\[^\n])"
 _PATTERN = re.compile(rf"(?:{_SIGN}|\((?:{_SIGN}|\({_SIGN}*\))*\))*")
 _NUMBER = re.compile(r"-?[0-9]+|\"?\$(?:[#?]|\{#[A-Za-z_]\w*(?:\[[@*]\])?\})\"?")
 _NAMED = re.compile(r"\"?\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?\"?")
+# They set variables that are only known when they run, or what they do is not in the tree.
+_SET_VARIABLES = names("""
+    eval source . trap read mapfile readarray getopts printf let wait builtin command exec coproc""")
 _MAY_EVALUATE = "a test may evaluate what a variable holds"
 
 
 class Expansions(Tree):
     """Reads words and visits what bash evaluates; unknown syntax makes the script unanalyzable."""
+
+    known: Mapping[str, Printed] = MappingProxyType({})  # what variables hold
+
+    def know_variables(self) -> None:
+        """Find the variables that hold nothing but literal words, or what known commands print,
+        wherever they are set. None is known when a command sets variables in another way."""
+        values: dict[str, set[Printed]] = {}
+        left = [self.root]
+        while left:
+            node = left.pop()
+            left += node.children
+            if node.type == "command_name":
+                text = self.text_of(node)
+                if text in _SET_VARIABLES or not _SIMPLE_WORD.fullmatch(text):
+                    return
+            elif node.type == "subscript":
+                return
+            elif node.type == "variable_assignment":
+                given = node.children[2] if len(node.children) == 3 else None
+                kind = self._held(given, loop=False) if given is not None else ""
+                values.setdefault(self.text_of(node.children[0]), set()).add(kind)
+            elif node.type == "for_statement":
+                kinds = {
+                    self._held(child, loop=True)
+                    for child in node.named_children[1:]
+                    if child.type in WORDS
+                }
+                values.setdefault(self.text_of(node.named_children[0]), set()).update(kinds or {""})
+        order: tuple[Printed, ...] = ("", "path", "word", "number")
+        self.known = {name: min(kinds, key=order.index) for name, kinds in values.items()}
+
+    def _held(self, node: Node, *, loop: bool) -> Printed:
+        """Return what a variable holds that is set to this word; in a ``loop``, or to its files."""
+        text = self.text_of(node)
+        if node.type == "command_substitution":
+            kind = self._printed(node)
+            return "" if loop and kind == "path" else kind
+        if loop and re.fullmatch(
+            r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\.{1,2}|)/[A-Za-z0-9_./*?-]+", text
+        ):
+            return "path"
+        return "word" if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./^~-]*", text) else ""
 
     @abstractmethod
     def lone_redirect(self, node: Node) -> None:
@@ -62,7 +110,8 @@ class Expansions(Tree):
         reason = ""
         if node.type in WORDS and self._collect(node, expansions):
             try:
-                return Reader(self.text, expansions, self.visit_expansion).read(start, end)
+                reader = Reader(self.text, expansions, self.visit_expansion, self._printed)
+                return reader.read(start, end)
             except UnclearError as unclear:
                 reason = str(unclear)
         self.give_up(node, reason)
@@ -72,15 +121,20 @@ class Expansions(Tree):
     def _collect(self, node: Node, expansions: dict[int, Node]) -> bool:
         """Collect the expansions in a word. Return False if it has a node that is not known."""
         if node.type in EXPANSIONS:
-            expansions[node.start_byte] = node
+            expansions[self.begin_of(node)] = node
             return True
         if node.is_named and node.type not in _IN_WORDS:
             return False
         return all(self._collect(child, expansions) for child in node.children)
 
+    def begin_of(self, expansion: Node) -> int:
+        """Return where an expansion begins: the grammar has blanks before it in some."""
+        text = self.text_of(expansion)
+        return expansion.start_byte + len(text) - len(text.lstrip(" \t\n"))
+
     def visit_expansion(self, node: Node) -> None:
         """Visit an expansion."""
-        text = self.text_of(node)
+        text = self.text[self.begin_of(node) : node.end_byte]
         match node.type:
             case "simple_expansion":
                 if not _VARIABLE.fullmatch(text):
@@ -100,13 +154,50 @@ class Expansions(Tree):
             case _:
                 self.give_up(node)
 
+    def is_number(self, node: Node) -> bool:
+        """True if a word is a number, or becomes numbers and nothing else."""
+        text = self.text_of(node)
+        if node.type == "string" and node.named_child_count == 1:
+            inner = node.named_children[0]
+            node = inner if text == f'"{self.text_of(inner)}"' else node
+        return (
+            node.type == "arithmetic_expansion"
+            or _NUMBER.fullmatch(text) is not None
+            or re.fullmatch(r"\{-?[0-9]+\.\.-?[0-9]+(?:\.\.-?[0-9]+)?\}", text) is not None
+            or (node.type == "command_substitution" and self._printed(node) == "number")
+        )
+
+    def _printed(self, node: Node) -> Printed:
+        """Return what an expansion becomes, "" if that is not known."""
+        text = self.text[self.begin_of(node) : node.end_byte]
+        if self.findings.defines_functions:
+            return ""  # one may have the name of a program
+        if named := re.fullmatch(r"\s*\$\{?([a-z_][a-z0-9_]*)\}?", text):
+            return self.known.get(named[1], "")
+        if node.type != "command_substitution" or text.startswith("`"):
+            return "number" if text in ("$#", "$?", "$$") else ""
+        inside = [child for child in node.children if child.is_named]
+        last = inside[0] if len(inside) == 1 else node
+        if last.type == "pipeline":
+            last = last.children[-1]
+        if last.type == "redirected_statement" and all(
+            re.fullmatch(r"<[^<>&()]+|2> ?/dev/null", self.text_of(child))
+            for child in last.children[1:]
+        ):
+            last = last.children[0]
+        if last.type != "command":
+            return ""
+        kind = printed(self.text_of(last))
+        self.findings.trusts_output = self.findings.trusts_output or kind != ""
+        return kind
+
     def _defaulted(self, node: Node, text: str) -> None:
         default = _DEFAULTED.match(text)
         children = self.children(node)
         if (
             default is None
             or len(children) != 5
-            or children[3].start_byte != node.start_byte + default.end()
+            or children[3].start_byte != self.begin_of(node) + default.end()
         ):
             self.give_up(node, "a parameter expansion was not understood")
         elif re.search(r"['\\]", text):
@@ -117,7 +208,15 @@ class Expansions(Tree):
 
     def visit_arithmetic(self, node: Node) -> None:
         """Visit ``$((…))`` or ``((…))``."""
-        inside = re.fullmatch(r"\$?\(\((.*)\)\)", self.text_of(node), re.DOTALL)
+        text = self.text_of(node)
+        for child in reversed(node.children):
+            for inner in reversed(list(_substitutions(child))):
+                begin, end = inner.start_byte - node.start_byte, inner.end_byte - node.start_byte
+                alone = not re.search(r"[\w$]", text[begin - 1] + text[end : end + 1])
+                if alone and self._printed(inner) == "number":
+                    self.visit_expansion(inner)
+                    text = f"{text[:begin]}1{text[end:]}"
+        inside = re.fullmatch(r"\$?\(\((.*)\)\)", text, re.DOTALL)
         if inside is None:
             self.give_up(node)
         else:
@@ -198,7 +297,7 @@ class Expansions(Tree):
                 named = _NAMED.fullmatch(source)
                 if double and named:
                     self.findings.calculated.add(named[1])
-                elif double and not _NUMBER.fullmatch(source):
+                elif double and not (_NUMBER.fullmatch(source) or self.is_number(side)):
                     self.give_up(side, _MAY_EVALUATE)
         else:
             self.give_up(node, _MAY_EVALUATE)
@@ -206,6 +305,18 @@ class Expansions(Tree):
     def _operand(self, double: bool, node: Node) -> Word:
         word = self.word(node)
         special = re.fullmatch(r"\$[#?$!]", word.source)
+        if not double and (named := re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", word.source)):
+            self.findings.calculated.add(named[1])  # a number is no operator
+            return word
         if not double and word.loose and not word.source.startswith('"') and not special:
             self.give_up(node, _MAY_EVALUATE)
         return word
+
+
+def _substitutions(node: Node) -> Iterator[Node]:
+    """Yield the outermost substitutions of commands in arithmetic."""
+    if node.type == "command_substitution":
+        yield node
+        return
+    for child in node.children:
+        yield from _substitutions(child)

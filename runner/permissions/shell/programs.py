@@ -245,28 +245,6 @@ _RISKY = {
         CMAKE_CXX_FLAGS* CMAKE_RULE_* CMAKE_PROJECT_* CMAKE_TOOLCHAIN_* CMAKE_LINKER*
         CMAKE_MAKE_PROGRAM*""",
 }
-# Variables that name a program, and programs that they may name.
-_TOOLS = (
-    "CC|CXX|CPP|FC|F77|LD|LINK|AR|AS|NM|RANLIB|STRIP|OBJCOPY|OBJDUMP|RM|CP|MV|LN|SED|AWK|GREP|FIND|TAR|CAT|"
-    "ECHO|INSTALL|INSTALL_PROGRAM|INSTALL_DATA|INSTALL_SCRIPT|LEX|YACC|FLEX|BISON|M4|PERL|PYTHON|PYTHON2|"
-    "PYTHON3|PY|PIP|PIP3|UV|POETRY|PDM|HATCH|TOX|NOX|PYTEST|RUFF|BLACK|MYPY|ISORT|FLAKE8|PYLINT|SPHINXBUILD|"
-    "NODE|NPM|NPX|YARN|PNPM|BUN|DENO|TSC|ESLINT|JEST|GO|GOFMT|GOLANGCI_LINT|CARGO|RUSTC|RUSTUP|RUBY|BUNDLE|"
-    "RAKE|PHP|COMPOSER|LUA|JAVA|JAVAC|MVN|GRADLE|GIT|CURL|WGET|SSH|SCP|RSYNC|DOCKER|PODMAN|KUBECTL|HELM|"
-    "TERRAFORM|CMAKE|CTEST|NINJA|MESON|PROTOC|CLANG|CLANG_FORMAT|GCC|GDB|VALGRIND|LATEX|PDFLATEX|PANDOC|DOT|"
-    "SUDO|BASH|SH|ZSH|EDITOR|PAGER|BROWSER|RUNNER|INTERPRETER|COMPILER|LINTER|FORMATTER|EXEC|LATEXMK"
-)
-_NAMED_TOOLS = (
-    r"(?:[a-z0-9_]+-)*(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran|tcc|icc|icx|icpx|nvcc|mpicc|mpicxx|"
-    r"emcc|ld|lld|gold|mold|ar|as|nm|ranlib|strip|python|pypy|ruby|node|nodejs|perl|go|rustc|cargo|java|javac|"
-    r"npm|yarn|pnpm|bun|pip|uv|pytest|docker|podman|git|cmake|ninja|pdflatex|xelatex|lualatex|flex|bison|"
-    r"gawk|mawk|awk|sed|gsed|grep|ggrep|gtar|tar|true|echo)(?:-?[0-9][0-9.]*)?"
-)
-# Assignments of variables that make runs, with "!=" a command, or of values that are no plain words.
-_MAKE = re.compile(
-    r"^(?:SHELL|MAKE[^=\s]*|[^=\s]*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER))[:+?!]*=|^[^=\s]*!="
-    rf"|^(?:[^=\s]*_)?(?:{_TOOLS})(?:_(?:BIN|EXE|PATH))?[:+?]*=(?!(?:{_NAMED_TOOLS})?$)"
-    r"|^[^=\s]+=(?!(?:[A-Za-z0-9_.,/-]*|[A-Za-z0-9_.,:=+@%^ -]*)$)"
-)
 _SQLITE = re.compile(
     r"^\s*\.|-cmd|-init|^-A|--?archive|writefile|readfile|load_extension|fts3_tokenizer"
     r"|\bedit\b(?:\W|/\*.*?\*/|--[^\n]*\n)*\(|\bvacuum\b.*\binto\b|\battach\b",
@@ -297,7 +275,6 @@ _CARGO = re.compile(
     r"^(?:-C\s*|--codegen=)?(?:linker|(?:pre-|post-|late-)?link-args?|ar)=|^--target=.*\.json$"
 )
 _PATTERNS = {
-    **dict.fromkeys(("make", "gmake"), _MAKE),
     "sqlite3": _SQLITE,
     "duckdb": _DUCKDB,
     "psql": _PSQL,
@@ -345,10 +322,6 @@ PROJECT_OPTIONS = {
 
 NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
-SED_SAFE = re.compile(
-    r"(?:[0-9$]+(?:,[0-9$+~]+)?|/[^/\n\\]*/)?\s*[pdqQ=]"
-    r"|(?:[0-9$]+(?:,[0-9$]+)?)?\s*s([/|#,:@!])(?:(?!\1)[^\\\n]|\\.)*\1(?:(?!\1)[^\\\n]|\\.)*\1[gpiI0-9]*"
-)
 AWK_RISKY = re.compile(r"system|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
 
 # --- git (https://git-scm.com/docs).
@@ -373,7 +346,12 @@ GIT_INTERNAL = re.compile(r".*--.*|remote-.*|credential-.*|mergetool-.*|gui-.*|c
 _GIT_HARMLESS = names("""
     add commit status checkout switch branch tag rm mv restore reset merge cherry-pick revert rev-parse
     worktree describe ls-files""")
-GIT_CONFIG_READS = names("get list --get --list -l --get-all --get-regexp --show-origin")
+GIT_CONFIG_READS = names("get list --get --list -l --get-all --get-regexp --get-urlmatch")
+# They say where ``git config`` looks, and how it prints what it finds.
+GIT_CONFIG_HARMLESS = re.compile(
+    r"--(?:global|local|system|worktree|show-origin|show-scope|null|name-only|includes|no-includes|bool|int"
+    r"|path|type=[a-z-]+)|-z"
+)
 _GIT_OPTIONS = Options(
     long=names("""
         upload-pack receive-pack exec output ext-diff textconv open-files-in-pager template config extcmd

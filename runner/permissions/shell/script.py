@@ -7,7 +7,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -33,6 +33,8 @@ class Part:
     text: str
     forms: tuple[str, ...]  # what deny and ask rules are tried on
     hides: str = ""  # why no rule with a * may allow it (it runs what its arguments say), or ""
+    # The commands that it runs (``find -exec``): a rule with a * that allows it does not allow them.
+    inner: tuple[Part, ...] = ()
 
 
 class Target(NamedTuple):
@@ -86,6 +88,8 @@ class Findings:
     unread: list[str] = field(default_factory=list)  # texts that may hold redirects
     sources_written: bool = False  # an output of the shell may lead to a file opened for reading
     targets_read: bool = False  # its input may lead to a file opened for writing
+    trusts_output: bool = False  # it matters what a program prints, which is known
+    defines_functions: bool = False
     functions: set[str] = field(default_factory=set)
     calls: list[Part] = field(default_factory=list)  # calls of these functions
     functions_change: bool = False  # one may be undefined again, and a program take its place
@@ -115,10 +119,12 @@ class Findings:
         """Return a path that is opened at that moment, or later where that is not certain."""
         return Target(path, _LAST if self.deferred else moment, pipe)
 
-    def add(self, text: str, forms: dict[str, None], hides: str = "") -> None:
+    def add(
+        self, text: str, forms: dict[str, None], hides: str = "", inner: tuple[Part, ...] = ()
+    ) -> None:
         """Add a simple command."""
         forms.setdefault(text)
-        self.parts.append(Part(text, tuple(forms), hides))
+        self.parts.append(Part(text, tuple(forms), hides, inner))
 
     def add_outer(self, before: int, forms: dict[str, None], hides: str = "") -> None:
         """Add the forms of a command to the first part that it runs: the one after the first ``before``
@@ -128,7 +134,7 @@ class Findings:
             return
         first = self.parts[before]
         merged = tuple(dict.fromkeys((*first.forms, *forms)))
-        self.parts[before] = Part(first.text, merged, first.hides or hides)
+        self.parts[before] = replace(first, forms=merged, hides=first.hides or hides)
 
     def script(self, command: str) -> Script:
         """Return the sum of the findings."""
@@ -136,13 +142,15 @@ class Findings:
             self.give_up("bash runs what is inside a variable when it does arithmetic with it")
         if self.declares_dynamic and self.arrays:
             self.give_up("bash evaluates what is declared for an array")
+        if self.trusts_output and self.defines_functions:
+            self.give_up("a function may take the place of a program whose output matters")
         parts = list(self.parts)
         if self.functions_change or not parts:
             parts.extend(self.calls)
         elif self.calls:
             forms = dict.fromkeys(form for call in self.calls for form in call.forms)
             last = parts[-1]
-            parts[-1] = Part(last.text, (*last.forms, *forms), last.hides)
+            parts[-1] = replace(last, forms=(*last.forms, *forms))
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
         unknown = [""] if "" in self.operands else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 from tree_sitter import Node
@@ -17,7 +18,7 @@ from runner.permissions.shell.commands import Commands
 from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.script import Findings, Moment
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
-from runner.permissions.shell.words import DEVICES, Word, names, path_of
+from runner.permissions.shell.words import DEVICES, Assignment, Word, names, path_of
 
 _DEEPEST = 150  # nodes below one another
 
@@ -36,6 +37,7 @@ _AFTER_THEN = names("fi elif_clause else_clause")  # where nothing is between
 # ``time`` is a keyword in them, before a subshell as well; elsewhere a program.
 _BEFORE_TIME = names("""
     program list pipeline compound_statement do_group if_statement redirected_statement""")
+_FUNCTION = re.compile(r"\(\s*\)|\bfunction\b")  # where one may be defined
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _CASE = r"(?:\"[\w .\-/*?:=]*\"|'[\w .\-/*?:=]*'|[\w\-./*?\[\]!:,+=@%^]|\\ )+"
 _CASES = re.compile(rf"\(?[ \t\n]*{_CASE}(?:[ \t\n]*\|[ \t\n]*{_CASE})*[ \t\n]*", re.ASCII)
@@ -68,6 +70,10 @@ class Walk(Expansions):
     def all(self) -> None:
         """Walk the whole script."""
         root = self.root
+        if _FUNCTION.search(self.text):
+            self.findings.defines_functions = True
+        elif not self.base:
+            self.know_variables()
         if root.has_error:
             self.findings.give_up("it cannot be parsed as bash", self.text)
         if self.shell != "bash" and not is_portable(root):
@@ -103,6 +109,7 @@ class Walk(Expansions):
     def _function(self, node: Node) -> None:
         """Count a function's commands as run, at any time from here on."""
         deferred, self.findings.deferred = self.findings.deferred, True
+        self.findings.defines_functions = True
         visitors: dict[str, Visitor] = dict.fromkeys(_FUNCTION_BODIES, self.visit)
         visitors |= {"word": self._function_name, "file_redirect": self.lone_redirect}
         self.visit_each(self.children(node, lines=True), visitors, ("function", "(", ")"))
@@ -125,7 +132,9 @@ class Walk(Expansions):
         match node.type:
             case "for_statement":  # and ``select``
                 visitors: dict[str, Visitor] = dict.fromkeys(_BODIES, self.visit)
-                visitors["variable_name"] = self._loop_variable
+                values = [each for each in children if each.is_named and each.type not in _BODIES]
+                numeric = len(values) > 1 and all(map(self.is_number, values[1:]))
+                visitors["variable_name"] = partial(self._loop_variable, numeric)
                 tokens = ("for", "select", "in", ";", "\n")
                 words = [each for each in children[2:] if each.type not in (*tokens, *_BODIES)]
                 if words and re.search(
@@ -144,9 +153,9 @@ class Walk(Expansions):
                 self.visit_each(children, {}, _SEPARATORS, named=self.visit)
         self.findings.loop = outer
 
-    def _loop_variable(self, node: Node) -> None:
+    def _loop_variable(self, numeric: bool, node: Node) -> None:
         name = self.text_of(node)
-        self.findings.tainted.add(name)
+        (self.findings.numeric if numeric else self.findings.tainted).add(name)
         if variable_risk(name, exported=False) == "high":
             self.findings.give_up(f"it sets {name}")
 
@@ -174,7 +183,7 @@ class Walk(Expansions):
 
     def _command(self, node: Node, more: Sequence[Word] = ()) -> None:
         words: list[Word] = []
-        assigned: list[tuple[str, str]] = []
+        assigned: list[Assignment] = []
         for child in self.children(node):
             if child.type == "variable_assignment":
                 assigned.append(self._assignment(child))
@@ -208,16 +217,17 @@ class Walk(Expansions):
     def _moment(self, node: Node) -> Moment:
         return (*self.base, node.start_byte)
 
-    def _assignment(self, node: Node, declared: bool = False) -> tuple[str, str]:
-        """Return the name that is set, and the assignment as written. ``declare`` and its like
-        (``declared``) evaluate the text of a value for an array once more."""
+    def _assignment(self, node: Node, declared: bool = False) -> Assignment:
+        """Return what is set. ``declare`` and its like (``declared``) evaluate the text of a value for
+        an array once more."""
         source = self.source_of(node)
         children = self.children(node)
         name = source.partition("=")[0].removesuffix("+")
         if not children or children[0].type != "variable_name":
             self.give_up(node, "a subscript is evaluated by bash")
-            return name.partition("[")[0], source
+            return Assignment(name.partition("[")[0], source, None)
         value = children[2] if len(children) == 3 else None
+        word = Word("", "") if value is None else None
         numeric = value is None
         if value is not None and value.type == "array":
             self.findings.arrays = True
@@ -225,8 +235,7 @@ class Walk(Expansions):
                 if child.type not in "()" and self.word(child).source.startswith("["):
                     self.findings.give_up("a subscript is evaluated by bash")
         elif value is not None:
-            number = re.fullmatch(r"-?[0-9]+", self.text_of(value)) is not None
-            numeric = number or value.type == "arithmetic_expansion"
+            numeric = self.is_number(value)
             word = self.word(value)
             if declared and not word.exact:
                 self.findings.declares_dynamic = True
@@ -235,23 +244,23 @@ class Walk(Expansions):
         if len(children) not in (2, 3) or children[1].type not in ("=", "+="):
             self.give_up(node)
         (self.findings.numeric if numeric else self.findings.tainted).add(name)
-        return name, source
+        return Assignment(name, source, word if children[1].type == "=" else None)
 
     def _assignments(self, node: Node) -> None:
         for child in [node] if node.type == "variable_assignment" else self.children(node):
             if child.type != "variable_assignment":
                 self.give_up(child)
                 continue
-            name, source = self._assignment(child)
-            risk = variable_risk(name, exported=False)
+            each = self._assignment(child)
+            risk = variable_risk(each.name, False, each.value)
             if risk != "none":
-                hides = f"it sets {name}" if risk == "high" else ""
-                self.findings.add(source, {source: None}, hides)
+                hides = f"it sets {each.name}" if risk == "high" else ""
+                self.findings.add(each.source, {each.source: None}, hides)
 
     def _declaration(self, node: Node) -> None:
         first, *children = self.children(node)
         words: list[Word] = []
-        assigned: list[tuple[str, str]] = []
+        assigned: list[Assignment] = []
         for child in children:
             if child.type == "variable_assignment":
                 assigned.append(self._assignment(child, declared=True))
@@ -399,7 +408,7 @@ class Walk(Expansions):
     def _expanded(self, node: Node, text: str, first: int, body: Node | None) -> None:
         """Visit the expansions in the text of a here-document, which begins at ``first``."""
         expansions = (
-            {child.start_byte: child for child in body.children} if body is not None else {}
+            {self.begin_of(child): child for child in body.children} if body is not None else {}
         )
         for child in expansions.values():
             if child.type in _HEREDOC_EXPANSIONS:

@@ -9,8 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tree_sitter import Node
+
+Printed = Literal[
+    "number", "word", "path", ""
+]  # numbers, words without dashes in front, absolute paths
 
 _BREAKS = frozenset(" \t\n;&|<>()")
 _NAMING = re.compile(r"[A-Za-z0-9_({\[`@*#?$!'\"-]")
@@ -36,6 +41,15 @@ class Word:
     def shown(self) -> str:
         """The value where that cannot be read in another way, else as written."""
         return self.value if _PLAIN.fullmatch(self.value) else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A variable that is set."""
+
+    name: str
+    source: str  # as written
+    value: Word | None  # None when it is not known
 
 
 def names(text: str) -> frozenset[str]:
@@ -67,6 +81,7 @@ class Reader:
     text: str  # bytes as Latin-1, so that positions are byte offsets
     expansions: Mapping[int, Node]  # the grammar's, by where they start
     visit: Callable[[Node], None]  # called with each expansion that is met
+    printed: Callable[[Node], Printed]  # what an expansion becomes
     pieces: list[str] = field(default_factory=list)  # of the value, so far
     exact: bool = True
     loose: bool = False
@@ -107,7 +122,8 @@ class Reader:
                 return at + 1
             if character == "`" or (character == "$" and at in self.expansions):
                 many = self.text.startswith(("$@", "${"), at) and "@" in self.text[at:end]
-                self.loose = self.loose or many or (first and not any(self.pieces))
+                known = first and not any(self.pieces) and self._becomes(at)
+                self.loose = self.loose or many or (first and not any(self.pieces) and not known)
                 at = self._expansion(at, end)
             elif character == "\\":
                 if following == "\n":
@@ -120,6 +136,10 @@ class Reader:
                 self.pieces.append(character)
                 at += 1
         raise UnclearError("a quote is not closed")
+
+    def _becomes(self, at: int) -> Printed:
+        node = self.expansions.get(at)
+        return self.printed(node) if node is not None else ""
 
     def _expansion(self, at: int, end: int) -> int:
         node = self.expansions.get(at)
@@ -144,7 +164,8 @@ class Reader:
         if self.text.startswith(("`", "<(", ">("), at) or (
             character == "$" and at in self.expansions
         ):
-            self.loose = self.loose or character in "$`"
+            known = character == "$" and self._becomes(at) in ("number", "word")
+            self.loose = self.loose or (character in "$`" and not known)
             return self._expansion(at, end)
         if character == "$" and _NAMING.match(self.text, at + 1, end):
             raise UnclearError("an expansion was not understood")

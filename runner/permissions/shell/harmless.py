@@ -1,0 +1,311 @@
+"""What is harmless though it looks as if it decided what is run: values of variables, scripts of sed,
+commands whose output is a number or a name. Knowledge as data; what is not listed is not harmless.
+
+Sources: the programs' manuals, and what people and agents write every day.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from runner.permissions.shell.words import Printed, Word, names
+
+# --- Variables. A program's environment decides what it loads and runs.
+
+# With any value: no program takes one for a file, a program or options.
+_ANY_VALUE = names("""
+    CI DEBUG NODE_ENV LANG LANGUAGE TZ TERM COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE
+    RUST_BACKTRACE RUST_LOG PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED LOG_LEVEL VERBOSE
+    CGO_ENABLED GOOS GOARCH BABEL_ENV RAILS_ENV RACK_ENV MIX_ENV APP_ENV FLASK_ENV GIT_AUTHOR_NAME
+    GIT_AUTHOR_EMAIL GIT_AUTHOR_DATE GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL GIT_COMMITTER_DATE""")
+_SWITCH = r"[0-9]*|true|false|yes|no|on|off"
+# With 0, 1, a number, or a word of that kind.
+_SWITCHES = names("""
+    GIT_TERMINAL_PROMPT GIT_OPTIONAL_LOCKS GIT_MERGE_AUTOEDIT GIT_ADVICE GIT_LFS_SKIP_SMUDGE GIT_TRACE
+    GIT_CURL_VERBOSE PYTHONUTF8 PYTHONFAULTHANDLER PYTHONASYNCIODEBUG PYTHONNOUSERSITE PYTHONSAFEPATH
+    PYTHONDEVMODE PYTHONOPTIMIZE PYTHONTRACEMALLOC PYTHONWARNINGS PYTEST_DISABLE_PLUGIN_AUTOLOAD
+    NODE_NO_WARNINGS TS_NODE_TRANSPILE_ONLY HUSKY PUPPETEER_SKIP_DOWNLOAD PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD
+    CYPRESS_INSTALL_BINARY NEXT_TELEMETRY_DISABLED DO_NOT_TRACK COREPACK_ENABLE_DOWNLOAD_PROMPT
+    npm_config_yes npm_config_fund npm_config_audit npm_config_progress PIP_DISABLE_PIP_VERSION_CHECK
+    PIP_NO_CACHE_DIR PIP_NO_INPUT PIP_QUIET POETRY_NO_INTERACTION UV_OFFLINE UV_FROZEN UV_NO_PROGRESS
+    UV_NO_SYNC CARGO_INCREMENTAL CARGO_NET_OFFLINE CARGO_BUILD_JOBS RUST_MIN_STACK RUST_TEST_THREADS
+    GOMAXPROCS GOGC DOCKER_BUILDKIT COMPOSE_DOCKER_CLI_BUILD CMAKE_BUILD_PARALLEL_LEVEL
+    CTEST_PARALLEL_LEVEL CTEST_OUTPUT_ON_FAILURE OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS
+    TOKENIZERS_PARALLELISM HF_HUB_OFFLINE TRANSFORMERS_OFFLINE TF_CPP_MIN_LOG_LEVEL TF_IN_AUTOMATION
+    TF_INPUT FLASK_DEBUG DJANGO_DEBUG PORT SOURCE_DATE_EPOCH HOMEBREW_NO_AUTO_UPDATE MALLOC_ARENA_MAX""")
+_COMPILE = (
+    r"-(?:O[0-3sgz]?|g[0-3]?|W|W[a-z][a-z0-9=-]*|std=[a-z0-9+]+|f(?:PIC|pic|PIE|no-[a-z-]+|sanitize=[a-z,]+)"
+    r"|m(?:arch|tune)=[a-z0-9-]+|D[A-Za-z_][A-Za-z0-9_]*(?:=[A-Za-z0-9_]+)?|pthread|pipe|v)"
+)
+_RUSTC = (
+    r"-[DWAF] ?[a-z_:]+|--cfg ?[a-z_]+|-C ?(?:opt-level|debuginfo|target-cpu|codegen-units|panic"
+    r"|overflow-checks|debug-assertions|instrument-coverage)(?:=[a-z0-9-]+)?"
+)
+_NODE = (
+    r"--(?:max[-_](?:old[-_]space|semi[-_]space|http-header)[-_]size=[0-9]+|no-warnings|no-deprecation"
+    r"|trace-(?:warnings|deprecation|uncaught)|throw-deprecation|enable-source-maps|expose[-_]gc"
+    r"|experimental-vm-modules|openssl-legacy-provider|unhandled-rejections=[a-z-]+"
+    r"|dns-result-order=[a-z0-9]+|no-experimental-[a-z-]+)"
+)
+
+
+def _list_of(item: str, between: str = " ") -> str:
+    return rf"(?:{item})?(?:{between}(?:{item}))*"
+
+
+_VALUES = {
+    "NODE_OPTIONS": _list_of(_NODE),
+    "GIT_PAGER PAGER MANPAGER SYSTEMD_PAGER GH_PAGER AWS_PAGER BAT_PAGER DELTA_PAGER": "cat|",
+    "GIT_EDITOR EDITOR VISUAL GIT_SEQUENCE_EDITOR KUBE_EDITOR": "true|:|cat",
+    "GIT_ASKPASS SSH_ASKPASS": "true|false|",
+    "BROWSER": "none|true|",
+    "LESS": r"-?[FRXSMiNq]+",
+    "PYTHONIOENCODING PYTHONENCODING": r"[a-z0-9:-]+",
+    "PYTHONWARNINGS": r"ignore|default|error|always|module|once",
+    "PYTHONBREAKPOINT PYTHONSTARTUP": "0|",
+    "PYTEST_ADDOPTS": _list_of(
+        r"-[qxvs]+|-rA|--tb=[a-z]+|--color=[a-z]+|--no-header|--maxfail=[0-9]+"
+    ),
+    "DJANGO_SETTINGS_MODULE": r"[A-Za-z_]\w*(?:\.\w+)*",
+    "MAKEFLAGS": _list_of(
+        r"-?(?:j ?[0-9]*|[kswB]+)|--no-print-directory|--output-sync(?:=[a-z]+)?"
+    ),
+    "CFLAGS CXXFLAGS CPPFLAGS": _list_of(_COMPILE),
+    "RUSTFLAGS RUSTDOCFLAGS": _list_of(_RUSTC),
+    "CARGO_TERM_COLOR CARGO_TERM_PROGRESS_WHEN": "[a-z]+",
+    "GOFLAGS": _list_of(r"-(?:mod=[a-z]+|count=[0-9]+|v|race|short|buildvcs=[a-z]+|p=[0-9]+)"),
+    "GO111MODULE GOTOOLCHAIN GOTRACEBACK GOPROXY": r"on|off|auto|local|direct|all|single|none",
+    "npm_config_loglevel NPM_CONFIG_LOGLEVEL": "[a-z]+",
+    "DEBIAN_FRONTEND BUILDKIT_PROGRESS UV_LINK_MODE JAX_PLATFORMS TF_LOG": "[A-Za-z]+",
+    "MPLBACKEND": "(?i:agg|svg|pdf|ps|cairo)",
+    "QT_QPA_PLATFORM SDL_VIDEODRIVER SDL_AUDIODRIVER": "offscreen|minimal|dummy",
+    "CUDA_VISIBLE_DEVICES": r"-?[0-9,]*",
+    "ASAN_OPTIONS LSAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS": _list_of(
+        r"(?:detect_leaks|halt_on_error|abort_on_error|print_stacktrace|fast_unwind_on_malloc)=[01]",
+        ":",
+    ),
+    "FLASK_APP": r"[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?",
+    "DISPLAY": r":[0-9]+(?:\.[0-9])?",
+    "LOGLEVEL PYTHONLOGLEVEL": "[A-Za-z]+",
+}
+_HARMLESS_VALUES = {
+    **dict.fromkeys(_SWITCHES, re.compile(_SWITCH)),
+    **{name: re.compile(value) for listed, value in _VALUES.items() for name in listed.split()},
+}
+# Where Python looks for modules first: the folder that it is in, and the usual ones below, for programs
+# that run the code of a project anyway.
+_PYTHON_PATH = re.compile(
+    r"(?:\$PYTHONPATH:|\$\{PYTHONPATH(?::?-)?\}:)?"
+    + _list_of(
+        r"(?:(?:\.|\$PWD|\$\{PWD\}|\$\(pwd\))(?=[/:]|\Z)/?)?(?:(?:src|lib|app|tests?|python)/?)?",
+        ":",
+    )
+    + r"(?::\$PYTHONPATH|:\$\{PYTHONPATH(?::?-)?\}|\$\{PYTHONPATH:\+:\$PYTHONPATH\})?"
+)
+_OF_PROJECT = re.compile(
+    r"py\.?test|tox|nox|coverage|uv|poetry|pdm|hatch|pipenv|python(?:3(?:\.[0-9]+)?)?"
+)
+
+
+def is_harmless(name: str, value: Word | None, program: str = "") -> bool:
+    """True if a variable that is set to ``value`` (None: nobody knows) changes nothing that ``program``
+    runs, or any program if that is ""."""
+    if name in _ANY_VALUE or re.fullmatch(r"LC_[A-Z]+", name):
+        return True
+    if value is None:
+        return False
+    if name == "PYTHONPATH":
+        return bool(_OF_PROJECT.fullmatch(program) and _PYTHON_PATH.fullmatch(value.value))
+    harmless = _HARMLESS_VALUES.get(name)
+    return harmless is not None and value.exact and harmless.fullmatch(value.value) is not None
+
+
+# --- Assignments in the arguments of make: ``make CC=clang ARGS="-k x"``.
+
+_TARGET = r"(?:[a-z0-9_]+-){0,3}"
+_VERSION = r"(?:-?[0-9]+(?:\.[0-9]+)*)?"
+# Variables that name a program, and its usual names.
+_PROGRAMS = {
+    r"(?:HOST|BUILD)?_?CC": rf"{_TARGET}gcc{_VERSION}|{_TARGET}clang{_VERSION}|cc|tcc|musl-gcc",
+    r"(?:HOST|BUILD)?_?CXX": rf"{_TARGET}g\+\+{_VERSION}|{_TARGET}clang\+\+{_VERSION}|c\+\+",
+    "CPP": rf"cpp{_VERSION}|gcc -E|clang -E",
+    "LD": rf"ld|ld\.lld|lld{_VERSION}|gold|mold",
+    "AR": r"ar|gcc-ar|llvm-ar",
+    "FC|F77": rf"gfortran{_VERSION}",
+    r"PYTHON[23]?|PY": rf"python{_VERSION}|pypy3?",
+    "PYTEST": "pytest|py.test|python3? -m pytest",
+    "PIP": "pip3?",
+    "NPM|PKG_MANAGER": "npm|pnpm|yarn|bun",
+    "GO": "go",
+    "CARGO": "cargo",
+    "DOCKER|CONTAINER_(?:TOOL|ENGINE|RUNTIME)": "docker|podman|nerdctl",
+    "PAGER": "cat",
+    "PREFIX|DESTDIR": r"(?!.*\.\.)[A-Za-z0-9_./-]*",  # where ``make install`` puts things
+    "BIN": r"(?:build|bin|dist|out|target)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)+",
+    "SHELL": r"(?:/bin/|/usr/bin/)?(?:ba|da)?sh",
+}
+_PROGRAM_VALUES = [(re.compile(name), re.compile(value)) for name, value in _PROGRAMS.items()]
+_NAMES_PROGRAM = re.compile(
+    r"SHELL|.*(?:CC|CXX|CPP|LD|AR|AS|RM|NM|SHELL|CMD|COMMAND|WRAPPER|LAUNCHER|PYTHON[23]?|PY|PYTEST|PIP[23]?"
+    r"|NODE|NPM|NPX|YARN|GO|CARGO|RUSTC|DOCKER|BIN|EXEC|EXE|TOOL|RUNNER|RUN|PROG|PROGRAM|EDITOR|PAGER"
+    r"|COMPILER|INTERPRETER|LINTER|FORMATTER|ENGINE|DRIVER|HOOK|SUDO|CURL|WGET|GIT|SED|AWK|GREP|TAR|STRIP"
+    r"|INSTALL|JAVA|JAVAC|RUBY|PERL|PHP|LUA|BASH|SH|EVAL|PREFIX_CMD)|MAKE.*|GNUMAKEFLAGS|MFLAGS|\.SHELLFLAGS"
+    r"|VPATH|\.RECIPEPREFIX|\.DEFAULT_GOAL|LD_.*|PATH|IFS|HOME|.*_?(?:PLUGINS?|LIBS|LDLIBS|PRELOAD)",
+    re.IGNORECASE,
+)
+_FLAGS = re.compile(r"[A-Z_]*(?:CFLAGS|CXXFLAGS|CPPFLAGS)")
+_ARGS = re.compile(
+    r"[A-Z_]*(?:ARGS?|ARGUMENTS|OPTS?|OPTIONS|PARAMS|TESTS?|T|K|FILTER|PATTERN|MSG|MESSAGE|NAME|FILES?|TARGETS?"
+    r"|SERVICES?|PKGS?|PACKAGES?|MODULES?)",
+    re.IGNORECASE,
+)
+_PATHS = re.compile(
+    r"[A-Z_]*(?:ARGS?|TESTS?|T|FILES?|DIRS?|PATHS?|SRCS?|OUT|OUTPUT|DEST|DESTDIR|PREFIX|PKGS?|PACKAGES?|MODULES?"
+    r"|TARGETS?|SUITES?|SPECS?|DOCS?|APPS?|IMAGE|TAG|BRANCH|ROOT|PLATFORMS?)",
+    re.IGNORECASE,
+)
+_PLAIN_PIECE = re.compile(r"[A-Za-z0-9_.,:@%+=-]*")
+_PATH_PIECE = re.compile(
+    r"(?!-)(?!.*(?:^|/)\.\.?(?:/|$))(?!/|[A-Za-z0-9_]*=/)[A-Za-z0-9_.,:@%+=/-]*"
+)
+# Options that make some program run or write what they say.
+_RISKY_PIECE = re.compile(
+    r"-[A-Za-z]*[BCIWcefIoprW]|--?[a-z-]*(?:exec|eval|command|cmd|plugin|conf|import|require|load|hook|wrapper"
+    r"|script|shell|tmp|temp|root|output|file|log|prefix|path|dir|spec|linker|runner|editor|pager|program|xml|html"
+    r"|report|save|write|delete|remove|force|preprocess)[a-z-]*(?:=.*)?",
+    re.IGNORECASE,
+)
+
+
+def is_make_assignment(text: str) -> bool:
+    """True if an argument of make (``NAME=value``) is an assignment that makes it run nothing else."""
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
+        return False
+    for listed, usual in _PROGRAM_VALUES:
+        if listed.fullmatch(name):
+            return usual.fullmatch(value) is not None
+    if _FLAGS.fullmatch(name):
+        return re.fullmatch(_list_of(_COMPILE), value) is not None
+    if _NAMES_PROGRAM.fullmatch(name):
+        return False
+    pieces = value.split(" ")
+    if len(pieces) > 1 and not _ARGS.fullmatch(name):
+        return False
+    return all(
+        (_PLAIN_PIECE.fullmatch(piece) or (_PATHS.fullmatch(name) and _PATH_PIECE.fullmatch(piece)))
+        and not _RISKY_PIECE.fullmatch(piece)
+        for piece in pieces
+    )
+
+
+# --- Scripts of sed that print and change text, and neither run commands nor name files.
+
+
+_BRACKETS = r"\[\^?\]?(?:\[:[a-z]+:\]|[^\[\]\\\n]|\[(?![:.=])|\\[^\n\]])*\]"
+
+
+def _between(sign: str, brackets: bool = True) -> str:
+    """Return the pattern of a text that ends at ``sign``. In brackets the sign does not count; a sed to
+    which it does refuses what is before it."""
+    return (
+        rf"(?:[^{sign}\\\n\[]|\\[^\n]|{_BRACKETS})*" if brackets else rf"(?:[^{sign}\\\n]|\\[^\n])*"
+    )
+
+
+_SIGNS = "/|#,:@!%_;~+"
+_ADDRESS = rf"(?:[0-9]+(?:~[0-9]+)?|\$|/{_between('/')}/I?)"
+_ADDRESSES = rf"{_ADDRESS}?(?:,[ \t]*(?:{_ADDRESS}|[+~][0-9]+))?[ \t]*!?[ \t]*"
+_SUBSTITUTE = "|".join(
+    rf"s{re.escape(s)}{_between(re.escape(s))}{re.escape(s)}{_between(re.escape(s), False)}{re.escape(s)}"
+    rf"[gpiImM0-9]*|y{re.escape(s)}{_between(re.escape(s), False)}{re.escape(s)}"
+    rf"{_between(re.escape(s), False)}{re.escape(s)}"
+    for s in _SIGNS
+)
+_SED_END = r"[ \t]*(?:;|\n|(?=\})|\Z|(?=#))"
+_SED_COMMAND = re.compile(
+    rf"[ \t\n;]*(?:{_ADDRESSES}(?:"
+    rf"(?P<open>\{{)|(?P<close>\}}){_SED_END}"
+    rf"|(?:[pdnNhHgGxDPFz=]|[qQl][ \t]*[0-9]*|{_SUBSTITUTE}){_SED_END}"
+    rf"|[bt][ \t]*[A-Za-z0-9_]*{_SED_END}|[aic](?:\\\n|[ \t]+)[^\n\\]*(?:\n|\Z))"
+    r"|:[ \t]*[A-Za-z0-9_]+[ \t]*(?:;|\n|\Z)|#[^\n]*(?:\n|\Z)|\Z)"
+)
+
+
+def is_plain_sed(script: str) -> bool:
+    """True if a script of sed runs no command and names no file."""
+    at, depth = 0, 0
+    while at < len(script):
+        command = _SED_COMMAND.match(script, at)
+        if command is None or command.end() == at:
+            return False
+        depth += bool(command["open"]) - bool(command["close"])
+        at = command.end()
+    return depth == 0
+
+
+# --- Commands of which it is known what they print.
+
+_REF = r"[A-Za-z0-9@][A-Za-z0-9_./@^~-]*(?:@?\{[a-z0-9]+\})?"
+_QUOTED = r"'[^']*'|\"[^\"$`\\]*\"|[A-Za-z0-9_.,:^-]+"
+_FILE = r"[A-Za-z0-9_][A-Za-z0-9_./-]*"
+_DATE = r"%-?[YmdHMSsFTjygGVU](?:[-_.:]?%-?[YmdHMSsFTjygGVU])*"
+_PRINTS = {
+    # A number and nothing else, whatever is in the files.
+    "number": (
+        r"wc -[lwcm]", rf"grep -[civwxEFs]*c[civwxEFs]*(?: -e)? (?:{_QUOTED})(?: {_FILE})?", "nproc",
+        rf"git rev-list --count(?: (?:{_REF}|--all|--no-merges))+", r"date \+%s(?:%N)?", "id -[ug]",
+        rf"stat -c ?['\"]?%[sY]['\"]? {_FILE}", r"sed -n ['\"]?\$=['\"]?", r"getconf _NPROCESSORS_ONLN",
+        r"seq(?: [0-9]+){1,3}", r"awk 'END ?\{ ?print NR ?\}'", r"date \+(?:%[YmdHMSj])+",
+    ),
+    # One word or several of letters and digits, none with a dash in front.
+    "word": (
+        rf"git merge-base(?: (?:--all|--octopus|--fork-point|{_REF}))+",
+        # A name that is none is printed as it is.
+        r"git rev-parse(?: (?:--short(?:=[0-9]+)?|-q|--quiet|--abbrev-ref))*"
+        r" (?:HEAD|@|main|master|[a-z]+/[a-z]+)(?:[~^][0-9]*)*",
+        rf"git rev-parse(?: (?:--short(?:=[0-9]+)?|-q|--quiet))* --verify(?: --short)? {_REF}",
+        "git branch --show-current",
+        rf"git describe(?: --(?:tags|always|long|dirty|abbrev=[0-9]+))*(?: {_REF})?",
+        rf"git rev-list (?:-n ?1|-1|--max-parents=0|--max-count=1)(?: {_REF})",
+        rf"git log -1 --(?:format|pretty)=(?:format:)?['\"]?%[Hh]['\"]?(?: {_REF})?",
+        rf"date \+['\"]?{_DATE}['\"]?", "uname -[smrn]", "id -un", "whoami", "arch", "go env GO(?:OS|ARCH)",
+    ),
+    # An absolute path.
+    "path": ("pwd(?: -P)?", r"git rev-parse --show-toplevel", "mktemp(?: -d)?"),
+}  # fmt: skip
+_KNOWN_OUTPUTS: list[tuple[Printed, re.Pattern[str]]] = [
+    ("number", re.compile("|".join(_PRINTS["number"]))),
+    ("word", re.compile("|".join(_PRINTS["word"]))),
+    ("path", re.compile("|".join(_PRINTS["path"]))),
+]
+
+
+def printed(command: str) -> Printed:
+    """Return what a simple command prints, "" if that is not known."""
+    return next((kind for kind, known in _KNOWN_OUTPUTS if known.fullmatch(command)), "")
+
+
+# --- Programs that can run anything, used so that they run nothing.
+
+_HOST = r"[A-Za-z0-9][A-Za-z0-9.:-]*"
+_SCAN = r"(?:-[zvnu46]+ |-[zvnu46]*w ?[0-9]+ )*-[vnu46]*z[vnu46]*(?:w ?[0-9]+)? (?:-[vnu46]+ |-w ?[0-9]+ )*"
+_USES = {
+    **dict.fromkeys(
+        ("nc", "ncat", "netcat"),
+        re.compile(rf"{_SCAN}{_HOST}(?: [0-9]+(?:-[0-9]+)?)+(?: -[vzw0-9]+)*"),
+    ),
+    "ip": re.compile(
+        r"(?:-[a-z0-9]+ )*(?:a|addr|address|r|route|l|link|n|neigh|rule)"
+        r"(?: (?:s|show|list|get)(?: [a-z0-9.:/]+)*)?"
+    ),
+}
+
+
+def is_harmless_use(program: str, arguments: Sequence[Word]) -> bool:
+    """True if a program that can run anything runs nothing with these arguments."""
+    use = _USES.get(program)
+    given = " ".join(word.value for word in arguments)
+    literal = all(word.exact for word in arguments)
+    return literal and (given == "--version" or (use is not None and bool(use.fullmatch(given))))

@@ -1,0 +1,39 @@
+"""Everyday lines under their usual prefixes are allowed, and what an attacker makes of them is not."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from posixpath import normpath
+
+import pytest
+
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
+
+FILE = Path(__file__).with_name("everyday.toml")
+
+
+def cases() -> Iterator[object]:
+    for group in tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]:
+        yield pytest.param(
+            group["allow"], group["allowed"], "allow", id=f"{group['about']}, allowed"
+        )
+        yield pytest.param(
+            group["allow"], group["refused"], "deny", id=f"{group['about']}, refused"
+        )
+
+
+@pytest.mark.parametrize(("rules", "commands", "expected"), list(cases()))
+def test_lines_are_decided_as_written(rules: list[str], commands: list[str], expected: str) -> None:
+    policy = Policy(tuple(Rule("allow", text) for text in rules), "deny")
+    wrong = []
+    for command in commands:
+        arguments = {"command": command}
+        paths = {path: normpath(f"/ws/{path}") for path in paths_of("Bash", arguments)}
+        places = {path: ResolvedPath(place, place) for path, place in paths.items()}
+        context = ToolContext("/ws", "/out", "/home/dev", places)
+        decision = evaluate(policy, Request("Bash", arguments, context))
+        if decision.effect != expected:
+            wrong.append(f"{command!r} was {decision.explain()}")
+    assert wrong == []
