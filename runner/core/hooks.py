@@ -129,7 +129,7 @@ _OLD_PERMISSIONS: _Decisions = {"approve": "allow", "block": "deny"}
 _BLOCKS: _Decisions = {"approve": None, "block": "block"}
 _STRICTNESS: Mapping[HookDecision | None, int] = {None: 0, "allow": 1, "ask": 2, "deny": 3}
 
-End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
+End = Literal["exited", "timed_out", "limited", "not_started", "lost", "shut_down"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ class Said:
 
 _NO_ANSWER: Mapping[End, tuple[HookOutcome, str]] = {
     "timed_out": ("timed_out", "it took more than {timeout:g} s"),
+    "limited": ("failed", "it was ended: {output}"),
     "not_started": ("failed", "it could not be started: {output}"),
     "lost": ("unknown", "it was killed from outside"),
     "shut_down": ("interrupted", "it was cut off by a shutdown of the worker"),

@@ -45,6 +45,8 @@ def run_hook(
         ended = host.call(_start(call, environment), interrupt)
     except ToolFailure as failure:
         return Said("not_started", output=str(failure).encode("utf-8", "replace"))
+    if ended.end == "limited":
+        return Said(ended.end, output=ended.limit.encode(), duration=time.monotonic() - began)
     said = Said(ended.end, ended.exit_code, ended.output, ended.errors, ended.cut)
     if call.hook.function is not None:
         # What a function gave is what a command prints; what it raised, what one that failed says.

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -26,9 +26,10 @@ from runner.core.conversation import ToolOutcome, ToolResult
 from runner.core.text import plain
 from runner.errors import HostFaultError, Interrupted, host_fault, tells_host_fault
 from runner.ports import Interrupt, ToolCall
-from runner.tools import host_process
+from runner.tools import cgroups, host_process
 from runner.tools.file_access import ToolFailure
 from runner.tools.host_process import LOCK_FILE, lock_offset
+from runner.tools.limits import DISK
 from runner.tools.output import present
 from runner.tools.process_tree import kill_below
 
@@ -45,9 +46,35 @@ _LAST_WORDS = 2_000
 # Its socket was closed, by its death or by another call that found it dead first.
 _HOST_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 
-End = Literal["exited", "timed_out", "not_started", "lost"]
-_ENDS: tuple[End, ...] = ("exited", "timed_out", "not_started")  # as the keeper tells them
+End = Literal["exited", "timed_out", "limited", "not_started", "lost"]
+_ENDS: tuple[End, ...] = (
+    "exited",
+    "timed_out",
+    "limited",
+    "not_started",
+)  # as the keeper tells them
 _OUTCOMES: tuple[ToolOutcome, ...] = ("succeeded", "failed", "invalid_input")  # as a child does
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """What the processes of a call may use together; None: no limit."""
+
+    memory: int | None = None  # bytes
+    processes: int | None = None  # threads included
+    cpus: float | None = None  # cores
+    disk: int | None = None  # bytes of the folders
+    folders: Sequence[Path] = ()  # a call that makes them larger than ``disk`` is ended
+
+    def explain(self, limit: str) -> str:
+        """Return why a call was ended that has passed a limit, in words for the model."""
+        if limit == cgroups.PROCESSES:
+            used = f"it had more than {self.processes:,} processes and threads"
+        elif limit == cgroups.MEMORY:
+            used = f"it used more than {_size(self.memory)} of memory"
+        else:
+            used = f"it made the workspace larger than {_size(self.disk)}"
+        return f"{used}, the most that [sandbox] {limit} of the job allows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +90,7 @@ class Start:
     needs: Sequence[Path] = ()  # folders that it has to see, in a sandbox too
     # Paths of files that it finds open for reading, by descriptor (100 and above).
     descriptors: Mapping[int, str] = field(default_factory=dict)
+    limits: CallLimits = CallLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +102,7 @@ class Ended:
     output: bytes = b""  # at most 10 MB; why, if it was not started
     errors: bytes = b""  # at most 10 MB
     cut: bool = False  # there was more output
+    limit: str = ""  # why it was "limited", in words
 
 
 class Starter(Protocol):
@@ -146,6 +175,7 @@ class ToolHost:
         self._watchdog_seconds = watchdog_seconds
         self._starting = threading.Lock()
         self._running: _Running | None = None
+        self._cgroup: str | None = None  # of each call, the beginning of its path; once prepared
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end. When this returns or raises, all processes of the call are
@@ -162,6 +192,7 @@ class ToolHost:
             "most_bytes": MOST_OUTPUT_BYTES,
             "lock_file": self._lock_file,
             "lock_offset": lock_offset(start.run_id),
+            "limits": self._limits(start.limits),
         }
         try:
             near, far = socket.socketpair()
@@ -185,7 +216,10 @@ class ToolHost:
         except (EOFError, ValueError, TypeError):  # the keeper was killed
             end, rest = "", []
         if known := [each for each in _ENDS if each == end]:
-            return _checked(Ended(known[0], *rest), start)
+            ended = Ended(known[0], *rest)
+            if ended.limit:
+                return replace(ended, limit=start.limits.explain(ended.limit))
+            return _checked(ended, start)
         interrupt.check()
         if not host.well() or end == host_process.ABANDONED:
             self._end(host)
@@ -243,6 +277,18 @@ class ToolHost:
         if host is not None:
             host.end()
 
+    def _limits(self, limits: CallLimits) -> tuple[dict[str, float], list[str], str]:
+        """Return the limits as the keeper takes them."""
+        names = (cgroups.MEMORY, cgroups.PROCESSES, cgroups.CPUS, DISK)
+        values = (limits.memory, limits.processes, limits.cpus, limits.disk)
+        asked = {name: each for name, each in zip(names, values, strict=True) if each is not None}
+        if not asked:
+            return {}, [], ""
+        with self._starting:
+            if self._cgroup is None:
+                self._cgroup, _ = cgroups.prepare()
+            return asked, [str(folder) for folder in limits.folders], self._cgroup
+
     def _end(self, host: _Running) -> None:
         with self._starting:
             if self._running is host:
@@ -288,6 +334,13 @@ class ToolHost:
             return self._running
 
 
+def _size(size: int | None) -> str:
+    for unit, number in (("GB", 2**30), ("MB", 2**20)):
+        if size and size >= number:
+            return f"{size / number:.4g} {unit}"
+    return f"{size or 0:,} bytes"
+
+
 def _not_started(error: OSError) -> Ended:
     """Raises ``HostFaultError`` if that is what the error comes from."""
     if host_fault(error) is not None or isinstance(error, BlockingIOError):  # no process left
@@ -323,6 +376,8 @@ def run_reporting(call: ToolCall, start: Start, host: Starter, interrupt: Interr
             f"{name} was killed: it took more than {start.timeout:g} s. Ask for less, more simply.",
             "timed_out",
         )
+    if ended.end == "limited":
+        raise ToolFailure(f"{name} was ended: {ended.limit}. Use less.")
     if ended.end == "not_started":
         raise ToolFailure(f"{name} could not be started: {ended.output.decode('utf-8', 'replace')}")
     if ended.end == "lost":

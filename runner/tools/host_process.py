@@ -40,6 +40,7 @@ import socket
 import sys
 import time
 
+from runner.tools.limits import Limits
 from runner.tools.process_tree import children, end_descendants, kill, prepare_prctl, reap
 
 TYPE_CHECKING = False
@@ -58,6 +59,7 @@ TIMED_OUT = "timed_out"
 CUT = "cut"  # the worker closed its end
 ABANDONED = "abandoned"  # the host is gone
 NOT_STARTED = "not_started"
+LIMITED = "limited"  # it passed a limit
 
 LOCK_FILE = "tools.lock"
 
@@ -341,17 +343,23 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
         if poll.poll(0):
             return
         output, errors = _Collected(request["most_bytes"]), _Collected(request["most_bytes"])
-        main = _start(request, output, errors)
+        limits = Limits(*request["limits"])
+        main = _start(request, output, errors, limits)
     except OSError as error:
         _answer(call, NOT_STARTED, output=str(error).encode("utf-8", "replace"))
         return
-    end, status = _watch(call, life, children_ended, main, request["timeout"], (output, errors))
+    pipes = (output, errors)
+    end, status = _watch(call, life, children_ended, main, request["timeout"], pipes, limits)
+    limits.kill()
     status = end_descendants(main).get(main, status)
-    for collected in (output, errors):
+    limits.end()
+    if limits.passed and end == EXITED:
+        end = LIMITED
+    for collected in pipes:
         collected.drain()
     os.close(lock)
     exit_code = os.waitstatus_to_exitcode(status)
-    _answer(call, end, exit_code, output.kept, errors.kept, output.cut)
+    _answer(call, end, exit_code, output.kept, errors.kept, output.cut, limits.passed)
 
 
 def _answer(
@@ -361,11 +369,12 @@ def _answer(
     output: bytes | bytearray = b"",
     errors: bytes | bytearray = b"",
     cut: bool = False,
+    limit: str = "",
 ) -> None:
     """Tell the worker how a call ended; a worker that is gone is not told. ``cut``: there was more
     output than is kept, and of errors nobody asks that."""
     try:
-        call.sendall(marshal.dumps((end, exit_code, output, errors, cut)))
+        call.sendall(marshal.dumps((end, exit_code, output, errors, cut, limit)))
         call.shutdown(socket.SHUT_WR)
     except OSError:
         return
@@ -412,7 +421,7 @@ class _Collected:
             return
 
 
-def _start(request: dict[str, Any], output: _Collected, errors: _Collected) -> int:
+def _start(request: dict[str, Any], output: _Collected, errors: _Collected, limits: Limits) -> int:
     """Start the tool's process in a session of its own. Raises ``OSError`` if it could not be
     started; the text says why."""
     stdin = _stdin(request["stdin"], f"{request['lock_file']}.{os.getpid()}")
@@ -429,6 +438,7 @@ def _start(request: dict[str, Any], output: _Collected, errors: _Collected) -> i
                 os.dup2(os.open(path, os.O_RDONLY | os.O_CLOEXEC), number)
             for number in _RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            limits.enter()
             os.execve(request["argv"][0], request["argv"], dict(os.environ))
         except (OSError, ValueError) as error:
             os.write(failure_written, str(error).encode("utf-8", "replace"))
@@ -438,6 +448,7 @@ def _start(request: dict[str, Any], output: _Collected, errors: _Collected) -> i
         os.close(descriptor)
     with os.fdopen(failure, "rb") as file:
         if problem := file.read():
+            limits.end()
             raise OSError(problem.decode("utf-8", "replace"))
     return pid
 
@@ -462,6 +473,7 @@ def _watch(
     main: int,
     timeout: float,
     pipes: tuple[_Collected, ...],
+    limits: Limits,
 ) -> tuple[str, int]:
     """Collect output until the main process ends or has to; return how it ended, and its wait
     status."""
@@ -473,7 +485,9 @@ def _watch(
         left = deadline - monotonic()
         if left <= 0:
             return TIMED_OUT, 0
-        ready = dict(poll.poll(min(left, LOOK_AT_CLOCK) * 1000 + 1))
+        if limits.look():
+            return LIMITED, 0
+        ready = dict(poll.poll(min(left, LOOK_AT_CLOCK, limits.until_look()) * 1000 + 1))
         if call.fileno() in ready:
             return CUT, 0
         if life in ready:

@@ -22,7 +22,7 @@ from runner.errors import SandboxMissing
 from runner.permissions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import Ended, Start, ToolHost, boot_needs
+from runner.tools.host import CallLimits, Ended, Start, ToolHost, boot_needs
 from runner.tools.sandbox_mounts import NAMESPACES, TMP, Blanks, Mounts, View, run_tmp
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class Sandboxes:
         """While the block runs, a process can be started in a sandbox. At its end, raise
         ``ToolFailure`` if the process made what the policy denies."""
         kind = self.containment_of(sandbox).kind
+        if sandbox is not None:
+            start = replace(start, limits=self._limits(sandbox, kind, start, surroundings))
         if kind == "none" or sandbox is None:
             yield Entered(start, kind)
             return
@@ -137,6 +139,14 @@ class Sandboxes:
 
                 self.proxy = Proxy()
         return self.proxy.door(hosts)
+
+    def _limits(
+        self, sandbox: Sandbox, kind: Kind, start: Start, surroundings: Surroundings
+    ) -> CallLimits:
+        folders = [] if surroundings.workspace is None else [surroundings.workspace]
+        if sandbox.disk is not None and kind == "bubblewrap":
+            folders.append(run_tmp(self._home, start.run_id))
+        return CallLimits(sandbox.memory, sandbox.processes, sandbox.cpu, sandbox.disk, folders)
 
 
 def _named(kind: str, mounts: Mounts, sandbox: Sandbox) -> str:

@@ -67,6 +67,9 @@ def run(
     if ended.end == "timed_out":
         outcome = "timed_out"
         ending = f"The command was killed: it took more than {command.timeout:g} s.{hint}"
+    elif ended.end == "limited":
+        outcome = "failed"
+        ending = f"The command was ended: {ended.limit}. Use less."
     elif ended.exit_code < 0:
         ending = f"Killed by signal {-ended.exit_code}"
     elif ended.exit_code > 0:
