@@ -214,6 +214,7 @@ class Mounts:
         if os.geteuid() == 0:
             self._add("hide", _CREDENTIALS_OF_ROOT)
         self._add("hide", [self._home])
+        self._add("read", ["/etc/resolv.conf"])  # often a link into /run
         caches = (os.path.join(user, path) for name in view.caches for path in CACHES[name])
         self._add("read", (*map(str, (*view.readable, view.outputs)), *caches))
         self._commondir = ""  # the file that would lead git to other settings; "": none
