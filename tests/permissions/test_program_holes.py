@@ -31,7 +31,9 @@ def wrongly(commands: str, wanted: str, rules: tuple[Rule, ...] = ()) -> list[st
     wrong = []
     for line in filter(None, map(str.strip, commands.splitlines())):
         programs = line.split()[0]
-        programs = ",".join({programs, "cp", "rm", "mv", "xargs", "find", "echo", "cd", "cat"})
+        programs = ",".join(
+            {programs, "cp", "rm", "mv", "xargs", "find", "echo", "cd", "cat", "mkdir", "ln"}
+        )
         found = decide(line, programs, rules)
         if (found == "allow") != (wanted == "allow"):
             wrong.append(f"{found}: {line}")
@@ -110,6 +112,13 @@ ESCAPES = {
         make PYTHON=./evil
         make PYTHON=evil test
         make NODE=/tmp/evil
+        make LD_PRELOAD=./evil.so test
+        make PATH=evil test
+        make PAGER=./evil
+        make NODE_OPTIONS=--require=./evil
+        make GOFLAGS=-toolexec=evil
+        make CFLAGS=-B.
+        make 'CFLAGS=-O2 -wrapper evil'
         make 'X!=id'
         make X!=id
         make CC='gcc -wrapper ./evil'
@@ -243,6 +252,10 @@ DENIED = {
         rsync -a evil/ .
         rsync -a $X .git/
         rsync -a --remove-source-files secrets/ x
+        mkdir -p a && ln -s ../.git a/g && cp evil a/g/config
+        cd evil && cp --parents .git/config ..
+        gunzip .env.gz
+        split a secrets/x
         dd if=evil of=.env
         dd if=evil of=$X
         find evil -type f | xargs cp -t .git/hooks
@@ -290,6 +303,19 @@ DENIED = {
         git worktree add secrets/x evil
         git submodule add evil secrets/x
         git apply evil.patch
+        git am evil.patch
+        git checkout --pathspec-from-file=x
+        git restore --pathspec-from-file x
+        git checkout -- '*.env'
+        git checkout -- ':(top).env'
+        git restore ':/.env'
+        git stash -- .env
+        git read-tree -u --reset evil
+        git subtree add --prefix=secrets x y
+        git subtree push --prefix=x origin y
+        git lfs push origin main
+        git update-index --add .env
+        git commit -t .env
         git send-pack origin main
         git send-pack --force origin main
         git -C x send-pack origin main
@@ -298,6 +324,7 @@ DENIED = {
         git show :.env
         git diff --no-index /dev/null .env
         git blame .env
+        git log -L1,2:.env
         git hash-object -w .env
         git grep --no-index x .env
         git add .env
@@ -496,12 +523,16 @@ EVERYDAY = {
         git stash
         git stash pop --index
         git stash push -m wip src/a.py
+        git checkout -- '*.py'
+        git stash list
+        git am --continue
         git apply --check fix.patch
         git apply --cached fix.patch
         git diff HEAD~1 -- src
         git diff --stat
         git show HEAD:src/a.py
         git log --oneline -20
+        git log --grep=secrets
         git log -p -- src/a.py
         git blame src/a.py
         git grep -n foo src
@@ -573,6 +604,8 @@ EVERYDAY = {
         gzip -9 a.txt
         gunzip a.gz
         cat src/a.py
+        mkdir -p "$OUT"
+        du -sh *
         cat *
         cat *.md src/*.py
         cat "$f"
@@ -636,6 +669,8 @@ EVERYDAY = {
         make PYTHON=python3.11 test
         make PYTHON=python3
         make PREFIX=/usr/local
+        make CFLAGS=-O2 ENV=dev PORT=8080
+        make IMAGE=ghcr.io/x/y:1.0
         make DESTDIR=/tmp/x install
         make TEST=tests/test_a.py
         make BIN=build/app
@@ -706,6 +741,8 @@ EVERYDAY = {
         sqlite3 x.db 'select * from attachments'
         sqlite3 x.db "select credit('x')"
         sqlite3 x.db 'vacuum'
+        sqlite3 x.db .tables
+        sqlite3 x.db '.schema users'
         sqlite3 -header -csv x.db 'select 1'
         less -R a.txt
         yq .a a.yml

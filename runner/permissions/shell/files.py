@@ -218,11 +218,15 @@ def _note(files: Files, role: Role, call: _Call) -> None:
                 files.reads += [joined(path_of(word), path) for path in files.reads if path]
         case "may":
             files.changes += _literal(words)
-        case "changes" | "trees":
+        case "changes" | "trees" | "packs":
             for word in words:
                 _change(files, word, deep=role.does == "trees")
-        case "copies" | "moves":
-            _copy(files, words, call, moves=role.does == "moves")
+            if role.does == "packs":
+                files.changes += [path.rpartition(".")[0] for path in _literal(words)]
+            if "PATHSPECS" in call.usage.flags:
+                _select(files, words)
+        case "copies" | "moves" | "links":
+            _copy(files, words, call, role.does)
         case "unpacks":
             for word in words or [Word(".", ".")]:
                 _change(files, word, deep=True)
@@ -297,12 +301,23 @@ def _matching(glob: str, deep: bool) -> Below:
     return Below(folder or slash or ".", name, deep or bool(below))
 
 
-def _copy(files: Files, words: Sequence[Word], call: _Call, *, moves: bool) -> None:
+def _select(files: Files, words: Sequence[Word]) -> None:
+    """Note the files that patterns of git's match: ``*`` stands for what starts with a dot too."""
+    for path in _literal(words):
+        plain = re.sub(r"^:(?:\([^)]*\)|[/!^]+)", "", path)
+        files.changes.append(plain)
+        if _PATTERN.search(plain):
+            folder, name, deep, _ = _matching(plain, deep=True)
+            names = (name, name.lstrip("*"), f".{name}")
+            files.below += [Below(folder, each, deep) for each in names if each]
+
+
+def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
     into = call.valued(call.usage.items("into"))
     *sources, target = [*words, *into[-1:]] if words or into else [_UNKNOWN]
-    deep = moves or not call.usage.items("recursive").isdisjoint(call.given)
+    deep = does == "moves" or not call.usage.items("recursive").isdisjoint(call.given)
     files.reads += _literal(sources or [target])
-    if moves:
+    if does == "moves":
         for source in sources:
             _change(files, source, deep=True)
     if not sources:
@@ -312,6 +327,9 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, *, moves: bool) -> N
             files.below.append(_matching(path, deep=True) if path else _ANYWHERE)
             continue
         files.changes.append(path)
+        if does == "links":
+            folders = (path, path.rpartition("/")[0])
+            files.changes += [joined(each, to) for to in _literal(sources) for each in folders]
         for source in sources:
             _copied(files, source, path.rstrip("/") or "/", deep)
 
@@ -327,7 +345,7 @@ def _copied(files: Files, source: Word, target: str, deep: bool) -> None:
         if name in (".", ".."):
             continue
         if name and not (path and not source.exact and _PATTERN.search(name)):
-            files.changes.append(f"{target.rstrip('/')}/{name}")
+            files.changes += [f"{target.rstrip('/')}/{each}" for each in {name, path or name}]
         else:
             files.below.append(Below(target, name, deep))
 

@@ -246,7 +246,7 @@ _RISKY = {
         CMAKE_MAKE_PROGRAM*""",
 }
 _SQLITE = re.compile(
-    r"^\s*\.|-cmd|-init|^-A|--?archive|writefile|readfile|load_extension|fts3_tokenizer"
+    r"^\s*\.(?!(?:tables|schema|fullschema|dump|indexes|indices|databases|headers?|mode|help|show)\b)|-cmd|-init|^-A|--?archive|writefile|readfile|load_extension|fts3_tokenizer"
     r"|\bedit\b(?:\W|/\*.*?\*/|--[^\n]*\n)*\(|\bvacuum\b.*\binto\b|\battach\b",
     re.MULTILINE | re.IGNORECASE | re.DOTALL,
 )
@@ -366,6 +366,8 @@ _GIT_LONG = {"update-index": ("cacheinfo", "index-info"), "apply": ("unsafe-path
 GIT_SYNONYMS = {
     "send-pack": "push",
     "http-push": "push",
+    "subtree push": "push",
+    "lfs push": "push",
     "fetch-pack": "fetch",
     "stage": "add",
     "commit-tree": "commit",

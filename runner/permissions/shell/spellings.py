@@ -93,8 +93,9 @@ def _git_spellings(values: Sequence[str]) -> Iterator[list[str]]:
     in front, with short options by their long names, and with the default that loses work spelled
     out: ``git checkout f`` is ``git checkout --overlay f`` (https://git-scm.com/docs/gitcli)."""
     head, rest = list(values[:2]), list(values[2:])
-    if same := programs.GIT_SYNONYMS.get(head[-1]):
-        yield ["git", same, *rest]
+    for many in (1, 2):
+        if same := programs.GIT_SYNONYMS.get(" ".join(values[1 : 1 + many])):
+            yield ["git", same, *values[1 + many :]]
     if not rest:
         return
     plain = _plain(head[1], rest)

@@ -3,19 +3,20 @@
 Collected from the programs' manuals. An entry is a list of roles, each ``what:where``:
 
 - ``reads`` and ``changes`` concern deny and ask rules only; for ``writes`` a rule must allow the file.
-  ``trees`` changes all that is below a folder. ``copies`` and ``moves`` take sources and a target, at the
-  end or by the option after ``into``; ``unpacks`` changes anything below the folder after the option, or
-  below the current one. ``values`` is no file. ``offered`` takes texts with ``@file`` in them.
-  ``may`` changes a file if that is named literally.
+  ``may`` changes a file if that is named literally, ``packs`` also the one without the name's last
+  suffix, ``trees`` all that is below a folder. ``copies``, ``moves`` and ``links`` take sources and a
+  target, at the end or by the option after ``into``. ``unpacks`` changes anything below the folder after
+  the option, or below the current one. ``offered`` takes texts with ``@file`` in them. What is read is
+  also looked for ``within`` a folder. ``values`` is no file.
 - Where: options (``-o,--output``) that name the file, or positions among the operands: ``1``, ``2+`` from
-  the second on, ``*`` all of them, or ``of=`` for what follows it. ``recursive`` has options
-  by which copies go below folders.
+  the second on, ``*`` all of them, ``$`` the last, or ``of=`` for what follows it. ``recursive`` has
+  options by which copies go below folders.
 - ``@-x,create`` after a role: only with one of these options, or this word as the first operand;
   ``!-p`` not with these.
 
-``REVISIONS``: of ``HEAD:f`` the file f is meant too. ``BUNDLE``: the first argument is a bundle of
-letters, with a dash or without. ``SINGLE``: an option of several letters has one dash. ``LOOSE``: every
-argument that is no option counts as an operand.
+``BUNDLE``: the first argument is a bundle of letters, with a dash or without. ``SINGLE``: an option of
+several letters has one dash. ``LOOSE``: every argument that is no option counts as an operand.
+``PATHSPECS``: an operand is a pattern of git's. ``REVISIONS``: of ``HEAD:f`` the file f is meant too.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ _READERS = """
     comm colordiff sdiff diff3 paste join fold fmt pr expand unexpand column csplit bat batcat zcat bzcat
     xzcat zless zmore lzcat zstdcat bzmore zdiff zcmp md5sum sha1sum sha224sum sha256sum sha384sum sha512sum
     b2sum cksum sum iconv shuf ptx tsort look man nroff troff groff hexyl pv glow mdcat pygmentize highlight
-    ccat lolcat tidy pandoc xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm file dig
-    drill logger du vimcat"""
+    ccat lolcat tidy pandoc xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm dig drill
+    logger vimcat"""
 _SCRIPTED = "grep egrep fgrep zgrep bzgrep xzgrep rgrep rg ag ack jq xq"
 _SCRIPT = "-e,-f,--regexp,--file,--from-file,--expression"
 _PACKERS = "gzip bzip2 xz zstd gunzip bunzip2 unxz unzstd lz4 compress uncompress pigz"
@@ -110,8 +111,10 @@ _GIT_SHOWS = """
 
 _USAGES = {
     _READERS: "LOOSE reads:*",
+    "file": "reads:-f,--files-from",
+    "du": "reads:-X,--files0-from,--exclude-from",
     "source . bash sh dash ash": "reads:1",
-    "split": "LOOSE reads:1 values:-a,-b,-C,-l,-n,-t",
+    "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
     "awk gawk mawk nawk": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
     "sed gsed": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
@@ -119,15 +122,14 @@ _USAGES = {
     "uniq": "reads:1 writes:2 values:-f,-s,-w",
     "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
     "tee sponge": "writes:*",
-    _PACKERS: "LOOSE reads:* changes!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
+    _PACKERS: "LOOSE reads:* packs!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
     "dd": "reads:if= changes:of=",
     # --- They change their operands.
     "rm": "changes:* trees@-r,-R,--recursive:*",
     "rmdir unlink": "changes:*",
     "shred": "changes:* values:-n,-s,--iterations,--size",
     "touch": "changes:* values:-d,-t,--date reads:-r,--reference",
-    "mkdir": "changes:* values:-m,--mode",
-    "mkfifo": "changes:* values:-m,--mode",
+    "mkdir mkfifo": "may:* values:-m,--mode",
     "mknod": "changes:1 values:-m,--mode",
     "truncate": "changes:* values:-s,--size reads:-r,--reference",
     "chmod chown chgrp": "changes!--reference:2+ changes@--reference:* reads:--reference "
@@ -142,8 +144,8 @@ _USAGES = {
     "mv": f"moves:* {_TARGET}",
     "install": f"copies!-d,--directory:* changes@-d,--directory:* {_TARGET} "
     "values:-m,-o,-g,--mode,--owner,--group",
-    "ln": f"copies:* changes:* {_TARGET}",
-    "link": "copies:* changes:*",
+    "ln": f"links:* changes:* {_TARGET}",
+    "link": "links:* changes:*",
     "rsync": "copies:* recursive:-r,-a,--recursive,--archive reads:--files-from,--exclude-from,"
     "--include-from,--password-file trees@--remove-source-files:* values:-f,-B,-T,--exclude,--include,"
     "--filter,--max-size,--min-size,--bwlimit,--chmod,--chown,--timeout,--port,--temp-dir,--suffix "
@@ -244,15 +246,22 @@ _USAGES = {
     "php-cs-fixer phpcbf scalafmt csharpier alejandra perltidy cmake-format yamlfmt": "changes!--check,"
     "--dry-run:*",
     # --- git, by subcommand.
-    _GIT_SHOWS: "LOOSE REVISIONS reads:*",
-    "git-blame": "LOOSE REVISIONS reads:* reads:--contents,--ignore-revs-file",
+    _GIT_SHOWS: "REVISIONS reads:* reads:-L",
+    "git-blame": "REVISIONS reads:* reads:--contents,--ignore-revs-file",
     "git-archive": "reads:--add-file,2+ values:--format,--prefix may:-o,--output",
-    "git-rm": "changes!--cached,-n,--dry-run:* trees@-r:*",
+    "git-rm": "PATHSPECS changes!--cached,-n,--dry-run:* trees@-r:* unpacks@--pathspec-from-file:",
     "git-mv": "moves!-n,--dry-run:*",
-    "git-restore": "changes!-S,--staged:* changes@-W,--worktree:* values:-s,--source",
-    "git-checkout": "changes!-b,-B,--orphan:* values:-b,-B,--orphan,--conflict",
+    "git-restore": "PATHSPECS changes!-S,--staged:* changes@-W,--worktree:* values:-s,--source "
+    "unpacks@--pathspec-from-file:",
+    "git-checkout": "PATHSPECS changes!-b,-B,--orphan:* values:-b,-B,--orphan,--conflict "
+    "unpacks@--pathspec-from-file:",
+    "git-read-tree": "writes:--index-output unpacks@-u: trees:--prefix",
+    "git-subtree": "trees:-P,--prefix",
+    "git-update-index": "LOOSE reads:*",
+    "git-am": "unpacks!--abort,--continue,--skip,--quit,--resolved,-r: reads:*",
     "git-clean": "trees!-n,--dry-run:* values:-e,--exclude",
-    "git-stash": "changes@push,save:2+ values:-m,--message",
+    "git-stash": "PATHSPECS changes!pop,apply,list,show,drop,clear,branch,create,store,save:* "
+    "values:-m,--message unpacks@--pathspec-from-file:",
     "git-apply": "unpacks!--cached,--check,--stat,--numstat,--summary:--directory reads:* "
     "changes:--build-fake-ancestor values:-p,-C,--exclude,--include,--whitespace",
     "git-clone": "changes:2+ may:--separate-git-dir values:-b,-o,-j,--branch,--depth,--origin,--filter,"
@@ -268,9 +277,9 @@ _USAGES = {
     "git-interpret-trailers": "writes@--in-place:* reads:* values:--trailer,--where,--if-exists",
     "git-pack-objects": "writes:1",
     "git-index-pack": "writes:-o reads:1",
-    "git-read-tree": "writes:--index-output",
     "git-bugreport git-diagnose": "writes:-o,-s",
-    "git-commit git-tag git-merge git-notes": "reads:-F,--file,--pathspec-from-file",
+    "git-commit": "reads:-F,-t,--file,--template,--pathspec-from-file values:-m,-c,-C,-S,-u",
+    "git-tag git-merge git-notes": "reads:-F,--file values:-m,-u,-s,-X",
     "git-ls-files": "reads:-X,--exclude-from",
     "git-config": "reads:-f,--file",
     "git-grep": "LOOSE reads:2+ reads:-f,-O",
