@@ -175,7 +175,8 @@ class Driver:
                 call = self.random.choice(calls)
                 output = b"x" * 70_000 if self.random.random() < 0.2 else None
                 text = self.random.choice(["ok", "é\u0000\ud800", ""]) or "(no output)"
-                return [ToolFinished(call.index, ToolResult(text, "succeeded", output, 0.25))]
+                result = ToolResult(text, "succeeded", output, 0.25, details={"line": text})
+                return [ToolFinished(call.index, result)]
             case Sleep(until):
                 self.now = until
                 return []
