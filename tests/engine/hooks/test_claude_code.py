@@ -15,6 +15,7 @@ from runner.core.commands import Reply
 from runner.core.hook_decisions import payload
 from runner.core.hooks import Hook, HookRun
 from runner.core.run import Ended, Waiting
+from runner.core.sandbox import Sandbox
 from runner.exchange.sessions import SessionReader
 from runner.permissions import Policy, Rule
 from runner.permissions.modes import rules_of
@@ -23,12 +24,13 @@ from runner.tools.registry import resolve_tools
 from tests.core.story import a_run
 from tests.engine.hooks.bench import Bench, bash, telling
 from tests.engine.test_asking import reply
+from tests.tools.test_sandbox import HERE
 
 SUCCEEDED = Ended("succeeded", "end_turn")
 # Notes the last line of the transcript as the hook finds it, and the number of lines.
-LOOKS = """\
-path=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["transcript_path"])')
-tail -n 1 "$path" >> last.jsonl; wc -l < "$path" >> count"""
+LOOKS = """
+path=$(grep -o '"transcript_path": "[^"]*"' | cut -d '"' -f 4)
+tail -n 1 "$path" >> last.jsonl; wc -l < "$path" >> count; echo "$path" > path"""
 
 
 def use(name: str, **given: Any) -> dict[str, Any]:
@@ -121,6 +123,21 @@ def test_a_transcript_is_whole_wherever_a_run_goes_on(bench: Bench) -> None:
     assert bench.work() == SUCCEEDED
     assert lines_of(transcript(bench))[: len(before)] == before
     assert len(lines_of(transcript(bench))) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    HERE.kind != "bubblewrap", reason=f"this host has no bubblewrap: {HERE.missing}"
+)
+def test_a_transcript_is_read_in_the_sandbox_and_written_by_nothing_in_it(bench: Bench) -> None:
+    commands = [bash("echo '{}' >> $(cat path); ls $(cat path)"), bash("true")]
+    hooks = [Hook("PreToolUse", command=LOOKS)]
+    lease = bench.run_with(hooks, *commands, sandbox=Sandbox(hooks=True))
+    assert bench.work(lease) == SUCCEEDED
+    assert (bench.folder / "count").read_text().split() == ["2", "4"]
+    tried, _ = bench.model.results
+    assert "Read-only file system" in tried
+    assert tried.endswith(f"/{lease.run_id}.jsonl\n")
 
 
 def test_a_job_without_hooks_has_no_transcript(bench: Bench) -> None:
