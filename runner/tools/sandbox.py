@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ from runner.core.hosts import Connection, hint
 from runner.core.run import Ended as RunEnded
 from runner.core.run import Lease, Outcome
 from runner.core.sandbox import Kind, Sandbox
-from runner.errors import SandboxMissing
+from runner.errors import Interrupted, SandboxMissing
+from runner.logs import log_event
 from runner.permissions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
 from runner.tools.file_access import ToolFailure
@@ -27,6 +29,8 @@ from runner.tools.sandbox_mounts import NAMESPACES, TMP, Blanks, Mounts, View, r
 
 if TYPE_CHECKING:
     from runner.tools.proxy import Door, Proxy
+
+logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 30.0
 
@@ -207,10 +211,17 @@ class Contained:
         return hint(sandbox.network, self.connections, said)
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
-        """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``."""
-        with self._sandboxes.enter(start, *self._about) as entered:
-            self.containment, self._door = entered.containment, entered.door
-            return self._host.call(entered.start, interrupt)
+        """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. The log has the
+        connections of one that was cut, which has no result to record them."""
+        try:
+            with self._sandboxes.enter(start, *self._about) as entered:
+                self.containment, self._door = entered.containment, entered.door
+                return self._host.call(entered.start, interrupt)
+        except Interrupted:
+            for made in self.connections:
+                fields = {name: value for name, value in asdict(made).items() if value}
+                log_event(logger, "connection of a call that was cut", run=start.run_id, **fields)
+            raise
 
 
 def _network(sandbox: Sandbox, door: Door | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import pytest
 
 from runner.core.conversation import ToolResult
 from runner.core.sandbox import Sandbox
+from runner.errors import Interrupted
 from runner.ports import Command, Interrupt
 from runner.tools.proxy import SOCKET_INSIDE, Proxy
 from runner.tools.registry import resolve_tools
 from runner.tools.sandbox import Sandboxes
 from tests.tools.proxies import LOOPBACK, echo_server
 
-from .conftest import EVERYTHING, Workbench
+from .conftest import EVERYTHING, Workbench, wait_until
 
 HERE = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe()
 pytestmark = pytest.mark.skipif(
@@ -168,6 +170,25 @@ def test_a_job_may_ask_for_the_network_of_the_host(bench: Workbench, server: int
     assert result.content.startswith("GET / ")
     assert Path("/etc/resolv.conf").read_text().strip() in result.content
     assert result.connections == ()
+
+
+@pytest.mark.slow
+def test_the_log_has_the_connections_of_a_call_that_was_cut(
+    bench: Workbench, server: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    command = f"python3 get.py http://b.test:{server}/; touch asked; sleep 600"
+    call = replace(bench.call("Bash", command=command), sandbox=Sandbox(network=("a.test",)))
+    interrupt = Interrupt()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(bench.tools.run, call, interrupt)
+        wait_until((bench.workspace / "asked").exists, "the request")
+        interrupt.set("dropped")
+        with pytest.raises(Interrupted):
+            running.result()
+    (line,) = (each for each in caplog.records if "connection of a call" in each.message)
+    assert line.fields["host"] == "b.test"  # type: ignore[attr-defined]
+    assert line.fields["outcome"] == "refused"  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
