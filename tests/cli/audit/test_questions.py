@@ -21,7 +21,7 @@ from tests.store.examples import NOW
 
 Command = Callable[..., Result]
 QUESTIONS = (
-    *("tools", "commands", "files", "errors"),
+    *("tools", "commands", "files", "connections", "errors"),
     *("decisions", "approvals", "limits"),
     *("costs", "models"),
 )
