@@ -69,7 +69,7 @@ class Cgroup:
             return  # the next worker removes it
 
 
-def prepare() -> tuple[str, Collection[str]]:
+def prepare() -> tuple[str, frozenset[str]]:
     """Get ready to make a cgroup for each call. Return the beginning of their paths, which a number has
     to follow, empty if none can be made; and the limits that they hold.
 
@@ -79,7 +79,7 @@ def prepare() -> tuple[str, Collection[str]]:
     """
     base = _delegated()
     if not base:
-        return "", ()
+        return "", frozenset()
     _remove_calls_of_the_dead(base)
     there = _words(base, "cgroup.controllers")
     wanted = [each for each in CONTROLLERS.values() if each.encode() in there]
@@ -91,9 +91,9 @@ def prepare() -> tuple[str, Collection[str]]:
                 _move_into_leaf(base)
                 _enable(base, wanted)
             except OSError:
-                pass  # others are in it, too: cgroups still end calls at once
+                pass  # other processes are in it, too
     enabled = _words(base, "cgroup.subtree_control")
-    held = {name for name, each in CONTROLLERS.items() if each.encode() in enabled}
+    held = frozenset(name for name, each in CONTROLLERS.items() if each.encode() in enabled)
     return os.path.join(base, f"{_CALL}{os.getpid()}-"), held
 
 

@@ -175,7 +175,7 @@ class ToolHost:
         self._watchdog_seconds = watchdog_seconds
         self._starting = threading.Lock()
         self._running: _Running | None = None
-        self._cgroup: str | None = None  # of each call, the beginning of its path; once prepared
+        self._cgroups: tuple[str, frozenset[str]] | None = None  # once prepared
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end. When this returns or raises, all processes of the call are
@@ -285,9 +285,11 @@ class ToolHost:
         if not asked:
             return {}, [], ""
         with self._starting:
-            if self._cgroup is None:
-                self._cgroup, _ = cgroups.prepare()
-            return asked, [str(folder) for folder in limits.folders], self._cgroup
+            if self._cgroups is None:
+                self._cgroups = cgroups.prepare()
+            path, held = self._cgroups
+        folders = [str(folder) for folder in limits.folders]
+        return asked, folders, "" if held.isdisjoint(asked) else path
 
     def _end(self, host: _Running) -> None:
         with self._starting:

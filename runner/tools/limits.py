@@ -33,7 +33,7 @@ _MEASURE_AFTER = 1.0  # seconds of a call before its folders are measured
 _MEASURE_EVERY = 60.0  # seconds, also if the file system did not get fuller
 _MEASURE_AT_END = 5.0  # seconds, at most
 _OOM_SCORE = b"500"  # the kernel takes a tool before a worker
-_PRIVATE_PLACES = ("/dev", "/dev/shm", "/tmp", "/var/tmp", "/run")  # tmpfs of a sandbox's own
+_PRIVATE_PLACES = ("/dev", "/dev/shm", "/tmp", "/run")  # tmpfs of a sandbox's own
 
 
 class Limits:

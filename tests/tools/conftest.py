@@ -106,6 +106,14 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench
     tools.close()
 
 
+@pytest.fixture
+def patient(bench: Workbench) -> Iterator[Workbench]:
+    """The bench with a watchdog that does not bark: nobody tells this host that the worker is alive."""
+    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=300)
+    yield replace(bench, tools=tools)
+    tools.close()
+
+
 def wait_until(condition: Callable[[], Any], what: str) -> None:
     """Wait for something that processes do; fails when it does not come."""
     deadline = time.monotonic() + PATIENCE

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -355,14 +354,6 @@ end
 sh deep {DEPTH} &
 until [ -s reached ]; do sleep 0.1; done
 """
-
-
-@pytest.fixture
-def patient(bench: Workbench) -> Iterator[Workbench]:
-    """The bench with a watchdog that does not bark: nobody tells this host that the worker is alive."""
-    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=300)
-    yield replace(bench, tools=tools)
-    tools.close()
 
 
 @pytest.mark.slow
