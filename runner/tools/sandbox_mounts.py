@@ -10,7 +10,7 @@ https://github.com/containers/bubblewrap. Mounts are made in the order of their 
 further down stands over what it lies in. No path given to bubblewrap has a symlink in it.
 """
 
-# ruff: noqa: PTH102, PTH103, PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH102, PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ class Blanks:
             str(folder / "file"), str(folder / "folder"), str(seccomp) if program else None
         )
         try:
-            os.makedirs(folder, 0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)  # not what it is in: a home that is gone stays gone
             if not os.path.lexists(blanks.file):
                 with suppress(FileExistsError):
                     os.close(os.open(blanks.file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0))
@@ -176,7 +177,8 @@ def run_tmp(home: Path, run_id: str) -> Path:
     """Return the folder that is a run's /tmp; it is made if need be. Raises ``HostFaultError``."""
     folder = home / TMP / run_id
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise HostFaultError(f"cannot make {folder} for sandboxes: {error}") from error
     return folder

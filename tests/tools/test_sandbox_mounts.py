@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from runner.core.conversation import ToolResult
 from runner.core.sandbox import Sandbox
+from runner.errors import HostFaultError
 from runner.ports import Command, Interrupt
 from runner.settings import Secrets
 from runner.tools import sandbox_denials, sandbox_mounts
@@ -378,6 +380,13 @@ def test_a_run_keeps_its_own_tmp_from_call_to_call(tmp_path: Path, user: Path) -
 
 def commands_running() -> str:
     return subprocess.run(["ps", "axo", "args"], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_home_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    for make in (Blanks.make, partial(sandbox_mounts.run_tmp, run_id="run_1")):
+        with pytest.raises(HostFaultError, match="cannot make"):
+            make(tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
 
 
 def test_nothing_outlives_a_call_and_its_keeper_cannot_be_signalled(denied: Workbench) -> None:
