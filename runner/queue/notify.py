@@ -6,10 +6,13 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from uuid import uuid4
 
 import redis
 from rq import Queue
+from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.utils import now
 
 from runner.core.agents import DEEPEST
 from runner.queue.connection import connect_impatiently, unreachable
@@ -51,7 +54,10 @@ ANSWER_SECONDS = 1.0
 class RqNotifier:
     """``runner.ports.Notifier`` over RQ, with a connection of its own. Each notification makes RQ jobs
     with fresh ids: ``unique=True`` would refuse a run for as long as RQ remembers an earlier queue
-    message of it."""
+    message of it.
+
+    They are written as ``Queue.enqueue_many`` does it, but at half its cost: it makes a job of each
+    message and sends six commands for it, in a transaction that nobody needs."""
 
     def __init__(self, connection: redis.Redis) -> None:
         impatient = connect_impatiently(connection, ANSWER_SECONDS)
@@ -63,19 +69,21 @@ class RqNotifier:
         UnreachableError when Redis does not answer or refuses; the runs stay due."""
         if not run_ids:
             return
-        messages = [
-            Queue.prepare_data(
-                FUNCTION_NAME,
-                args=(run_id,),
-                description=run_id,
-                timeout=-1,
-                result_ttl=0,
-                failure_ttl=FAILED_SECONDS,
-                ttl=UNTAKEN_SECONDS,
-            )
-            for run_id in run_ids
-        ]
+        one_of_them = self._queue.create_job(
+            FUNCTION_NAME, timeout=-1, result_ttl=0, failure_ttl=FAILED_SECONDS, ttl=UNTAKEN_SECONDS
+        )
+        one_of_them.enqueued_at = now()
+        common = {name: value for name, value in one_of_them.to_dict().items() if value != ""}
+        messages = {str(uuid4()): run_id for run_id in run_ids}
         try:
-            self._queue.enqueue_many(messages)
+            with self._queue.connection.pipeline(transaction=False) as pipeline:
+                pipeline.sadd(Queue.redis_queues_keys, self._queue.key)
+                for job_id, run_id in messages.items():
+                    data = JSONSerializer.dumps((FUNCTION_NAME, None, [run_id], {}))
+                    own = {"description": run_id, "data": zlib.compress(data)}
+                    pipeline.hset(Job.key_for(job_id), mapping={**common, **own})
+                    pipeline.expire(Job.key_for(job_id), UNTAKEN_SECONDS)
+                pipeline.rpush(self._queue.key, *messages)
+                pipeline.execute()
         except redis.RedisError as error:
             raise unreachable(error) from error

@@ -39,8 +39,9 @@ EXECUTION_SECONDS = 90
 CLEANING_SECONDS = 600.0
 FAREWELL_SECONDS = 2.0
 
-# How long what is told may lie: the ends and beginnings of many short runs cost one round trip.
-GATHER_SECONDS = 0.2
+# How long what is told may lie: the ends and beginnings of many short runs cost one round trip, and of a
+# run that is shorter only the count is told.
+GATHER_SECONDS = 1.0
 
 
 class _Note(NamedTuple):
@@ -142,17 +143,15 @@ class Presence:
 
     def _write(self, notes: Sequence[_Note], *, beating: bool, closing: bool) -> None:
         worker = self._worker
-        with self._connection.pipeline() as pipeline:
+        # Nobody needs its commands as one: each would be answered twice.
+        with self._connection.pipeline(transaction=False) as pipeline:
             was_busy = bool(self._executions)
-            ended = {note.job_id for note in notes if note.seconds is not None}
+            ended = [note for note in notes if note.seconds is not None]
+            came_and_went = {note.job_id for note in ended}
             for note in notes:
-                if note.seconds is not None:
-                    self._end(note.job_id, note.failed, pipeline)
-                elif note.job_id not in ended:  # what came and went has left nothing to see
+                if note.seconds is None and note.job_id not in came_and_went:
                     self._begin(note.job_id, pipeline)
-            if ended:
-                seconds = sum(note.seconds or 0.0 for note in notes)
-                pipeline.hincrbyfloat(worker.key, "total_working_time", seconds)
+            self._end(ended, pipeline)
             state = WorkerStatus.BUSY if self._executions else WorkerStatus.IDLE
             if beating:
                 self._renew(state, pipeline)
@@ -172,15 +171,19 @@ class Presence:
         job.prepare_for_execution(self._worker.name, pipeline)
         pipeline.expire(job.key, EXECUTION_SECONDS)
 
-    def _end(self, job_id: str, failed: bool, pipeline: Pipeline) -> None:
-        job, execution = self._executions.pop(job_id, (self._job(job_id), None))
-        if execution is not None:  # else its beginning could not be told
-            execution.delete(job, pipeline)
-        pipeline.delete(job.key)
-        if failed:
-            self._worker.increment_failed_job_count(pipeline)
-        else:
-            self._worker.increment_successful_job_count(pipeline)
+    def _end(self, ended: Sequence[_Note], pipeline: Pipeline) -> None:
+        if not ended:
+            return
+        for note in ended:
+            if (begun := self._executions.pop(note.job_id, None)) is not None:
+                job, execution = begun
+                execution.delete(job, pipeline)
+        pipeline.delete(*(Job.key_for(note.job_id) for note in ended))
+        key, failed = self._worker.key, sum(note.failed for note in ended)
+        pipeline.hincrby(key, "failed_job_count", failed)
+        pipeline.hincrby(key, "successful_job_count", len(ended) - failed)
+        seconds = sum(note.seconds or 0.0 for note in ended)
+        pipeline.hincrbyfloat(key, "total_working_time", seconds)
 
     def _job(self, job_id: str) -> Job:
         job = Job(job_id, connection=self._connection, serializer=JSONSerializer)
