@@ -39,6 +39,7 @@ WHERE (s.number IS NULL OR s.seen <> {_COUNTED})
 """
 _CHANGED_RUNS = f"""
 SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id), {_COUNTED} AS counted,
+    r.compaction_count, EXISTS (SELECT 1 FROM verifications AS v WHERE v.run_id = r.id),
     s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
 {_CHANGED} AND r.id > :after ORDER BY r.id LIMIT 100
 """
@@ -175,7 +176,7 @@ class News:
 
     def _of_run(self, changed: Sequence[Any]) -> Iterator[tuple[int, Entry]]:
         """Yield the missing entries of a run, a row of ``_CHANGED_RUNS``."""
-        run_id, job_id, source, counted, number, before, *held = changed
+        run_id, job_id, source, counted, compacted, verified, number, before, *held = changed
         seen = self._new(job_id, run_id) if number is None else _Seen(number, job_id, run_id)
         if number is not None and source == SESSIONS and before != -counted:
             self.forgotten.append(number)  # an imported session may grow anywhere
@@ -184,8 +185,13 @@ class News:
             seen.positions, seen.verifications = json.loads(positions), json.loads(checked)
         self._seen.append(seen)
         seen.seen = -counted
-        for origin, new in _NEW_ROWS.items():
-            rows: Sequence[Any] = range(_ROWS_AT_ONCE)
+        for origin, has_any in (
+            (BLOCKS, True),
+            (COMPACTIONS, compacted),
+            (VERIFICATIONS, verified),
+        ):
+            new = _NEW_ROWS[origin]
+            rows: Sequence[Any] = range(_ROWS_AT_ONCE if has_any else 0)
             while len(rows) == _ROWS_AT_ONCE:
                 rows = self._source.execute(new, asdict(seen)).all()
                 for row in rows:
