@@ -242,6 +242,10 @@ class Workspaces(Protocol):
     trying again would not help, ``HostFaultError`` when it cannot be done on this host as it is, and
     ``Interrupted`` when ``interrupt`` was set meanwhile."""
 
+    def surroundings(self, lease: Lease, folder: Path | None) -> Surroundings:
+        """Return where the tools of a run work that has no workspace of its own: in its job's
+        folder, if any."""
+
     def prepare(
         self,
         lease: Lease,

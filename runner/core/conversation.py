@@ -67,6 +67,10 @@ class Usage:
     def total(self) -> int:
         return self.prompt_tokens + self.output_tokens
 
+    def by_kind(self) -> dict[str, int]:
+        """Return the tokens by the names of the columns that hold them."""
+        return {kind: getattr(self, kind) for kind in self.__slots__}
+
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, kind) + getattr(other, kind) for kind in self.__slots__))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from runner.core import entries, run
@@ -61,11 +62,16 @@ def signed_event(
 ) -> Event:
     """Return the event of an action with its author and reason. ``old`` and ``new`` are values by
     name; None where a value did not exist before or after."""
-    by = None if author.name is None else shorten(author.name, run.LONGEST_NAME)
-    signed = {**(data or {}), "by": by, "why": shorten(author.why, run.LONGEST_WHY)}
+    signed = {**(data or {}), **_signature(author)}
     if old is not None or new is not None:
         signed |= {"old": old and dict(old), "new": new and dict(new)}
     return Event(kind, signed)
+
+
+@lru_cache(maxsize=16)  # the events of all runs of a job have the same one
+def _signature(author: run.Author) -> Mapping[str, Any]:
+    by = None if author.name is None else shorten(author.name, run.LONGEST_NAME)
+    return {"by": by, "why": shorten(author.why, run.LONGEST_WHY)}
 
 
 def events_of(applied: Applied) -> Iterator[Event]:

@@ -210,8 +210,9 @@ class _Attempt:
         window = summary_window = spec.context.window or find(spec.model)
         if spec.summary_model != spec.model:
             summary_window = find(spec.summary_model)
-        context = replace(context, window=window, summary_window=summary_window)
-        self._state = replace(self._state, context=context)
+        if (window, summary_window) != (context.window, context.summary_window):
+            context = replace(context, window=window, summary_window=summary_window)
+            self._state = replace(self._state, context=context)
 
     def _sleep(self, until: float) -> None:
         """Sleep in short pieces, so that a cancel, a drain or a stepped clock is seen in time."""

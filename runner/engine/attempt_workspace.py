@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runner.core import entries
@@ -20,7 +21,16 @@ from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
 from runner.errors import HostFaultError, Interrupted, ShutDown
 from runner.permissions import Authorization, ToolContext, digest_of, paths_of
-from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall, Tools, Workspaces
+from runner.ports import (
+    Command,
+    HookCall,
+    Interrupt,
+    Prepared,
+    Surroundings,
+    ToolCall,
+    Tools,
+    Workspaces,
+)
 
 _MOST_TOOLS_AT_ONCE = 32
 _MOST_NAMED = 5
@@ -60,9 +70,16 @@ class AttemptWorkspace:
         last, busy = state.files.tree, children_work_in(state, now=True)
         unrecorded = self._beside(state, left_by(state, "Bash"), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
-        prepared = self.retry(
-            lambda: self.workspaces.prepare(self.lease, last, self.interrupt, undo=undo, busy=busy)
-        )
+        asked = state.spec.workspace
+        if state.depth or (asked is not None and asked.is_recorded):
+            prepared = self.retry(
+                lambda: self.workspaces.prepare(
+                    self.lease, last, self.interrupt, undo=undo, busy=busy
+                )
+            )
+        else:  # the job says where: nothing is looked up
+            folder = Path(asked.path) if asked is not None and asked.path else None
+            prepared = Prepared(self.workspaces.surroundings(self.lease, folder))
         self.surroundings = prepared.surroundings
         for call in left_by(state, "Edit"):
             path = str(call.input_to_run.get("file_path"))

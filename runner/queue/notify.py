@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 import redis
@@ -73,15 +74,17 @@ class RqNotifier:
             FUNCTION_NAME, timeout=-1, result_ttl=0, failure_ttl=FAILED_SECONDS, ttl=UNTAKEN_SECONDS
         )
         one_of_them.enqueued_at = now()
-        common = {name: value for name, value in one_of_them.to_dict().items() if value != ""}
+        common: dict[Any, Any] = {
+            name: value for name, value in one_of_them.to_dict().items() if value != ""
+        }
         messages = {str(uuid4()): run_id for run_id in run_ids}
         try:
             with self._queue.connection.pipeline(transaction=False) as pipeline:
                 pipeline.sadd(Queue.redis_queues_keys, self._queue.key)
                 for job_id, run_id in messages.items():
-                    data = JSONSerializer.dumps((FUNCTION_NAME, None, [run_id], {}))
+                    data = json.dumps((FUNCTION_NAME, None, [run_id], {})).encode()
                     own = {"description": run_id, "data": zlib.compress(data)}
-                    pipeline.hset(Job.key_for(job_id), mapping={**common, **own})
+                    pipeline.hset(Job.key_for(job_id), mapping=common | own)
                     pipeline.expire(Job.key_for(job_id), UNTAKEN_SECONDS)
                 pipeline.rpush(self._queue.key, *messages)
                 pipeline.execute()

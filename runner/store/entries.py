@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -166,7 +165,7 @@ class Rows:
             latency=reply.latency,
             request_id=reply.request_id and visible(reply.request_id),
             stop_reason=visible(reply.stop_reason),
-            **asdict(reply.usage),
+            **reply.usage.by_kind(),
             charged_tokens=reply.usage.total,
             cut=left_out or None,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Select, bindparam, select
@@ -89,11 +89,12 @@ class StoredJournal:
 
         def work(connection: Connection) -> tuple[RunState, JobReader]:
             jobs_read = self._jobs.on(connection)
-            return _load(connection, jobs_read, _held(connection, _RUN, lease)), jobs_read
+            row = _held(connection, _RUN, lease)
+            return _load(connection, jobs_read, row, self._tariffs), jobs_read
 
         state, jobs_read = self._database.read(work)
         jobs_read.keep()
-        return replace(state, money=replace(state.money, tariffs=self._tariffs(state.spec)))
+        return state
 
     def commit(
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
@@ -111,7 +112,8 @@ class StoredJournal:
             is_set = state.spec.budget.is_set
             budget = budgets.look_into(connection, row.job_id, lock=True) if is_set else None
             before = _as_it_stands(connection, jobs_read, row, state)
-            before = replace(before, money=replace(before.money, budget=budget))
+            if budget != before.money.budget:
+                before = replace(before, money=replace(before.money, budget=budget))
             now = self._now()
             applied, step = _decided(before, entries, decide, now)
             if any(isinstance(one.entry, ChildrenStarted) for one in applied):
@@ -170,7 +172,12 @@ def _held(connection: Connection, query: Select[Any], lease: Lease) -> Any:
     raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
 
 
-def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
+def _load(
+    connection: Connection,
+    jobs_read: JobReader,
+    row: Any,
+    tariffs: Callable[[JobSpec], Mapping[str, Tariff]],
+) -> RunState:
     spec = jobs_read.spec_of_run(row.job_id, row.id)
     if row.model is not None:
         spec = replace(spec, model=row.model)
@@ -191,8 +198,9 @@ def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
     )
     own = {"deadline": row.deadline} if row.depth else {}
     stored = {each.name: getattr(progress, each.name) for each in fields(Progress)}
+    stored |= {"hooks": hooks, "context": replace(progress.context, compacted=compacted)}
     state = RunState(
-        **stored | {"hooks": hooks, "context": replace(progress.context, compacted=compacted)},
+        **stored | {"money": replace(progress.money, tariffs=tariffs(spec))},
         run_id=row.id,
         item_key=row.item_key,
         attempt=row.attempt,
@@ -251,8 +259,10 @@ def _as_it_stands(
         )
     if row.rules_snapshot != policy.snapshot:
         policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
-    inbox, finish_by = _inbox(connection, run_id, row), row.finish_by
-    state = replace(state, calls=calls, policy=policy, inbox=inbox, finish_by=finish_by)
+    found = calls, policy, _inbox(connection, run_id, row), row.finish_by
+    if found != (state.calls, state.policy, state.inbox, state.finish_by):
+        names = ("calls", "policy", "inbox", "finish_by")
+        state = replace(state, **dict(zip(names, found, strict=True)))
     if not state.children.started:
         return state
     return _with_family(state, family_of(connection, run_id))
@@ -275,7 +285,7 @@ def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:
         "queued_count": len(state.inbox.messages),
         "turns": state.turns,
         "denials": denials + rows.denials,
-        **asdict(state.money.usage),
+        **state.money.usage.by_kind(),
         "charged_tokens": state.money.charged_tokens,
         "progress": run_state.progress_to_json(state),
         **rows.run_changes,

@@ -136,7 +136,17 @@ def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Ans
 
 def progress_to_json(progress: Progress) -> dict[str, Any]:
     """Return the value of ``runs.progress``: the fields without columns or rows of their own."""
-    return {name: _to_json(getattr(progress, name)) for name in _stored_fields(Progress)}
+    return {
+        name: fresh if (part := getattr(progress, name)) is default else _to_json(part)
+        for name, (default, fresh) in _fresh_parts().items()
+    }
+
+
+@cache
+def _fresh_parts() -> dict[str, tuple[Any, Any]]:
+    """The parts of a new run's progress, which thousands of runs begin with, and their JSON."""
+    parts = {name: getattr(Progress(), name) for name in _stored_fields(Progress)}
+    return {name: (part, _to_json(part)) for name, part in parts.items()}
 
 
 def progress_from_row(row: Any) -> Progress:

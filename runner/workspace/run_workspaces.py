@@ -13,7 +13,7 @@ from runner.core.agents import lineage
 from runner.core.run import Ended, Lease
 from runner.core.workspace import Workspace
 from runner.errors import HostFaultError, UsageError, WorkspaceElsewhere, WorkspaceError, host_fault
-from runner.ports import Interrupt, Prepared
+from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.jobs import JobCache
@@ -86,6 +86,9 @@ class RunWorkspaces:
             self._seen.add((path, workspace_id))
         return found
 
+    def surroundings(self, lease: Lease, folder: Path | None) -> Surroundings:
+        return self._site.surroundings(lease.run_id, folder)
+
     def prepare(
         self,
         lease: Lease,
@@ -99,13 +102,13 @@ class RunWorkspaces:
         asked = stored.asked
         if asked is None or not asked.is_recorded:
             shared = asked is not None and asked.mode == "shared" and stored.path
-            return Prepared(self._site.surroundings(lease.run_id, Path(shared) if shared else None))
+            return Prepared(self.surroundings(lease, Path(shared) if shared else None))
         with self._explained():
             own = self._open_own(stored, asked, lease, interrupt)
             return own.prepare(snapshot, interrupt, undo=undo, busy=busy)
 
     def transcript(self, lease: Lease) -> Path:
-        folder = self._site.surroundings(lease.run_id, None).outputs
+        folder = self.surroundings(lease, None).outputs
         with self._explained():
             return self._transcripts.update(lease.run_id, folder)
 

@@ -24,7 +24,7 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, ModelCallError, StaleState
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
-from runner.ports import Clock, Decide, Interrupt, Journal, Prepared, Surroundings
+from runner.ports import Clock, Decide, Interrupt, Journal, Surroundings
 from runner.queries.transcript import tool_output
 from runner.store import jobs
 from runner.store.database import Database
@@ -366,10 +366,8 @@ class _In:
 
     folder: Path
 
-    def prepare(
-        self, lease: Lease, tree: str | None, interrupt: Interrupt, **how: bool
-    ) -> Prepared:
-        return Prepared(Surroundings(self.folder, self.folder / "outputs"))
+    def surroundings(self, lease: Lease, folder: Path | None) -> Surroundings:
+        return Surroundings(self.folder, self.folder / "outputs")
 
 
 @dataclass
