@@ -51,36 +51,48 @@ def _add_connections() -> None:
     connection.exec_driver_sql(f"CREATE VIEW v_connections AS {view}")
 
 
-def _connections(sqlite: bool) -> str:
-    """Return the query of the view. An imported event may have data of any shape: a value of another
-    type is NULL, and a NUL or a lone surrogate is its escape, as in the first views."""
-    data = "e.data" if sqlite else "(e.data)::text"
-    for old, new in (("\\\\", "\\u005c"), ("\\u0000", "\\u005cu0000"), ("\\ud", "\\u005cud")):
-        data = f"replace({data}, '{old}', '{new}')"
-    data = data if sqlite else f"({data})::json"
+class _Data:
+    """Values of an event's data, in the SQL of SQLite or of Postgres. An imported event may have data of
+    any shape: a value of another type is NULL, and a NUL or a lone surrogate is its escape, as in the
+    first views."""
 
-    def typed(name: str, sqlite_type: str, pattern: str, as_type: str) -> str:
-        if sqlite:
-            at = f"{data}, '$.{name}'"
-            of_type = f"json_type({at}) = '{sqlite_type}' AND length({data} -> '$.{name}') < 19"
-            return f"CASE WHEN {of_type} THEN json_extract({at}) END"
-        value = f"({data} ->> '{name}')"
+    def __init__(self, sqlite: bool) -> None:
+        data = "e.data" if sqlite else "(e.data)::text"
+        for old, new in (("\\\\", "\\u005c"), ("\\u0000", "\\u005cu0000"), ("\\ud", "\\u005cud")):
+            data = f"replace({data}, '{old}', '{new}')"
+        self._sqlite = sqlite
+        self._data = data if sqlite else f"({data})::json"
+
+    def has(self, name: str) -> str:
+        return f"({self._data} -> '{name}') IS NOT NULL"
+
+    def text(self, name: str) -> str:
+        if self._sqlite:
+            at = f"{self._data}, '$.{name}'"
+            return f"CASE WHEN json_type({at}) = 'text' THEN json_extract({at}) END"
+        is_text = f"json_typeof({self._data} -> '{name}') = 'string'"
+        return f"CASE WHEN {is_text} THEN {self._data} ->> '{name}' END"
+
+    def integer(self, name: str) -> str:
+        return self._number(name, "integer", "[0-9]{1,18}", "bigint")
+
+    def real(self, name: str) -> str:
+        return self._number(name, "real", r"[0-9]{1,10}\.[0-9]{1,7}", "double precision")
+
+    def _number(self, name: str, sqlite_type: str, pattern: str, as_type: str) -> str:
+        if self._sqlite:
+            at = f"{self._data}, '$.{name}'"
+            is_short = f"length({self._data} -> '$.{name}') < 19"
+            is_number = f"json_type({at}) = '{sqlite_type}' AND {is_short}"
+            return f"CASE WHEN {is_number} THEN json_extract({at}) END"
+        value = f"({self._data} ->> '{name}')"
         return f"CASE WHEN {value} ~ '^{pattern}$' THEN CAST({value} AS {as_type}) END"
 
-    def text(name: str) -> str:
-        if sqlite:
-            at = f"{data}, '$.{name}'"
-            return f"CASE WHEN json_type({at}) = 'text' THEN json_extract({at}) END"
-        return f"CASE WHEN json_typeof({data} -> '{name}') = 'string' THEN {data} ->> '{name}' END"
 
-    def number(name: str) -> str:
-        return typed(name, "integer", "[0-9]{1,18}", "bigint")
-
-    def has(name: str) -> str:
-        return f"({data} -> '{name}') IS NOT NULL"
-
-    at = typed("at", "real", r"[0-9]{1,10}\.[0-9]{1,7}", "double precision")
-    at = f"coalesce({at}, e.at)"
+def _connections(sqlite: bool) -> str:
+    """Return the query of the view."""
+    data = _Data(sqlite)
+    at = f"coalesce({data.real('at')}, e.at)"
     iso = f"strftime('%Y-%m-%dT%H:%M:%SZ', CAST({at} AS INTEGER), 'unixepoch')"
     if not sqlite:
         utc = f"to_timestamp(floor({at})) AT TIME ZONE 'UTC'"
@@ -91,15 +103,16 @@ def _connections(sqlite: bool) -> str:
             AND (n.message, n.position) <= (c.message, c.position)) AS TEXT)"""
     call_id = "replace(c.run_id, 'run_', 'call_') || '_' || c.turn || '_' || (c.position + 1)"
     return f"""SELECT e.run_id, r.job_id, r.item_key AS item, e.number,
-        CASE WHEN {has("hook_run")} THEN 'hook' WHEN {has("verification")} THEN 'verify'
+        CASE WHEN {data.has("hook_run")} THEN 'hook' WHEN {data.has("verification")} THEN 'verify'
             ELSE 'call' END AS made_by,
-        {number("turn")} AS turn, {call_id} AS call_id, c.name AS tool,
-        {at} AS at, {iso} AS at_text, {text("host")} AS host, {number("port")} AS port,
-        {text("outcome")} AS outcome, {text("why")} AS why, {number("count")} AS connections,
-        {number("sent")} AS sent_bytes, {number("received")} AS received_bytes,
+        {data.integer("turn")} AS turn, {call_id} AS call_id, c.name AS tool,
+        {at} AS at, {iso} AS at_text, {data.text("host")} AS host, {data.integer("port")} AS port,
+        {data.text("outcome")} AS outcome, {data.text("why")} AS why,
+        {data.integer("count")} AS connections, {data.integer("sent")} AS sent_bytes,
+        {data.integer("received")} AS received_bytes,
         coalesce(r.root_run, r.id) AS root_run, r.parent_run, r.depth, r.agent_type,
         CASE WHEN c.run_id IS NULL THEN {of_run} ELSE {of_call} END AS label
     FROM events e JOIN runs r ON r.id = e.run_id
-    LEFT JOIN tool_calls c ON c.run_id = e.run_id AND c.turn = {number("turn")}
-        AND c.position = {number("call_index")}
+    LEFT JOIN tool_calls c ON c.run_id = e.run_id AND c.turn = {data.integer("turn")}
+        AND c.position = {data.integer("call_index")}
     WHERE e.type = 'connection'"""
