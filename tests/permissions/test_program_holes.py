@@ -182,6 +182,14 @@ ESCAPES = {
         sqlite3 x.db "select edit/*a*/('x','id')"
         sqlite3 x.db -Ax
         sqlite3 x.db "select readfile('/etc/passwd')"
+        psql <<< '\! id'
+        psql -U me -d db
+        psql -At db < x.sql
+        echo '\! id' | psql db
+        sqlite3 x.db <<< '.shell id'
+        echo '.shell id' | sqlite3 -separator , x.db
+        mysql -uroote db <<< 'system id'
+        duckdb <<< '.shell id'
         pytest --basetemp=.
         pytest --basetemp src
         tar cf a.tar --remove-files src
@@ -734,6 +742,12 @@ EVERYDAY = {
         psql -c 'select 1'
         psql -c '\dt'
         psql -c '\d+ users' db
+        psql -l
+        psql -U me db -f schema.sql
+        psql -Atc 'select 1' db
+        sqlite3 -separator , x.db 'select 1'
+        sqlite3 --version
+        mysql -uroot -se 'select 1' db
         psql -h localhost -U me -c 'select * from t' db
         psql -c 'copy (select * from t) to stdout'
         psql -c "select E'a\nb'"

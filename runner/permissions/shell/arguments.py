@@ -161,8 +161,8 @@ def executed_by_find(arguments: Sequence[Word]) -> tuple[list[Word], list[Sequen
 
 def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
     """Return why the arguments of a program decide what is run or written, "" if they do not."""
-    if elsewhere := _project_elsewhere(name, arguments):
-        return elsewhere
+    if reason := _project_elsewhere(name, arguments) or _reads_commands(name, arguments):
+        return reason
     values = [word.value for word in arguments]
     match name:
         case "sed" | "gsed":
@@ -246,6 +246,22 @@ def _project_elsewhere(name: str, arguments: Sequence[Word]) -> str:
         if _OUTSIDE.match(given):
             return f"{name} runs what is in {given}"
     return ""
+
+
+def _reads_commands(name: str, arguments: Sequence[Word]) -> str:
+    reader = programs.COMMAND_READERS.get(name)
+    if reader is None:
+        return ""
+    option, valued, needed = reader
+    values = [word.value for word in arguments]
+    operands = [
+        value
+        for before, value in zip(["", *values], values, strict=False)
+        if not value.startswith("-") and before not in valued
+    ]
+    if len(operands) >= needed or any(map(option.fullmatch, values)):
+        return ""
+    return f"{name} runs commands of its input"
 
 
 def _sed(arguments: Sequence[Word]) -> str:

@@ -301,6 +301,25 @@ RISKY = {
     for listed, text in _RISKY.items()
     for name in listed.split()
 }
+# They run commands of their own, and so programs, from their input, unless an option has what to run or
+# there are so many operands: the option, options with a value, the operands.
+COMMAND_READERS = {
+    "sqlite3": (
+        re.compile(r"--?(?:version|help)"),
+        names("-separator -nullvalue -newline -maxsize -mmap -vfs -heap"),
+        2,
+    ),
+    "duckdb": (
+        re.compile(r"-[cs]|--?(?:version|help)"),
+        names("-separator -nullvalue -newline"),
+        2,
+    ),
+    "psql": (re.compile(r"-[AtXqaebEnxSsz01w]*[cfl].*|-V|--(?:com|fi|li|ve|he).*"), names(""), 9),
+    **dict.fromkeys(
+        ("mysql", "mariadb"),
+        (re.compile(r"-[sNBtHrvn]*e.*|-V|--(?:exec|vers|help).*"), names(""), 9),
+    ),
+}
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
 COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
 COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")

@@ -210,7 +210,7 @@ _USAGES = {
     "reads:-r,-c,--requirement,--constraint,--cert,--client-cert,--build-constraint",
     "uv": f"may:{_GENERAL},-o,--target,--out-dir,--cache-dir reads:-r,-c,--requirement,--requirements,"
     "--constraint,--constraints,--override,--env-file",
-    "sqlite3 sqlite duckdb": "changes!-readonly:1",
+    "sqlite3 sqlite duckdb": "SINGLE changes!-readonly:1 values:-separator,-nullvalue,-newline,-vfs",
     "psql": f"{_OUTPUT},-L reads:-f,--file values:-c,-d,-h,-p,-U,-v,-F,-P,-R,-T,--command,--dbname,--host,"
     "--port,--username,--set,--pset,--field-separator",
     "mysql mariadb": f"{_OUTPUT},--tee values:-e,--execute,-h,-u,-P,-D",
