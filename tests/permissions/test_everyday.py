@@ -37,3 +37,29 @@ def test_lines_are_decided_as_written(rules: list[str], commands: list[str], exp
         if decision.effect != expected:
             wrong.append(f"{command!r} was {decision.explain()}")
     assert wrong == []
+
+
+FOUND = [
+    ("find secrets -type f -exec cat {} +", "Read(secrets/**)"),
+    ("find -L secrets -exec env cat {} ';'", "Read(secrets/**)"),
+    ("find .git/hooks -exec cp evil {} ';'", "Edit(.git/**)"),
+    ("find evil -name pre-commit -exec cp {} .git/hooks ';'", "Edit(.git/hooks/pre-commit)"),
+    ("find . -exec rm {} +", "Edit(.git/**)"),
+    ("find src -exec touch .git/config ';'", "Edit(.git/**)"),
+    ("find src -exec cp {} {}.bak ';'", "Edit(src/a.bak)"),
+]
+
+
+@pytest.mark.parametrize(("command", "denied"), FOUND)
+def test_files_that_find_hands_to_a_program_are_looked_at_below_where_it_starts(
+    command: str, denied: str
+) -> None:
+    arguments = {"command": command}
+    paths = {path: normpath(f"/ws/{path}") for path in paths_of("Bash", arguments)}
+    places = {path: ResolvedPath(place, place) for path, place in paths.items()}
+    request = Request("Bash", arguments, ToolContext("/ws", "/out", "/home/dev", places))
+    allows = (Rule("allow", "Bash(**)"), Rule("allow", "Edit"), Rule("allow", "Read"))
+    assert evaluate(Policy((Rule("deny", denied), *allows)), request).effect == "deny"
+    elsewhere = Rule("deny", denied.replace("(", "(other/"))
+    if "find . " not in command:
+        assert evaluate(Policy((elsewhere, *allows)), request).effect == "allow"

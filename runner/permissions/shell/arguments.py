@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 from runner.permissions.shell import programs
 from runner.permissions.shell.harmless import is_make_assignment, is_plain_sed
@@ -132,31 +132,36 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
     return commands
 
 
-def executed_by_find(arguments: Sequence[Word]) -> tuple[list[Word], list[Sequence[Word]]] | None:
-    """Return the arguments of find without ``-exec … ;`` and ``-exec … {} +``, and these commands; None
-    when they are not understood. What stands for ``{}`` is a path below where find starts: no option."""
-    own: list[Word] = []
-    commands: list[Sequence[Word]] = []
+@dataclass(frozen=True, slots=True)
+class Executing:
+    """The arguments of find with ``-exec``."""
+
+    own: list[Word]  # without ``-exec … ;`` and ``-exec … {} +``
+    commands: list[list[Word]]  # these
+    starts: list[Word]  # the folders that it looks in
+
+
+def executed_by_find(arguments: Sequence[Word]) -> Executing | None:
+    """Return the arguments of find and the commands in them, None when they are not understood. What
+    stands for ``{}`` is a path below where find starts: no option."""
+    places = dropwhile(lambda word: re.fullmatch(r"-[HLP]|-O[0-9]", word.value), arguments)
+    starts = list(takewhile(lambda word: word.value[:1] not in ("-", "(", "!"), places))
+    found = Executing([], [], starts or [Word(".", ".")])
+    plain = all(_START.fullmatch(word.value) for word in starts)
     command: list[Word] | None = None
-    plain = all(
-        _START.fullmatch(word.value)
-        for word in takewhile(lambda each: each.value[:1] not in ("-", "(", "!"), arguments)
-    )
     for word in arguments:
-        if command is None:
-            if word.value == "-exec":
-                commands.append(command := [])
-            else:
-                own.append(word)
+        if not word.exact or word.value.startswith(("-files0", "-D")):
+            return None
+        if command is None and word.value == "-exec":
+            found.commands.append(command := [])
+        elif command is None:
+            found.own.append(word)
         elif word.value == ";" or (word.value == "+" and command and command[-1].value == "{}"):
             command = None
         else:
-            found = "{}" in word.value
-            command.append(replace(word, exact=False, loose=not plain) if found else word)
-        if command is not None and not (word.exact or "{}" in word.value):
-            return None
-    literal = all(word.exact for word in arguments)
-    return (own, commands) if literal and command is None and all(commands) else None
+            named = "{}" in word.value
+            command.append(replace(word, exact=False, loose=not plain) if named else word)
+    return found if command is None and all(found.commands) else None
 
 
 def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
@@ -243,7 +248,7 @@ def _project_elsewhere(name: str, arguments: Sequence[Word]) -> str:
             given = rest.removeprefix("=")
         else:
             continue
-        if _OUTSIDE.match(given):
+        if _OUTSIDE.match(given) or "{}" in given:
             return f"{name} runs what is in {given}"
     return ""
 

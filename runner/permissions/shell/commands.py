@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.permissions.shell.arguments import (
     arguments_hide,
@@ -20,7 +20,7 @@ from runner.permissions.shell.builtins import (
     runs_text,
     variable_risk,
 )
-from runner.permissions.shell.files import files_of
+from runner.permissions.shell.files import Below, files_of
 from runner.permissions.shell.harmless import is_harmless_use
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
@@ -184,11 +184,9 @@ class Commands:
         reason = self._note_builtin(program, arguments)
         hiding = program in HIDING and not is_harmless_use(program, arguments)
         hides = f"{program} runs what its arguments say" if hiding else command.hides
-        own, executed = arguments, list[Sequence[Word]]()
-        if program == "find" and (split := executed_by_find(arguments)):
-            own, executed = split
-        hides = hides or arguments_hide(program, own)
-        if hides or reason or executed:
+        executing = executed_by_find(arguments) if program == "find" else None
+        hides = hides or arguments_hide(program, executing.own if executing else arguments)
+        if hides or reason or (executing and executing.commands):
             self._unseen(command.words, forms)
         files = files_of(program, arguments)
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
@@ -197,23 +195,35 @@ class Commands:
         findings.below += files.below
         hides = hides or self._runner(program, command, forms)
         inner: tuple[Part, ...] = ()
-        for words in executed:
-            seen = self._executed(words, command.level)
+        for words in executing.commands if executing else ():
+            seen = self._executed(words, executing.starts if executing else (), command.level)
             hides = hides or seen.unanalyzable
             inner += seen.parts
         findings.add(command.text, forms, hides, inner)
 
-    def _executed(self, words: Sequence[Word], level: int) -> Script:
-        """Note the files of a command that find runs. Return its analysis."""
+    def _executed(self, words: Sequence[Word], starts: Sequence[Word], level: int) -> Script:
+        """Note the files of a command that find runs on what is below ``starts``. Return its analysis."""
         findings, seen = self.findings, Findings(here=self.findings.here)
         Commands(seen, self.nested)._add(_Command(words, level=level + 1), {})
         script = seen.script("")
         findings.writes += [findings.target(path, findings.here) for path in script.writes]
         findings.writes += [findings.target("", findings.here) for path in script.after_cd]
         findings.reads += seen.reads
-        findings.operands += seen.operands
-        findings.changes += seen.changes
-        findings.below += seen.below
+        # The same with a name for what is found, to see which files those are.
+        named = [replace(word, exact=word.exact or "{}" in word.value) for word in words]
+        files = Findings(here=findings.here)
+        Commands(files, self.nested)._add(_Command(named, level=level + 1), {})
+        folders = list(map(path_of, starts))
+        for path in files.operands:
+            findings.operands += [path] if "{}" not in path else folders
+        for path in files.changes:
+            before, found, _ = path.partition("{}")
+            if not found:
+                findings.changes.append(path)
+            else:
+                into = [before.rpartition("/")[0]] if before else folders
+                findings.below += [Below(folder, "**", deep=True) for folder in into]
+        findings.below += files.below
         return script
 
     def _runner(self, program: str, command: _Command, forms: Forms) -> str:

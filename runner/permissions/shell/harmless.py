@@ -297,7 +297,8 @@ _USES = {
         re.compile(rf"{_SCAN}{_HOST}(?: [0-9]+(?:-[0-9]+)?)+(?: -[vzw0-9]+)*"),
     ),
     "ip": re.compile(
-        r"(?:-[a-z0-9]+ )*(?:a|addr|address|r|route|l|link|n|neigh|rule)"
+        r"(?:-(?:[046dhso]|br|brief|json|j|p|c|color|stats|details) )*"
+        r"(?:a|addr|address|r|route|l|link|n|neigh|rule)"
         r"(?: (?:s|show|list|get)(?: [a-z0-9.:/]+)*)?"
     ),
 }
