@@ -181,6 +181,8 @@ class Commands:
 
     def _ordinary(self, program: str, command: _Command, forms: Forms) -> None:
         findings, arguments = self.findings, command.words[1:]
+        if re.fullmatch(r"(?:break|continue)(?: [0-9]+)?", command.text) and findings.loop:
+            return  # it runs nothing
         reason = self._note_builtin(program, arguments)
         hiding = program in HIDING and not is_harmless_use(program, arguments)
         hides = f"{program} runs what its arguments say" if hiding else command.hides

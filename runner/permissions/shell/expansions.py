@@ -13,6 +13,7 @@ from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.harmless import printed
+from runner.permissions.shell.script import INTEGERS
 from runner.permissions.shell.tree import EXPANSIONS, WORDS, Tree
 from runner.permissions.shell.words import Printed, Reader, UnclearError, Word, names
 
@@ -170,6 +171,8 @@ class Expansions(Tree):
     def _printed(self, node: Node) -> Printed:
         """Return what an expansion becomes, "" if that is not known."""
         text = self.text[self.begin_of(node) : node.end_byte]
+        if node.type == "arithmetic_expansion":
+            return "number"
         if self.findings.defines_functions:
             return ""  # one may have the name of a program
         if named := re.fullmatch(r"\s*\$\{?([a-z_][a-z0-9_]*)\}?", text):
@@ -216,7 +219,7 @@ class Expansions(Tree):
                 if alone and self._printed(inner) == "number":
                     self.visit_expansion(inner)
                     text = f"{text[:begin]}1{text[end:]}"
-        inside = re.fullmatch(r"\$?\(\((.*)\)\)", text, re.DOTALL)
+        inside = re.fullmatch(r"\s*\$?\(\((.*)\)\)", text, re.DOTALL)
         if inside is None:
             self.give_up(node)
         else:
@@ -229,9 +232,9 @@ class Expansions(Tree):
                 self.give_up(node, "bash evaluates what is in this arithmetic")
             return
         self.findings.numeric.update(name for pair in _SETS.findall(text) for name in pair if name)
-        for name in _NAME.findall(re.sub(r"\$\{#\w+\}", "", text)):
+        for name in _NAME.findall(re.sub(r"\$\{#\w+\}|\b[0-9]+#\w+", "", text)):
             self.findings.calculated.add(name)
-            if variable_risk(name, exported=False) == "high":
+            if name not in INTEGERS and variable_risk(name, exported=False) == "high":
                 self.findings.give_up(f"it sets {name}")
 
     def visit_test(self, node: Node) -> None:

@@ -18,6 +18,10 @@ Moment = tuple[int, ...]  # where a text has it; then where the text that is run
 
 _MOST_FOLDERS = 16
 _CANNOT_BE = re.compile(r"[^/]{256}|\0")  # no file has such a name
+# Variables that bash keeps numbers in: it calculates what they are set to.
+INTEGERS = frozenset(
+    ("RANDOM", "SRANDOM", "SECONDS", "LINENO", "EPOCHSECONDS", "UID", "EUID", "PPID")
+)
 _LAST: Moment = (sys.maxsize,)
 _WRITES = re.compile(r">(?!&[0-9-])")
 _READS = re.compile(r"(?<!<)<(?![<&(])")
@@ -138,7 +142,7 @@ class Findings:
 
     def script(self, command: str) -> Script:
         """Return the sum of the findings."""
-        if not self.calculated <= self.numeric - self.tainted:
+        if not self.calculated <= (self.numeric | INTEGERS) - self.tainted:
             self.give_up("bash runs what is inside a variable when it does arithmetic with it")
         if self.declares_dynamic and self.arrays:
             self.give_up("bash evaluates what is declared for an array")
