@@ -351,7 +351,7 @@ if [ $1 = 0 ]; then echo $$ > reached; exec sleep 1000; fi
 sh deep $(($1 - 1))
 :
 end
-sh deep {DEPTH} &
+setsid sh deep {DEPTH} &
 until [ -s reached ]; do sleep 0.1; done
 """
 
