@@ -94,7 +94,8 @@ class RuleCheck:
         return [self._decide(*call) for call in parsed]
 
     def _decide(self, text: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        policy, tools = Policy(self.spec.rules, self.spec.asking.default), self.spec.tools
+        spec, tools = self.spec, self.spec.tools
+        policy = Policy(spec.rules, spec.asking.default, trusts_contained=spec.trusts_contained)
         if self.agent is not None:
             policy = policy.restricted(self.agent.name, self.agent.rules)
             tools = spec_of(self.spec, self.agent.name).tools

@@ -235,7 +235,9 @@ def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Iter
         "stops": answer.stops,
     }
     reason = shorten(answer.reason, _REASON_LENGTH)
-    more = _given(decision=answer.decision, reason=reason, tree=entry.snapshot)
+    more = _given(
+        decision=answer.decision, reason=reason, tree=entry.snapshot, containment=result.containment
+    )
     yield Event("hook_finished", data | more)
 
 

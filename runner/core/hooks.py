@@ -98,6 +98,7 @@ class HookResult:
     exit_code: int | None = None
     duration: float = 0.0  # seconds
     connections: tuple[Connection, ...] = ()  # as in ``ToolResult``
+    containment: str | None = None  # what contained it; None: the job asks for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class Said:
     cut: bool = False  # there was more output than was kept
     duration: float = 0.0  # seconds
     connections: tuple[Connection, ...] = ()  # as in ``ToolResult``
+    containment: str | None = None  # what contained it; None: the job asks for nothing
 
 
 _NO_ANSWER: Mapping[End, tuple[HookOutcome, str]] = {
@@ -173,6 +175,7 @@ def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
         exit_code=said.exit_code if said.end == "exited" else None,
         duration=said.duration,
         connections=said.connections,
+        containment=said.containment,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,26 @@ CACHES: Mapping[str, tuple[str, ...]] = {
     "uv": (".cache/uv",),
     "yarn": (".cache/yarn",),
 }
+
+
+# Programs that reach other hosts; of some, only the subcommands named.
+_REACHING: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("curl", "wget", "ssh", "scp", "sftp", "rsync", "gh", "glab", "npx", "docker"), ()
+    ),
+    **dict.fromkeys(("kubectl", "helm", "aws", "gcloud", "apt-get", "mvn", "gradle", "twine"), ()),
+    **dict.fromkeys(("npm", "pnpm", "yarn"), ("install", "i", "ci", "add", "publish", "audit")),
+    "git": ("push", "fetch", "pull", "clone", "ls-remote"),
+    "pip": ("install", "download"),
+    "uv": ("sync", "add", "pip", "lock"),
+    "poetry": ("install", "add", "update", "publish"),
+    "cargo": ("install", "fetch", "add", "update", "publish"),
+    "go": ("get", "install", "mod"),
+    "bundle": ("install", "update"),
+    "gem": ("install", "push"),
+    "composer": ("install", "update", "require"),
+}
+_SEPARATORS = re.compile(r"[;&|\n()]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +73,16 @@ def host_problem(text: str) -> str | None:
     except ValueError as error:
         return f"{error}; give one such as 'pypi.org', '*.example.com' or 'pypi.org:8443'"
     return None
+
+
+def seems_to_reach(script: str) -> bool:
+    """True if a script has a command that usually reaches another host. A guess, for a warning."""
+    for command in _SEPARATORS.split(script):
+        words = [word for word in command.split() if "=" not in word]
+        if words[1:3] == ["-m", "pip"]:
+            words = words[2:]
+        program = words[0].rpartition("/")[2].replace("pip3", "pip") if words else ""
+        actions = _REACHING.get(program)
+        if actions is not None and (not actions or any(word in actions for word in words[1:3])):
+            return True
+    return False

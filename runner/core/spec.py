@@ -31,6 +31,7 @@ class Patience:
 Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
 OnTimeout = Literal["deny", "stop"]
+Trust = Literal["contained"]  # because they run in a sandbox
 
 # Keys of a script: for items without replies of their own; for a type of sub-agent, followed by its
 # name; for the summary of a conversation.
@@ -45,6 +46,7 @@ class Asking:
     timeout: float | None = None  # seconds; None: the run waits as long as it takes
     on_timeout: OnTimeout = "deny"
     notify: str | None = None  # shell command
+    trust: Trust | None = None  # commands that no rule mentions may run
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class JobSpec:
     max_concurrency: int | None = None  # runs of the job that are worked on at once
     instructions: bool = False  # AGENTS.md and CLAUDE.md of the workspace join the system prompt
     sandbox: Sandbox | None = None  # None: stored before there was one; nothing contains its calls
+
+    @property
+    def trusts_contained(self) -> bool:
+        """True if commands that no rule mentions may run: each of them in a sandbox."""
+        is_contained = self.sandbox is not None and self.sandbox.mode == "required"
+        return self.asking.trust == "contained" and is_contained
 
     def tool(self, name: str) -> Tool | None:
         """The job's tool of that name, or None."""

@@ -16,7 +16,7 @@ from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
 from runner.core.sandbox import CACHES, SandboxMode, host_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
-from runner.core.spec import OnTimeout, ParallelTools, Provider
+from runner.core.spec import OnTimeout, ParallelTools, Provider, Trust
 from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
 from runner.jobfile.table import (
@@ -215,14 +215,13 @@ def _pattern_problem(pattern: str) -> str | None:
 
 
 def _network() -> Type:
-    """Who can be reached: nobody, a list of hosts, or everybody; read as ``Sandbox.network``."""
+    """Who can be reached: nobody (read as an empty list), a list of hosts, or everybody (``"on"``)."""
     word, hosts = choice("off", "on"), list_of(text(300, check=host_problem), "hosts")
 
-    def read(value: Any, node: Node) -> tuple[str, ...] | None:
+    def read(value: Any, node: Node) -> Any:
         if isinstance(value, list):
-            found: tuple[str, ...] = hosts.read(value, node)
-            return found
-        return () if word.read(value, node) == "off" else None
+            return hosts.read(value, node)
+        return () if word.read(value, node) == "off" else value
 
     schema = {"anyOf": [word.schema, hosts.schema]}
     return Type(f"{word.words}, or a {hosts.words}", schema, read)
@@ -284,6 +283,9 @@ PERMISSIONS = Table("permissions", (
         "Calls that a person is asked about. The run waits, and takes up no worker meanwhile."),
     Key("allow", rules_of("allow"), [], "Calls that may run."),
     Key("default", choice(*get_args(Default)), "deny", "What happens to a call that no rule matches."),
+    Key("trust", choice(*get_args(Trust)), None, "With `\"contained\"` commands of Bash that no rule "
+        "mentions may run, because they cannot leave [the sandbox](#sandbox), which has to be "
+        "`required`. Not commands that cannot be analysed. Each decision says so.", "nothing"),
     Key("mode", choice(*get_args(Mode)), None, "[A set of rules](#modes), added to the job's own."),
     Key("from", _path, None, example=".claude/settings.json", doc=
         "A [settings file](#rules-of-a-settings-file) of Claude Code, whose rules are added."),

@@ -22,7 +22,7 @@ from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook, is_rule
 from runner.core.prices import PriceList
-from runner.core.sandbox import Sandbox
+from runner.core.sandbox import Sandbox, seems_to_reach
 from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
 from runner.core.times import Times
 from runner.core.workspace import (
@@ -90,7 +90,29 @@ def load(
         raise SpecError(str(path), _with_lines(top.problems, text))
     if spec.sandbox is not None:
         spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
-    return Submission(str(path), text, spec, runs, (*notes, *source_notes))
+    return Submission(
+        str(path), text, spec, runs, (*notes, *source_notes, *_network_notes(top, spec))
+    )
+
+
+def _sandbox(section: Section) -> Sandbox:
+    network = section["network"]
+    return section.fill(Sandbox, network=None if network == "on" else network)
+
+
+def _network_notes(top: Section, spec: JobSpec) -> Iterator[str]:
+    """Yield a note if calls of the job seem to need the network, and its file says nothing of it."""
+    if "network" in top["sandbox"] or top["sandbox"]["mode"] == "off":
+        return
+    texts = [rule.text for rule in spec.rules if rule.effect == "allow"]
+    allowed = [text[5:-1] for text in texts if text.startswith("Bash(")]
+    needing = [text for text in (*top["verify"], *allowed) if seems_to_reach(text)]
+    if needing:
+        named = ", ".join(shown(text) for text in needing[:3]) + (" …" if needing[3:] else "")
+        yield (
+            f"calls have no network, and {named} may need it: list the hosts in [sandbox], as in "
+            'network = ["example.com"], or say network = "on"'
+        )
 
 
 def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -230,6 +252,8 @@ class _Job:
             at = top.at("script")
             script = _read_script(self.folder / top["script"], at, keys, list(self.types))
         limits, asking = top["limits"], top["permissions"]
+        if asking["trust"] and top["sandbox"]["mode"] != "required":
+            asking.note('needs the sandbox: give mode = "required" in [sandbox] too', "trust")
         verify = Verify(
             top["verify"], top["on_failure"], top["verify_rounds"], top["verify_timeout"]
         )
@@ -252,7 +276,7 @@ class _Job:
             agents=self._agents(),
             coordinator=self.coordinator,
             hooks=self._hooks(resolve_hooks),
-            sandbox=top["sandbox"].fill(Sandbox) if "sandbox" in top else None,
+            sandbox=_sandbox(top["sandbox"]),
         )
         return spec, notes
 

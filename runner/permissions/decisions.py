@@ -37,6 +37,7 @@ _POSITION = itemgetter(0)
 _LENIENCY: Mapping[Effect, int] = {"deny": 1, "ask": 2, "allow": 3}
 # The limit keeps decisions fast (others wait for the database) and questions readable.
 MOST_ACCESSES = 300
+_TRUSTED = "no rule mentions all of it, and it runs in a sandbox (trust)"
 _TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several calls"
 
 
@@ -157,6 +158,8 @@ class Policy(RuleSet):
     snapshot: int = 1  # the rules' number
     # For a sub-agent: the rules of its type, and of its parents' types.
     restrictions: tuple[Restriction, ...] = ()
+    # True if commands that no rule mentions are allowed, because they run in a sandbox.
+    trusts_contained: bool = False
 
     def restricted(self, agent_type: str, rules: Iterable[Rule]) -> Policy:
         """Return the policy of a sub-agent of that type below this one. ``rules`` are the type's
@@ -189,13 +192,14 @@ def evaluate(policy: Policy, request: Request) -> Decision:
     accesses = _accesses(request)
     if len(accesses) > MOST_ACCESSES:
         return Decision("deny", (), policy.snapshot, _TOO_MUCH)
-    return _decide(policy, accesses)
+    return _decide(policy, accesses, trusts=_trusts(policy, request.tool))
 
 
 def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Access, Decision], ...]:
     """Return each access of a call with the decision on it, in order, for a reader. Optional
     accesses that no rule matched are left out. Never raises."""
-    decided = ((access, _decide(policy, (access,))) for access in _accesses(request))
+    trusts = _trusts(policy, request.tool)
+    decided = ((access, _decide(policy, (access,), trusts=trusts)) for access in _accesses(request))
     return tuple(
         (access, decision)
         for access, decision in decided
@@ -226,9 +230,15 @@ def _accesses(request: Request) -> tuple[Access, ...]:
     return accesses_of(request.tool, arguments, request.context)
 
 
-def _decide(policy: Policy, accesses: Sequence[Access]) -> Decision:
+def _trusts(policy: Policy, tool: str) -> bool:
+    """True if what no rule mentions is allowed to a tool: only commands run in a sandbox."""
+    return policy.trusts_contained and tool == "Bash"
+
+
+def _decide(policy: Policy, accesses: Sequence[Access], *, trusts: bool = False) -> Decision:
     """Return the strictest decision among the policy's own rules and its restrictions."""
-    decisions = [_sum(policy, [_judge(policy, access) for access in accesses])]
+    verdicts = [_judge(policy, access) for access in accesses]
+    decisions = [_sum(policy, verdicts, trusts=trusts)]
     if not decisions[0].is_final:
         for restriction in policy.restrictions:
             verdicts = [_judge_restricted(policy, restriction, access) for access in accesses]
@@ -290,13 +300,20 @@ def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
     return None
 
 
-def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
-    """Return the least allowed verdict on the accesses, by the rules of the job or ``whose``."""
+def _sum(
+    policy: Policy, verdicts: list[_Verdict], whose: str = "", *, trusts: bool = False
+) -> Decision:
+    """Return the least allowed verdict on the accesses, by the rules of the job or ``whose``; with
+    ``trusts``, what no rule mentions is allowed."""
     first = {verdict.effect: verdict for verdict in reversed(verdicts)}
     unmatched = next((each for each in verdicts if each.is_open), None)
     if "deny" in first:
         return Decision("deny", first["deny"].matched, policy.snapshot)
-    if unmatched is not None and not (policy.default == "ask" and "ask" in first):
+    # What a command hides may be what a rule mentions.
+    unclear = any(each.is_open and (each.doubt or each.access.obstacle) for each in verdicts)
+    trusted = trusts and unmatched is not None and not unclear
+    asks = policy.default == "ask" and "ask" in first
+    if unmatched is not None and not trusted and not asks:
         reason = unmatched.doubt or unmatched.access.obstacle
         if not reason and (whose or len(verdicts) > 1):
             shown = quoted(unmatched.access.shown)
@@ -305,7 +322,7 @@ def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
     if "ask" in first:
         return Decision("ask", first["ask"].matched, policy.snapshot, first["ask"].doubt)
     granted = chain.from_iterable(each.matched for each in verdicts if each.access.required)
-    return Decision("allow", tuple(granted), policy.snapshot)
+    return Decision("allow", tuple(granted), policy.snapshot, _TRUSTED if trusted else "")
 
 
 AnswerEffect = Literal["approved", "denied", "expired"]

@@ -91,7 +91,7 @@ def policy_for(
     """
     line = (None, *lineage(run_id))
     own = tuple(rule for rule in rules if rule.run_id in line)
-    policy = Policy(own, spec.asking.default, snapshot)
+    policy = Policy(own, spec.asking.default, snapshot, trusts_contained=spec.trusts_contained)
     for name in types:
         agent = spec.agent(name)
         assert agent is not None, name

@@ -120,7 +120,8 @@ class LocalTools:
         interrupt.check()
         inside = self._contained(call, call.policy)
         said = run_hook(call, inside, self.environment, interrupt)
-        return replace(said, connections=inside.connections)
+        containment = inside.containment if call.sandbox is not None else None
+        return replace(said, connections=inside.connections, containment=containment)
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         return read_instructions(Places.of(surroundings, self._home), policy)

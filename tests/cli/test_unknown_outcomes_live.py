@@ -48,6 +48,7 @@ def test_person_decides_whether_it_runs_again(
     started = folder / "started"
     push = f"cat count >> seen; test -e {started} || {{ touch {started}; sleep 600; }}; echo pushed"
     more = 'external = ["Bash(touch *)"]\non_unknown = "ask"'
+    more += '\n[sandbox]\nmode = "off"'  # the command has an effect outside of the workspace
     script = [bash(push), {"text": "Done."}]
     job = write_job(folder, make_source(folder), "git", script, more)
     first = start("run", job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from runner.queries.jobs import list_jobs
@@ -200,9 +202,10 @@ def test_ctrl_c_while_the_database_is_away_is_130(start: Start, folder: Path) ->
 
 @pytest.mark.slow
 def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Path) -> None:
-    command = "echo $$ > pid.new && mv pid.new pid; sleep 614"
+    sleeps = ["sleep", f"614.{os.getpid()}"]  # a process id means nothing outside of a sandbox
+    command = f"touch began; {' '.join(sleeps)}"
     process = start("run", write_job(folder, {"a": [bash(command), DONE]}))
-    wait_for(folder / "workspace" / "pid")
+    wait_for(folder / "workspace" / "began")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "stopping" not in (line := process.stderr.readline()):
@@ -210,9 +213,8 @@ def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Pa
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
     assert "go on with `runner run --resume job_" in process.stderr.read()
-    pid = int((folder / "workspace" / "pid").read_text())
     deadline = time.monotonic() + PATIENCE
-    while Path(f"/proc/{pid}").exists():
+    while any(each.info["cmdline"] == sleeps for each in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < deadline, "the tool outlived the command"
 
 

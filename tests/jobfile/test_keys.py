@@ -129,6 +129,7 @@ def test_defaults_are_those_of_the_core() -> None:
     assert (top["limits"]["budget_usd"], top["limits"]["budget_tokens"]) == (None, None)
     verify = Verify((), top["on_failure"], top["verify_rounds"], top["verify_timeout"])
     assert verify == Verify(())
+    assert (top["sandbox"]["network"], top["permissions"]["trust"]) == ((), None)
     assert (top["permissions"]["ask_timeout"], top["permissions"]["on_ask"]) == (None, None)
 
 

@@ -128,6 +128,9 @@ def test_a_run_that_kills_its_workers_is_worked_alone_and_then_failed(site: Site
     )
     script = {"deadly": [{"tools": [{"name": "die", "input": {}}]}]}
     path = site.job(script, tools=["Bash", "Read", "Write", "deadly:die"], allow=["*"])
+    path.write_text(
+        path.read_text() + '\n[sandbox]\nmode = "off"'
+    )  # it cannot see the worker in one
     job = site.submit(path)
     for _ in range(3):
         assert site.start("worker").wait(60) == -signal.SIGKILL

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.tools.test_sandbox import HERE, with_sandbox
 
 pytestmark = [pytest.mark.slow]
 
@@ -49,3 +50,38 @@ def test_a_host_without_a_sandbox_leaves_jobs_that_require_one_and_works_the_oth
     _, err = worker.communicate()
     assert err.count("are left to other hosts: the job requires a sandbox") == 1
     assert "takes no runs" not in err
+
+
+def test_what_contained_a_call_is_said_wherever_the_call_is(site: Site) -> None:
+    path = site.job({"a": [bash(f"touch made {site.folder}/beside"), done()]})
+    job = site.submit(path)
+    site.run("worker", "--burst")
+    run = site.runs(job)["a"]
+    assert (site.workspace / "made").exists()
+    assert (site.folder / "beside").exists() == (HERE.kind == "none")
+    words = "not contained" if HERE.kind == "none" else f"in {HERE.kind}"
+    assert words in site.run("transcript", run["id"])
+    assert f"auto: 1 call {words}" in site.run("show", job)
+    assert f"sandbox: `1 call {words}`" in site.run("report", job)
+    (row,) = site.json("audit", "sql", "SELECT call_id, containment FROM v_tool_calls")
+    assert row["containment"] == HERE.kind
+    assert site.json("show", row["call_id"])["containment"] == HERE.kind
+    assert site.json("audit", "commands")[0]["containment"] == HERE.kind
+
+
+@with_sandbox
+def test_a_job_that_trusts_its_sandbox_says_which_commands_it_let_run(site: Site) -> None:
+    script = {"a": [bash("touch made"), bash("touch other && rm made"), done()]}
+    path = site.job(script, allow=["Read"], deny=["Bash(rm *)"], trust="contained")
+    path.write_text(path.read_text() + '\n[sandbox]\nmode = "required"')
+    job = site.submit(path)
+    site.run("worker", "--burst")
+    assert (site.workspace / "made").exists()
+    assert not (site.workspace / "other").exists()
+    rows = site.json("audit", "sql", "SELECT decision, rule, decision_reason FROM v_decisions")
+    assert [(row["decision"], row["rule"]) for row in rows] == [
+        ("allow", None),
+        ("deny", "Bash(rm *)"),
+    ]
+    assert "it runs in a sandbox (trust)" in rows[0]["decision_reason"]
+    assert site.runs(job)["a"]["state"] == "succeeded"

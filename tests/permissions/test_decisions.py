@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
@@ -52,6 +54,40 @@ def test_an_ask_stands_above_an_allow_that_is_more_special():
 def test_what_no_rule_matches_is_the_default(default):
     decision = bash(["allow Bash(ls)"], "pwd", default=default)
     assert (decision.effect, decision.matched_rules, decision.snapshot) == (default, (), 7)
+
+
+TRUSTING = replace(
+    policy("deny Bash(rm *)", "ask Bash(git push *)", "deny Edit(.env)", "allow Bash(ls *)"),
+    trusts_contained=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "effect"),
+    [
+        ("make", "allow"),
+        ("make && ls -l > out.txt", "allow"),
+        ("make && rm x", "deny"),
+        ("make && git push", "ask"),
+        ("g\\it push", "ask"),
+        ("$RM x", "deny"),
+        ("make > .env", "deny"),
+        ("make > $x", "deny"),
+    ],
+)
+def test_a_job_that_trusts_its_sandbox_runs_what_no_rule_mentions(command, effect):
+    decision = evaluate(TRUSTING, Request("Bash", {"command": command}, SETTING))
+    assert decision.effect == effect
+    assert ("sandbox" in decision.reason) == (effect == "allow")
+    closed = TRUSTING.restricted("reviewer", [Rule("allow", "Bash(ls *)")])
+    assert evaluate(closed, Request("Bash", {"command": command}, SETTING)).effect == "deny"
+
+
+def test_tools_outside_the_sandbox_are_not_trusted():
+    for tool in ("Edit", "Write", "WebFetch", "own"):
+        given = {"file_path": "a.py", "url": "https://example.com"}
+        assert evaluate(TRUSTING, Request(tool, given, SETTING)).effect == "deny"
+    assert evaluate(TRUSTING, Request("Bash", {"command": "ls -l"}, SETTING)).reason == ""
 
 
 def test_a_remembered_answer_for_one_part_answers_for_no_other():

@@ -60,7 +60,9 @@ def test_verify_commands_and_hooks_that_ask_for_it_run_in_the_sandbox(
         assert result.containment == ("none" if made else "bubblewrap")
         (tmp_path / "beside").unlink(missing_ok=True)
         hook = Hook("TurnEnd", command=text)
-        bench.tools.hook(HookCall("run_1", hook, {}, bench.surroundings, sandbox), Interrupt())
+        told = HookCall("run_1", hook, {}, bench.surroundings, sandbox)
+        said = bench.tools.hook(told, Interrupt())
+        assert said.containment == (None if made else "bubblewrap")
         assert (tmp_path / "beside").exists() == made
         (tmp_path / "beside").unlink(missing_ok=True)
 

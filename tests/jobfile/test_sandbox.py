@@ -1,0 +1,94 @@
+"""The section [sandbox] of a job file."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.core.sandbox import Sandbox
+from runner.core.spec import JobSpec
+
+from .conftest import Load, Problems
+
+
+def job(rest: str = "") -> str:
+    top = 'model = "m"\nprompt = "p"\ntools = ["Bash"]'
+    return f'{top}\n{rest}\n[workspace]\npath = "."'
+
+
+def test_a_job_file_without_the_section_gets_a_sandbox_where_the_host_has_one(
+    load_text: Load,
+) -> None:
+    assert load_text(job()).spec.sandbox == Sandbox(mode="auto", network=())
+
+
+def test_what_it_says_is_stored_with_the_job(load_text: Load) -> None:
+    section = """[sandbox]
+mode = "required"
+network = ["example.com", "*.example.org"]
+memory = "4G"
+processes = 512
+cpu = 1.5
+disk = 2_000_000
+image = "debian:12"
+hooks = true
+caches = ["pip", "npm"]
+"""
+    spec = load_text(job(section)).spec
+    assert spec.sandbox == Sandbox(
+        *("required", ("example.com", "*.example.org"), 4 * 2**30, 512, 1.5, 2_000_000),
+        *("debian:12", True, ("pip", "npm")),
+    )
+    assert JobSpec.from_json(spec.to_json()) == spec
+    assert JobSpec.from_json({**spec.to_json(), "sandbox": None}).sandbox is None
+    on = load_text(job('[sandbox]\nnetwork = "on"')).spec
+    assert on.sandbox == Sandbox(network=None)
+    assert JobSpec.from_json(on.to_json()) == on
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('mode = "on"', 'sandbox.mode: must be "auto" or "required" or "off", not'),
+        ("network = true", "sandbox.network: must be"),
+        ('network = ["http://example.com/x"]', "sandbox.network[0]: "),
+        ('memory = "4 apples"', 'a string such as "512M", "4G", not'),
+        ("memory = 10", "sandbox.memory: must be from 1,048,576 to"),
+        ("processes = 0", "sandbox.processes: must be at least 1"),
+        ('caches = ["chrome"]', "sandbox.caches[0]: must be"),
+    ],
+)
+def test_mistakes_are_told(problems_of: Problems, line: str, said: str) -> None:
+    (problem,) = problems_of(job(f"[sandbox]\n{line}"))
+    assert said in problem
+
+
+def test_commands_are_trusted_only_in_a_sandbox_that_is_required(
+    load_text: Load, problems_of: Problems
+) -> None:
+    trusting = '[permissions]\ntrust = "contained"\n'
+    (problem,) = problems_of(job(trusting))
+    assert 'permissions.trust: needs the sandbox: give mode = "required"' in problem
+    spec = load_text(job(trusting + '[sandbox]\nmode = "required"')).spec
+    assert spec.trusts_contained
+    assert not load_text(job()).spec.trusts_contained
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ('verify = ["npm ci", "npm test"]', "'npm ci' may need it"),
+        ('verify = ["cd app && python3 -m pip install -e ."]', "may need it"),
+        ('[permissions]\nallow = ["Bash(curl *)"]', "'curl *' may need it"),
+        ('[permissions]\nallow = ["Bash(git push *)"]', "'git push *' may need it"),
+        ('verify = ["make test"]', None),
+        ('[permissions]\ndeny = ["Bash(curl *)"]\nallow = ["Bash(git diff *)"]', None),
+        ('verify = ["npm ci"]\n[sandbox]\nnetwork = ["registry.example.org"]', None),
+        ('verify = ["npm ci"]\n[sandbox]\nmode = "off"', None),
+    ],
+)
+def test_a_job_that_seems_to_need_the_network_and_does_not_say_so_is_warned(
+    load_text: Load, keys: str, named: str | None
+) -> None:
+    notes = load_text(job(keys)).notes
+    assert len(notes) == (named is not None)
+    assert named is None or named in notes[0]
