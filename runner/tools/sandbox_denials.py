@@ -93,15 +93,17 @@ class Denials:
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
-    def below(self, folder: str, leave_out: str) -> list[Denied]:
+    def below(self, folder: str, leave_out: str, *, writing: bool = False) -> list[Denied]:
         """Return the denied paths at or below a folder, which has no symlinks in it; behind links that
         lead out of it, among the first files only: there they have names that nothing denies. Raises
         ``ToolFailure`` if there is too much in it.
 
         Args:
             leave_out: a folder that is not searched.
+            writing: only what is denied to Edit.
         """
-        start = self._start(folder, self._patterns)
+        patterns = [each for each in self._patterns if each.denied == _WRITING or not writing]
+        start = self._start(folder, patterns)
         found = [Denied.of(folder, start)] if start.denied else []
         if start.denied & _READING:
             return found
@@ -276,11 +278,9 @@ class _Search:
             looked_at = self.denials.looked_at(here, state, listing)
             yield from looked_at.denied
             waiting += looked_at.folders
-            waiting += (
-                (os.path.realpath(path), after)
-                for path, after in looked_at.links
-                if os.path.isdir(path) and not os.readlink(path).startswith(_OF_EACH_PROCESS)
-            )
+            for path, after in looked_at.links:
+                if os.path.isdir(path) and not os.readlink(path).startswith(_OF_EACH_PROCESS):
+                    waiting.append((os.path.realpath(path), after))
 
 
 def _listed(folder: str) -> _Listing | None:

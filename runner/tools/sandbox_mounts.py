@@ -226,7 +226,7 @@ class Mounts:
         self._add("read", map(str, view.read_only))
         below = self._denied_below()
         self._add_denied(below)
-        self._before = self._unmakeable(below)
+        self._before = self._unmakeable(below if self._is_recorded else ())
         needed = _needed(self._plan)
         seccomp = () if blanks.seccomp is None else ("--seccomp", str(SECCOMP_DESCRIPTOR))
         # Files that bubblewrap reads from, by their descriptors.
@@ -248,8 +248,11 @@ class Mounts:
         and what would lead git to other settings; put denied links back. Return what that was, for
         the model; nothing if there was none. Another call may have made it at the same time: it is
         removed all the same. Nothing outside of the workspace and its repository is touched."""
-        after = self._unmakeable(self._denied_below())
+        # In a folder that is not this run's own, somebody else may have made it.
+        after = self._unmakeable(self._denied_below(writing=True) if self._is_recorded else ())
+        # What is in a folder that was hidden was not looked at before, and cannot have been made.
         made = [path for path in after if path not in self._before]
+        made = [path for path in made if _kind_at(self._plan, path) != "deny"]
         moved = [path for path, link in self._before.items() if link != after.get(path, link)]
         moved += [path for path, link in self._before.items() if link and path not in after]
         for path in (*made, *moved):
@@ -265,8 +268,7 @@ class Mounts:
         """Return the paths that exist now and that no command may make, with where they lead if they
         are links."""
         found = {}
-        # In a folder that is not this run's own, somebody else may have made it.
-        for each in below if self._is_recorded else ():
+        for each in below:
             if each.writing and inside(each.path, self._workspace or "/"):
                 with suppress(OSError):
                     found[each.path] = os.readlink(each.path) if each.is_link else ""
@@ -319,10 +321,10 @@ class Mounts:
         workspaces = os.path.join(self._home, _WORKSPACES)
         return self._workspace is not None and os.path.dirname(self._workspace) == workspaces
 
-    def _denied_below(self) -> list[Denied]:
+    def _denied_below(self, *, writing: bool = False) -> list[Denied]:
         if self._workspace is None or not self._denials:
             return []
-        return self._denials.below(self._workspace, self._home)
+        return self._denials.below(self._workspace, self._home, writing=writing)
 
     def _add_denied(self, below: Sequence[Denied]) -> None:
         workspace = self._workspace or "/"

@@ -231,6 +231,15 @@ def test_a_link_never_leads_what_is_removed_out_of_the_workspace(
     assert not (denied.workspace / "new.lock").exists()
 
 
+def test_what_was_there_is_never_removed(denied: Workbench) -> None:
+    bench = denied.under("deny Read(secrets/**)", "deny Edit(**/k)", "deny Edit(*.lock)")
+    (bench.workspace / "secrets" / "k.lock").write_text(SECRET)
+    assert bash(bench, "touch kept").outcome == "succeeded"
+    assert bash(bench, "touch new.lock").outcome == "denied"
+    assert (bench.workspace / "secrets" / "k.lock").exists()
+    assert is_untouched(bench)
+
+
 def test_a_denied_link_is_put_back(denied: Workbench) -> None:
     link = denied.workspace / "to.lock"
     link.symlink_to("src")
