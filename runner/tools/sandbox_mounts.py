@@ -19,6 +19,8 @@ import platform
 import re
 import secrets
 import shutil
+import stat
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -115,6 +117,7 @@ exec "$@"
 _CACHE_FOLDER = f"{_TMP}/.cache"
 _WORKSPACES = "workspaces"  # as runner.workspace.folders names it; a test compares
 _LARGEST_LINK = 8_192
+_CLOCK_STEP_NS = 50_000_000  # a file's time may be that of the last tick
 
 # "hide": nothing is there; "deny": nothing is there, nor anything of it elsewhere in the plan;
 # "pin": writable, and cannot be renamed.
@@ -227,7 +230,8 @@ class Mounts:
         below = self._denied_below()
         self._add_denied(below)
         self._before = self._unmakeable(below if self._is_recorded else ())
-        needed = _needed(self._plan)
+        self._plan = needed = _needed(self._plan)
+        self._started = time.time_ns() - _CLOCK_STEP_NS
         seccomp = () if blanks.seccomp is None else ("--seccomp", str(SECCOMP_DESCRIPTOR))
         # Files that bubblewrap reads from, by their descriptors.
         self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
@@ -256,7 +260,7 @@ class Mounts:
         moved = [path for path, link in self._before.items() if link != after.get(path, link)]
         moved += [path for path, link in self._before.items() if link and path not in after]
         for path in (*made, *moved):
-            _remove(path, self._before.get(path, ""))
+            _remove(path, self._before.get(path, ""), self._started)
         if not made and not moved:
             return ""
         names = ", ".join(
@@ -406,17 +410,22 @@ def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:
     return plan.get(path, "read")
 
 
-def _remove(path: str, link: str) -> None:
-    """Remove a file or folder by the folder that it is in, so that no link is followed which somebody
-    puts on the way meanwhile; put a link back in its place, if there was one."""
+def _remove(path: str, link: str, since: int) -> None:
+    """Remove a file or folder that was made or moved there since a time, by the folder that it is in,
+    so that no link is followed which somebody puts on the way meanwhile; put a link back in its
+    place, if there was one."""
     folder, name = os.path.split(path)
     with suppress(OSError, ToolFailure):
         descriptor = open_folder(folder, folder)
         try:
             with suppress(OSError):
-                os.unlink(name, dir_fd=descriptor)
-            with suppress(OSError):
-                shutil.rmtree(name, dir_fd=descriptor)
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if status.st_ctime_ns < since:
+                    return
+                if stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(name, dir_fd=descriptor)
+                else:
+                    os.unlink(name, dir_fd=descriptor)
             if link:
                 os.symlink(link, name, dir_fd=descriptor)
         finally:
