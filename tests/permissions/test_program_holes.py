@@ -74,6 +74,8 @@ ESCAPES = {
         npx --userconfig=./evil.npmrc jest
         npm test --script-shell=./evil
         npm install --git=./evil
+        npm config set script-shell ./evil
+        npm config set script-shell=./evil
         pnpm test --config.script-shell=./evil
         pnpm install --pnpmfile=./evil.js
         yarn test --use-yarnrc=./evil
@@ -182,6 +184,8 @@ ESCAPES = {
         sqlite3 x.db "select edit/*a*/('x','id')"
         sqlite3 x.db -Ax
         sqlite3 x.db "select readfile('/etc/passwd')"
+        psql -o '|id' -c 'select 1'
+        rustc --extern x=evil.so a.rs
         psql <<< '\! id'
         psql -U me -d db
         psql -At db < x.sql
@@ -394,6 +398,8 @@ DENIED = {
     """,
     "words that are not literal": r"""
         cat .e*
+        find secrets -type f -exec cat {} +
+        find ./secrets -exec cat {} \;
         cat .en?
         cat .[e]nv
         cat .e{nv,x}
@@ -484,6 +490,9 @@ DENIED = {
         anything --output .env
         anything -o .git/hooks/pre-commit
         black .env
+        ruff --fix .env
+        sd a b .env
+        find secrets -delete
         ruff format secrets/a.py
         ruff check --fix secrets/a.py
         isort secrets/a.py
@@ -614,6 +623,8 @@ EVERYDAY = {
         cat src/a.py
         mkdir -p "$OUT"
         du -sh *
+        find . -name '*.md' -exec cat {} +
+        find secrets -name '*.md'
         cat *
         cat *.md src/*.py
         cat "$f"

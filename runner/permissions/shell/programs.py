@@ -254,7 +254,7 @@ _SQLITE = re.compile(
 _PSQL = re.compile(
     r"^(?:-\w*c|--com\w*=)?\s*\\(?:(?!(?:d\w*|l|dt|x|timing|conninfo|z|\?|h|encoding|echo)[+S]*(?=\s|$))|.*`)"
     r"|\bcopy\b(?!(?:(?!/\*|--)[^;'$])*\b(?:to|from)\s+(?:stdin|stdout)\b)"
-    r"|\bpg_(?:read|ls|write|file)_\w+|\blo_(?:im|ex)port\b",
+    r"|^(?:-\w*[oL]|--output=)?\||\bpg_(?:read|ls|write|file)_\w+|\blo_(?:im|ex)port\b",
     re.IGNORECASE | re.DOTALL,
 )
 _MYSQL = re.compile(
@@ -269,7 +269,12 @@ _DUCKDB = re.compile(
 # Options of rustc by which other programs run, behind -C and in the arguments of cargo rustc.
 _RUSTC = re.compile(
     r"^(?:-C\s*|--codegen=)?(?:linker|linker-flavor|link-args?|(?:pre|post|late)-link-args?|ar|llvm-args)="
-    r"|^--target=.*\.json$|^[^-].*\.json$"
+    r"|^--target=.*\.json$|^[^-].*\.json$|=.*\.(?:so|dylib|dll)$"
+)
+# Settings of npm that ``npm config set`` keeps.
+_NPM_SETTINGS = re.compile(
+    r"^(?:script-shell|node-options|userconfig|globalconfig|onload-script|init-module|git)=|"
+    r"^(?:script-shell|node-options|userconfig|globalconfig|onload-script|init-module)$"
 )
 _CARGO = re.compile(
     r"^(?:-C\s*|--codegen=)?(?:linker|(?:pre-|post-|late-)?link-args?|ar)=|^--target=.*\.json$"
@@ -281,6 +286,7 @@ _PATTERNS = {
     **dict.fromkeys(("mysql", "mariadb"), _MYSQL),
     **dict.fromkeys(("rustc", "rustdoc"), _RUSTC),
     "cargo": _CARGO,
+    **dict.fromkeys(("npm", "pnpm", "yarn"), _NPM_SETTINGS),
     "latexmk": re.compile(r"^-[er]$"),
     "openssl": re.compile(r"^engine$|\.(?:so|dylib|dll)\b|SO_PATH"),
     "go": re.compile(r"-extld[\s=\"']|-extldflags.*(?:\s-B|-wrapper|-plugin|fuse-ld=[./])"),

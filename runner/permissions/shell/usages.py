@@ -136,6 +136,8 @@ _USAGES = {
     "trees@-R,--recursive:2+",
     "chattr": "changes:2+ trees@-R:2+",
     "setfacl": "changes:* values:-m,-x,-M,-X,--modify,--remove trees@-R,--recursive:*",
+    "sd": "changes:3+",
+    "find": "SINGLE reads@-exec,-execdir,-ok,-okdir:* may@-exec,-execdir,-ok,-okdir,-delete:*",
     "dos2unix unix2dos mac2unix": "changes:*",
     "patch": "changes:1 writes:-o,--output changes:-r,--reject-file reads:-i,--input,2 "
     "values:-p,-B,-z,-F,-D,-V,-Y,-g,--strip unpacks!--dry-run,-o,--output:-d,--directory",
@@ -228,7 +230,7 @@ _USAGES = {
     # --- Formatters, in place.
     "black isort autoflake pyupgrade docformatter blue yapf autopep8 djlint": "changes!--check,--diff,"
     "--check-only:* values:-l,--line-length,-t,--target-version,-p,--profile,--config,--exclude,-w",
-    "ruff": f"changes@format,--fix,--add-noqa,--unsafe-fixes!--check,--diff:2+ may:{_GENERAL},-o "
+    "ruff": f"changes@format,--fix,--add-noqa,--unsafe-fixes!--check,--diff:* may:{_GENERAL},-o "
     "values:--config,--select,--ignore,--line-length,--target-version,--exclude",
     "prettier": "changes@-w,--write:* values:--config,--parser,--plugin,--ignore-path",
     "eslint stylelint standard xo oxlint tslint": "changes@--fix,--write,--fix-dangerously:* "
