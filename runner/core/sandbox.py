@@ -11,7 +11,7 @@ from runner.core.hosts import HostPattern
 
 SandboxMode = Literal["auto", "required", "off"]
 # What contained a call. "none": nothing did.
-Kind = Literal["bubblewrap", "landlock", "container", "none"]
+Kind = Literal["bubblewrap", "none"]
 
 # Folders of the home that hold the caches of build tools, by preset.
 CACHES: Mapping[str, tuple[str, ...]] = {
@@ -56,7 +56,6 @@ class Sandbox:
     processes: int | None = None  # of a call, threads included
     cpu: float | None = None  # cores
     disk: int | None = None  # bytes of the workspace
-    image: str | None = None  # of a container that calls run in
     hooks: bool = False  # hooks run in it too
     caches: tuple[str, ...] = ()  # presets of ``CACHES``
     file: str | None = None  # the job file, which no call may change

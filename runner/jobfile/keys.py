@@ -409,8 +409,6 @@ SANDBOX = Table("sandbox", (
     Key("cpu", number(0.01, 10_000), None, "Cores that a call can use.", "unlimited", example=2),
     Key("disk", size(2**20), None, "How large the workspace may grow. The call that makes it larger is "
         "ended.", "unlimited", example="10G"),
-    Key("image", _line, None, "The image of a container that calls run in, by podman or docker.",
-        "none", example="debian:12"),
     Key("hooks", flag, False, "Whether [hooks](#hooksevent) run in it too."),
     Key("caches", list_of(choice(*CACHES), unique=True), [], "Caches of the home that calls can read: "
         + ", ".join(f'`"{name}"`' for name in CACHES) + "."),

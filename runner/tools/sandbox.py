@@ -116,7 +116,11 @@ class Sandboxes:
             arguments = [*front, *start.arguments]
             descriptors = {**start.descriptors, **mounts.descriptors}
             start = replace(start, arguments=arguments, descriptors=descriptors)
-            yield Entered(start, _named(kind, mounts, sandbox), door)
+            try:
+                yield Entered(start, _named(kind, mounts, sandbox), door)
+            except BaseException:  # cut, or not started: the cause is told, not what is removed
+                mounts.remove_denied()
+                raise
             if made := mounts.remove_denied():
                 raise ToolFailure(made, "denied")
 

@@ -56,7 +56,7 @@ class Boundaries:
         self._at = at
         self._number = number
         self._note = note
-        self._count = 0
+        self.count = 0  # of the moments so far
         self._counting = threading.Lock()
         self._whole = threading.Lock()
 
@@ -71,10 +71,10 @@ class Boundaries:
 
     def _cross(self, what: str) -> None:
         with self._counting:
-            self._count += 1
-            if self._count != self._at:
+            self.count += 1
+            if self.count != self._at:
                 return
-            self._note.write_text(f"boundary {self._count}, {what}")
+            self._note.write_text(f"boundary {self.count}, {what}")
             if self._number == signal.SIGKILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             # Sent to the process, the signal could stop another thread first, and this one go on.
@@ -195,8 +195,17 @@ class LeapingEvent(threading.Event):
 
 
 class NobodyFollows:
+    """``Live`` whose first text of each reply is two boundaries: the others change nothing more."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        self._count_after = -1
+
     def publish(self, run_id: str, text: str) -> None:
-        """Drop it."""
+        """Drop the text."""
+        if self._boundaries.count != self._count_after:
+            self._boundaries.around("live.publish", lambda: None)
+            self._count_after = self._boundaries.count
 
 
 def live(task: Task) -> int:
@@ -223,7 +232,7 @@ def live(task: Task) -> int:
         models=lambda spec: model,
         tools=Counted("tools", tools, boundaries, _in_this_process, ("locate", "problem")),
         workspaces=Counted("workspaces", RunWorkspaces(database, home, tools), boundaries),
-        live=Counted("live", NobodyFollows(), boundaries),
+        live=NobodyFollows(boundaries),
         clock=clock,
         jitter=lambda: 0.0,
         call_id=ids.call_id,

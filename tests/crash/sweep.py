@@ -342,8 +342,9 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _has_tools(pid: int) -> bool:
-    """Whether the tool host of a worker has calls in hand."""
-    return any(host.children() for host in psutil.Process(pid).children())
+    """True if the tool host of a worker, below its guard, has calls in hand."""
+    guards = psutil.Process(pid).children()
+    return any(host.children() for guard in guards for host in guard.children())
 
 
 def _wait(

@@ -36,7 +36,6 @@ memory = "4G"
 processes = 512
 cpu = 1.5
 disk = 2_000_000
-image = "debian:12"
 hooks = true
 caches = ["pip", "npm"]
 """
@@ -44,7 +43,7 @@ caches = ["pip", "npm"]
     spec = submission.spec
     assert sandbox_of(submission) == Sandbox(
         *("required", ("example.com", "*.example.org"), 4 * 2**30, 512, 1.5, 2_000_000),
-        *("debian:12", True, ("pip", "npm")),
+        *(True, ("pip", "npm")),
     )
     assert JobSpec.from_json(spec.to_json()) == spec
     assert JobSpec.from_json({**spec.to_json(), "sandbox": None}).sandbox is None
