@@ -37,6 +37,7 @@ READING = {
     "approvals": "",
     "audit approvals": "",
     "audit commands": "",
+    "audit connections": "",
     "audit costs": "",
     "audit decisions": "",
     "audit errors": "",

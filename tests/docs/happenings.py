@@ -21,6 +21,7 @@ from runner.core.entries import (
     Verified,
 )
 from runner.core.hooks import Hook, HookAnswer, HookResult
+from runner.core.hosts import Connection
 from runner.core.run import Author, Ended, Requeued
 from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
@@ -63,6 +64,7 @@ RECORDED = replace(
     ),
     verify=Verify(("make test",)),
 )
+ASKED_FOR = Connection("example.com", 443, NOW, "allowed")
 
 
 def play(database: Database) -> None:
@@ -199,8 +201,9 @@ def work_on_a_branch(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
     attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
-    attempt.append(ToolFinished(0, ToolResult("ok"), "tree 2")).reply(text("Done."))
-    attempt.append(Verified(1, "make test", ToolResult("ok")), Delivered("c0ffee"))
+    contained = ToolResult("ok", containment="bubblewrap", connections=(ASKED_FOR,))
+    attempt.append(ToolFinished(0, contained, "tree 2")).reply(text("Done."))
+    attempt.append(Verified(1, "make test", contained), Delivered("c0ffee"))
     fork(database, run_id, 1, NOW)
 
 
@@ -222,7 +225,10 @@ def have_hooks(database: Database) -> None:
     run_id = submit_one(database, spec=replace(RECORDED, hooks=hooks, instructions=True))
     attempt = claim(database, run_id).append(SnapshotRecorded("tree 1", "created"))
     attempt.append(InstructionsRead((Instructions("AGENTS.md", "c0ffee", "Be kind."),)))
-    attempt.append(HookFinished(1, HookResult(HookAnswer("succeeded")), "tree 2"))
+    contained = HookResult(
+        HookAnswer("succeeded"), containment="bubblewrap", connections=(ASKED_FOR,)
+    )
+    attempt.append(HookFinished(1, contained, "tree 2"))
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
     stopped = HookAnswer("succeeded", "deny", "not on a Friday", stops=True)
     attempt.append(HookFinished(2, HookResult(stopped)), Delivered("c0ffee"))

@@ -62,6 +62,7 @@ class TestAuthorizationIsForThisCall:
             "tools/toolbox.py",
             "tools/shell.py",
             "tools/functions.py",
+            "tools/sandbox.py",
             "tools/search.py",
             # What a job itself runs around calls: no model chooses it.
             "tools/hooks.py",

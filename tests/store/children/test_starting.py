@@ -10,10 +10,12 @@ from sqlalchemy import insert, select, update
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
-from runner.core.entries import SnapshotRecorded
+from runner.core.conversation import ModelReply
+from runner.core.entries import ModelReplied, SnapshotRecorded
 from runner.core.steps import CallModel
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
+from runner.permissions import ResolvedPath, ToolContext
 from runner.store import leases
 from runner.store.children import Family, attend, family_of
 from runner.store.control import cancel
@@ -23,7 +25,7 @@ from runner.store.journal import StoredJournal
 from runner.store.retry import retry
 from runner.store.tables import runs
 from runner.store.workspaces import WorkspaceRecord, origins, save_record, workspace_of
-from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
+from tests.store.attempts import USAGE, WORKER, claim, event_types, free, run_row, text, tool_use
 from tests.store.children.family import (
     PARENT,
     WAITS,
@@ -203,8 +205,11 @@ def test_a_decision_by_a_type_s_rule_is_read_back_as_it_was_made(database: Datab
     parent = start(database, asks(1, "tester", snapshot=False))
     child = claim(database, f"{parent.state.run_id}.1")
     call = tool_use(2, "Read", file_path="secret")
+    blocks = (call, tool_use(3, "Read", file_path="a"))
+    places = {name: ResolvedPath(f"/w/{name}", f"/w/{name}") for name in ("a", "secret")}
+    contexts = (ToolContext("/w", places=places),) * 2
     child.append()
-    child.reply(call, tool_use(3, "Read", file_path="a"), stop="tool_use")
+    child.append(ModelReplied(ModelReply(blocks, "tool_use", USAGE, "claude-test"), contexts))
     journal = StoredJournal(database, lambda: NOW, free)
     loaded = journal.load(child.lease)
     assert loaded.calls == child.state.calls
