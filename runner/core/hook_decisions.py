@@ -45,7 +45,7 @@ _NEVER_HOOKED = frozenset({"", RESULT_SOURCE, SPLIT_SOURCE})
 _LONGEST_NAME = 100
 _LONGEST_REASON = 1_000
 
-# What a result begins with is about the change of its call's input; it ends so.
+# The first line of a result is about the change of its call's input; it ends like this.
 EDIT_TOLD = "What follows is of that.\n\n"
 _WOULD_CHANGE = "it would have another input run than the person who approved this call"
 _UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))

@@ -56,7 +56,7 @@ class Connection:
         return replace(self, sent=sent, received=received, count=self.count + other.count)
 
 
-# How programs say that there is no network, or that they did not ask the proxy.
+# Messages of programs without a network, or of ones that did not ask the proxy.
 _UNREACHED = re.compile(
     r"could not resolve|couldn't resolve|name resolution|name or service not known|getaddrinfo"
     r"|ENOTFOUND|EAI_AGAIN|network is unreachable|no such host|unable to resolve|dns error",

@@ -10,7 +10,7 @@ from typing import Literal
 from runner.core.hosts import HostPattern
 
 SandboxMode = Literal["auto", "required", "off"]
-# What contained a call. "none": nothing did.
+# The containment of a call. "none": nothing contained it.
 Kind = Literal["bubblewrap", "none"]
 
 # Folders of the home that hold the caches of build tools, by preset.

@@ -215,7 +215,7 @@ def _pattern_problem(pattern: str) -> str | None:
 
 
 def _network() -> Type:
-    """Who can be reached: nobody (read as an empty list), a list of hosts, or everybody (``"on"``)."""
+    """Read the hosts that can be reached: none (an empty list), those of a list, or all (``"on"``)."""
     word, hosts = choice("off", "on"), list_of(text(300, check=host_problem), "hosts")
 
     def read(value: Any, node: Node) -> Any:

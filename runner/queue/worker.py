@@ -39,7 +39,7 @@ EXECUTION_SECONDS = 90
 CLEANING_SECONDS = 600.0
 FAREWELL_SECONDS = 2.0
 
-# How long what is told may lie: the ends and beginnings of many short runs cost one round trip, and of a
+# How long news for RQ may wait: the ends and beginnings of many short runs cost one round trip, and of a
 # run that is shorter only the count is told.
 GATHER_SECONDS = 1.0
 

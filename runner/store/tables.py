@@ -354,7 +354,7 @@ tool_calls = _table_of_run(
     Column("asked_again", Boolean, nullable=False, server_default="0"),  # its outcome is unknown
     Column("updated_input", JSON(none_as_null=True)),  # as a hook changed it
     Column("containment", Text),  # what contained its processes; NULL: it started none
-    # What its tool told beside the result, in a job with hooks.
+    # The details that its tool gave beside the result, in a job with hooks.
     Column("details", JSON(none_as_null=True)),
     sqlite_with_rowid=False,
 )

@@ -58,7 +58,7 @@ _OUTCOMES: tuple[ToolOutcome, ...] = ("succeeded", "failed", "invalid_input")  #
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """What the processes of a call may use together; None: no limit."""
+    """The limits on the processes of a call together; None: no limit."""
 
     memory: int | None = None  # bytes
     processes: int | None = None  # threads included
@@ -257,7 +257,7 @@ class ToolHost:
                             signal.pidfd_send_signal(keeper, signal.SIGKILL)
                     else:
                         self._end(host)
-        except ConnectionResetError:
+        except ConnectionResetError:  # the keeper was killed: no more comes
             pass
         finally:
             if keeper >= 0:

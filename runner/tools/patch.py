@@ -1,4 +1,4 @@
-"""What Write and Edit tell hooks of a change, as Claude Code's tools do: a patch of one hunk."""
+"""The patch, of one hunk, that hooks are told of a Write or Edit, as Claude Code's tools make it."""
 
 from __future__ import annotations
 

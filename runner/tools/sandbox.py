@@ -37,7 +37,7 @@ _PROBE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Containment:
-    """What contains calls on this host."""
+    """The containment of calls on this host."""
 
     kind: Kind
     missing: str = ""  # why it is not the strongest; empty if it is

@@ -233,7 +233,7 @@ class _Listing:
 
 @dataclass(frozen=True, slots=True)
 class _LookedAt:
-    """What patterns make of the content of a folder in one state."""
+    """The entries of a folder, in one state, that patterns match."""
 
     listing: _Listing
     denied: list[Denied] = field(default_factory=list)

@@ -70,7 +70,7 @@ _CREDENTIALS = (
     ".bash_history", ".zsh_history", ".python_history", ".node_repl_history", ".psql_history",
     ".mysql_history", ".sqlite_history", ".local/share/fish", ".viminfo", ".lesshst",
 )
-# What only root could read, without any capability.
+# Files that only root can read, even without any capability.
 _CREDENTIALS_OF_ROOT = (
     "/etc/shadow", "/etc/shadow-", "/etc/ssl/private", "/etc/krb5.keytab", "/etc/ssh/ssh_host_rsa_key",
     "/etc/ssh/ssh_host_ecdsa_key", "/etc/ssh/ssh_host_ed25519_key",
@@ -98,7 +98,7 @@ NAMESPACES = (
 # fmt: on
 _TMP = "/tmp"  # another one for each run
 _EMPTY = ("/run", "/var/run")
-# What git runs, is steered by or reads from elsewhere, in a repository.
+# The files of a repository that git runs, takes settings from or follows to elsewhere.
 _STEERING = ("hooks", "config", "config.worktree", "modules", "objects/info/alternates")
 # Somebody may put a link in the place of a folder before bubblewrap mounts on it. By proc(5) the fifth word
 # of a line is where something is mounted.
@@ -127,7 +127,7 @@ _HIDDEN = ("private", "hide", "deny")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a call's processes are to see."""
+    """The files that a call's processes see."""
 
     home: Path  # RUNNER_HOME
     workspace: Path | None
@@ -254,7 +254,7 @@ class Mounts:
         removed all the same. Nothing outside of the workspace and its repository is touched."""
         # In a folder that is not this run's own, somebody else may have made it.
         after = self._unmakeable(self._denied_below(writing=True) if self._is_recorded else ())
-        # What is in a folder that was hidden was not looked at before, and cannot have been made.
+        # Nothing can have been made in a folder that was hidden; it was not searched before.
         made = [path for path in after if path not in self._before]
         made = [path for path in made if _kind_at(self._plan, path) != "deny"]
         moved = [path for path, link in self._before.items() if link != after.get(path, link)]
@@ -457,7 +457,7 @@ def _words(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[
             case "write" | "pin":
                 words += ["--bind", path, path]
             case "private":
-                # What is mounted below would be made in the folder, where links may lie in wait.
+                # A mount below it would be made in the folder, where a link may lie in wait.
                 if tmp is not None and path == _TMP and path not in parents:
                     words += ["--bind", str(tmp), path]
                 else:

@@ -31,7 +31,7 @@ _NO_PRICES = PriceList(date.min, "", {})
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What shows that a file is as it was left."""
+    """The marks of a file that is as it was left."""
 
     device: int
     inode: int

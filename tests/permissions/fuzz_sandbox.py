@@ -212,7 +212,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def is_denied(policy: Policy, tool: str, path: str, workspace: Path) -> bool:
-    """Whether the rules deny a file by its own name, or by that of a link of the tree to it."""
+    """True if the rules deny a file by its own name, or by that of a link of the tree to it."""
     names = [path]
     for name, target in LINKS.items():
         real = os.path.normpath(workspace / target)
@@ -224,7 +224,7 @@ def is_denied(policy: Policy, tool: str, path: str, workspace: Path) -> bool:
 def may_deny(
     policy: Policy, tool: str, path: str, workspace: Path, real: str | None = None
 ) -> bool:
-    """Whether the rules deny a path."""
+    """True if the rules deny a path."""
     context = ToolContext(str(workspace), home=str(Path.home()))
     return may_touch(policy, tool, ResolvedPath(path, real or path), context).effect == "deny"
 

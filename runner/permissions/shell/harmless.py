@@ -1,5 +1,5 @@
-"""What is harmless though it looks as if it decided what is run: values of variables, scripts of sed,
-commands whose output is a number or a name. Knowledge as data; what is not listed is not harmless.
+"""Harmless texts in places that can decide which program runs: values of variables, scripts of sed,
+commands whose output is a number or a name. Knowledge as data; a text that is not listed is not harmless.
 
 Sources: the programs' manuals, and what people and agents write every day.
 """

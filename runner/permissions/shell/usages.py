@@ -1,4 +1,4 @@
-"""Which arguments of programs name files, as data. ``files`` interprets it.
+"""The arguments of programs that name files, as data. ``files`` interprets it.
 
 Collected from the programs' manuals. An entry is a list of roles, each ``what:where``:
 
@@ -30,7 +30,7 @@ from runner.permissions.shell.programs import COMPILER_ENDS, COMPILERS
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a program does with some of its arguments."""
+    """The use that a program makes of some of its arguments."""
 
     does: str
     items: tuple[str, ...]  # options, and positions of operands

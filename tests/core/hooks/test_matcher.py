@@ -1,4 +1,4 @@
-"""Which calls a hook's matcher is about."""
+"""A hook's matcher chooses the calls that the hook is about."""
 
 from __future__ import annotations
 
