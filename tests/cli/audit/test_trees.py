@@ -47,6 +47,7 @@ def test_trees_tell_what_a_command_did(
         (1, "Bash", "created", "trees", "c.txt"),
         (1, "Bash", "created", "trees", "new/b é\n.txt"),
         (1, "Bash", "deleted", "trees", "a.txt"),
+        (1, "Bash", "read", "command", "build.sh"),
         (3, "Write", "changed", "input", "c.txt"),
     ]
     assert {row["run_id"] for row in rows} == {run_id}
@@ -62,6 +63,7 @@ def test_command_tells_what_it_wrote_where_the_trees_are_gone(
     (home / "snapshots").rename(tmp_path / "away")
     rows = command("audit", "files", "--json").json
     assert sorted((row["turn"], row["action"], row["path"]) for row in rows) == [
+        (1, "read", "build.sh"),
         (1, "written", "c.txt"),
         (3, "changed", "c.txt"),
     ]
