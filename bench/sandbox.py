@@ -42,7 +42,7 @@ def _row(
     tools: LocalTools, workspace: Path, policy: Policy, files: int, repetitions: int
 ) -> dict[str, object]:
     cold = _milliseconds(tools, workspace, policy, Sandbox("required"))
-    hosts = Sandbox("required", network=("pypi.org",))
+    hosts = Sandbox("required", network=("packages.example.org",))
     asked = {"without": None, "with": Sandbox("required"), "hosts": hosts}
     taken: dict[str, list[float]] = {name: [] for name in asked}
     for _ in range(repetitions):
@@ -75,7 +75,7 @@ def _milliseconds(
 
 
 def _workspace(folder: Path, files: int) -> Path:
-    """A tree with 20 files in a folder, some of which RULES deny."""
+    """Make a tree with 20 files in each folder. RULES deny some of the files."""
     for number in range(files):
         place = folder / f"part{number // 400}" / f"sub{number // 20 % 20}"
         if number % 20 == 0:

@@ -70,7 +70,7 @@ def host_problem(text: str) -> str | None:
     try:
         HostPattern.parse(text)
     except ValueError as error:
-        return f"{error}; give one such as 'pypi.org', '*.example.com' or 'pypi.org:8443'"
+        return f"{error}; give one such as 'example.org', '*.example.com' or 'example.org:8443'"
     return None
 
 

@@ -161,7 +161,7 @@ class Dispatcher:
                     self.dispatch()
             except UnreachableError as error:
                 self.machine.database_outage.failed(error)
-            except Exception as error:
+            except Exception as error:  # a fault of the host pauses the worker; a bug is raised
                 if (fault := host_fault(error)) is None:
                     raise
                 self.report_fault(fault)

@@ -245,7 +245,7 @@ class Worker:
                     self._ports.stopping.set()
             except UnreachableError as error:
                 machine.database_outage.failed(error)
-            except Exception:
+            except Exception:  # any error, if a newer schema explains it; else it is raised
                 if not self._is_outdated():
                     raise
 
@@ -329,7 +329,7 @@ class Worker:
                 self._work(run)
         except UnreachableError as error:
             machine.database_outage.failed(error)
-        except Exception as error:
+        except Exception as error:  # a fault of the host, a newer schema; else it is raised
             if (fault := host_fault(error)) is not None:
                 self._host.report(fault)
             elif not self._is_outdated():

@@ -45,7 +45,7 @@ def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
 
 
 class Session:
-    """Writes the lines of a run's session, each time those that are new.
+    """Writes the lines of a run's session. Each call of ``lines`` gives the lines that are new.
 
     Args:
         named: the session's id, if not that of ``session_id``.

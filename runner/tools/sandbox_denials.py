@@ -62,7 +62,7 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Where a name leads."""
+    """The state that follows when a name is read, and the denials there."""
 
     state: int
     denied: int

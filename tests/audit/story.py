@@ -118,7 +118,9 @@ def connect(database: Database) -> None:
     first = first.join(runs, runs.c.id == tool_calls.c.run_id).where(runs.c.depth > 0)
     call = database.read(lambda c: c.execute(first.order_by(*tool_calls.primary_key)).first())
     assert call is not None
-    made = asdict(Connection("pypi.org", 443, NOW + 0.5, "failed", "no such name", 12, 3_400, 2))
+    made = asdict(
+        Connection("packages.example.org", 443, NOW + 0.5, "failed", "no such name", 12, 3_400, 2)
+    )
     made |= {"turn": call.turn, "call_index": call.position}
     odd = {
         "host": "\u0000",

@@ -225,6 +225,12 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
     subprocess.run(arguments, capture_output=True, text=True, cwd=folder, check=True)
 
 
+def told_by(code: str, folder: Path) -> str:
+    """Run some Python in a process of its own; its stderr."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True).stderr
+
+
 @pytest.mark.slow
 def test_a_command_loads_few_others_and_collects_garbage_of_its_own(
     folder: Path, database: Database
@@ -239,10 +245,7 @@ def test_a_command_loads_few_others_and_collects_garbage_of_its_own(
         "others = 'approvals audit exchange outputs report search system transcript work'.split()\n"
         "print({f'runner.cli.{name}' for name in others} & set(sys.modules) or '', file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True
-    )
-    assert done.stderr == "\n"
+    assert told_by(code, folder) == "\n"
 
 
 @pytest.mark.slow
@@ -254,10 +257,7 @@ def test_help_needs_no_database_library(folder: Path) -> None:
         "except SystemExit: pass\n"
         "print(sorted({'sqlalchemy', 'asyncio', 'jinja2'} & set(sys.modules)), file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True
-    )
-    assert done.stderr == "[]\n"
+    assert told_by(code, folder) == "[]\n"
 
 
 @pytest.mark.slow

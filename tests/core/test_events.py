@@ -377,7 +377,7 @@ def test_data_of_events_is_json_and_every_started_tool_is_done(names):
 
 def test_each_connection_of_a_call_is_an_event_before_its_end():
     made = (
-        Connection("pypi.org", 443, 1_000.5, sent=12, received=3_400, count=2),
+        Connection("packages.example.org", 443, 1_000.5, sent=12, received=3_400, count=2),
         Connection("evil.test", 443, 1_001.5, "refused", "it is not on the job's list of hosts"),
         Connection("a\x1b[31m", 0, 1_002.5, "refused", "no name"),
     )
@@ -390,7 +390,7 @@ def test_each_connection_of_a_call_is_an_event_before_its_end():
     assert types(found)[done - 4 : done] == ["tool_started", *["connection"] * 3]
     about = {"turn": 1, "call_index": 0, "tool_use_id": "toolu_1", "name": "Read"}
     assert first == about | {
-        "host": "pypi.org",
+        "host": "packages.example.org",
         "port": 443,
         "at": 1_000.5,
         "outcome": "allowed",
@@ -404,11 +404,11 @@ def test_each_connection_of_a_call_is_an_event_before_its_end():
 
 
 def test_connections_of_verify_commands_and_hooks_say_whose_they_are():
-    made = (Connection("pypi.org", 443, 1_000.5),)
+    made = (Connection("packages.example.org", 443, 1_000.5),)
     state = a_run()
     one = Verified(3, "make", ToolResult("ok", connections=made))
     (event,) = only(told([VerificationStarted(3), one], state), "connection")
-    assert (event["verification"], event["host"]) == (3, "pypi.org")
+    assert (event["verification"], event["host"]) == (3, "packages.example.org")
     hooked = a_run(a_spec(hooks=(Hook("RunStart", command="x"),)))
     result = HookResult(HookAnswer("succeeded"), connections=made)
     found = told([HookStarted(1, 0, "RunStart"), HookFinished(1, result)], hooked)

@@ -9,7 +9,13 @@ from runner.core.hosts import Connection, HostPattern, hint, host_name, is_publi
 PATTERNS = tuple(
     map(
         HostPattern.parse,
-        ("pypi.org", "*.Example.com", "db.internal.test:5433", "bücher.test", "api.test.:8443"),
+        (
+            "packages.example.org",
+            "*.Example.com",
+            "db.internal.test:5433",
+            "bücher.test",
+            "api.test.:8443",
+        ),
     )
 )
 
@@ -17,9 +23,9 @@ PATTERNS = tuple(
 @pytest.mark.parametrize(
     ("host", "port"),
     [
-        ("pypi.org", 443),
-        ("pypi.org", 80),
-        ("PyPI.org.", 443),
+        ("packages.example.org", 443),
+        ("packages.example.org", 80),
+        ("Packages.Example.org.", 443),
         ("a.example.com", 443),
         ("a.b.EXAMPLE.com", 80),
         ("db.internal.test", 5433),
@@ -37,10 +43,10 @@ def test_a_host_on_the_list_may_be_reached(host: str, port: int) -> None:
     [
         ("example.com", 443, "list"),  # a wildcard does not cover the name itself
         ("badexample.com", 443, "list"),
-        ("pypi.org.evil.test", 443, "list"),
-        ("evilpypi.org", 443, "list"),
-        ("sub.pypi.org", 443, "list"),
-        ("pypi.org", 22, "port"),
+        ("packages.example.org.evil.test", 443, "list"),
+        ("evilpackages.example.org", 443, "list"),
+        ("sub.packages.example.org", 443, "list"),
+        ("packages.example.org", 22, "port"),
         ("db.internal.test", 443, "port"),
         ("api.test", 443, "port"),
     ],
@@ -155,7 +161,7 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
         "2001::1",
         "2002:7f00:1::",
         "100::1",
-        "pypi.org",
+        "packages.example.org",
         "1.2.3",
     ],
 )
@@ -184,18 +190,28 @@ NOT_LISTED = "it is not on the job's list of hosts"
 @pytest.mark.parametrize(
     ("hosts", "refused", "said", "words"),
     [
-        ((), 0, "curl: (6) Could not resolve host: pypi.org", "This job has no network"),
-        ((), 0, "getaddrinfo EAI_AGAIN registry.npmjs.org", "This job has no network"),
+        (
+            (),
+            0,
+            "curl: (6) Could not resolve host: packages.example.org",
+            "This job has no network",
+        ),
+        ((), 0, "getaddrinfo EAI_AGAIN packages.example.org", "This job has no network"),
         ((), 0, "2 failed, 3 passed", ""),
-        (("pypi.org",), 0, "Temporary failure in name resolution", "only by the HTTP proxy"),
-        (("pypi.org",), 0, "2 failed, 3 passed", ""),
-        (("pypi.org",), 1, "error", f"refused connections: n0.test:443: {NOT_LISTED}."),
-        (("pypi.org",), 5, "error", f"n2.test:443: {NOT_LISTED}; and 2 more."),
-        (None, 0, "Could not resolve host: pypi.org", ""),
+        (
+            ("packages.example.org",),
+            0,
+            "Temporary failure in name resolution",
+            "only by the HTTP proxy",
+        ),
+        (("packages.example.org",), 0, "2 failed, 3 passed", ""),
+        (("packages.example.org",), 1, "error", f"refused connections: n0.test:443: {NOT_LISTED}."),
+        (("packages.example.org",), 5, "error", f"n2.test:443: {NOT_LISTED}; and 2 more."),
+        (None, 0, "Could not resolve host: packages.example.org", ""),
     ],
 )
 def test_a_failed_call_is_told_why_it_reached_no_host(hosts, refused, said, words):
-    made = [Connection("pypi.org", 443, 1.0)]
+    made = [Connection("packages.example.org", 443, 1.0)]
     made += [Connection(f"n{n}.test", 443, 2.0, "refused", NOT_LISTED) for n in range(refused)] * 2
     told = hint(hosts, made, said)
     assert words in told
@@ -203,7 +219,7 @@ def test_a_failed_call_is_told_why_it_reached_no_host(hosts, refused, said, word
 
 
 def test_connections_that_are_alike_are_one_with_their_sums():
-    one = Connection("pypi.org", 443, 1.0, sent=2, received=3)
-    assert one + Connection("pypi.org", 443, 9.0, sent=20, received=30, count=4) == Connection(
-        "pypi.org", 443, 1.0, sent=22, received=33, count=5
-    )
+    one = Connection("packages.example.org", 443, 1.0, sent=2, received=3)
+    assert one + Connection(
+        "packages.example.org", 443, 9.0, sent=20, received=30, count=4
+    ) == Connection("packages.example.org", 443, 1.0, sent=22, received=33, count=5)

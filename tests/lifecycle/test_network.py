@@ -22,7 +22,8 @@ head -1 <&3; exit 7
 def test_what_a_worker_refused_a_call_is_an_event_and_a_row_of_the_audit(site: Site) -> None:
     asked = [bash(ASK.replace("HOST", host)) for host in ("evil.test:443", "169.254.169.254:80")]
     path = site.job({"a": [*asked, done()]})
-    path.write_text(f'{path.read_text()}\n[sandbox]\nmode = "required"\nnetwork = ["pypi.org"]\n')
+    section = '[sandbox]\nmode = "required"\nnetwork = ["packages.example.org"]\n'
+    path.write_text(f"{path.read_text()}\n{section}")
     job = site.submit(path)
     site.run("worker", "--burst")
     run = site.runs(job)["a"]["id"]

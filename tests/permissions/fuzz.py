@@ -155,15 +155,20 @@ def look(text: str, judge: Judge) -> str:
     return ""
 
 
-def main() -> int:
-    """Fuzzes for the given time; prints every finding as a Python string."""
+def asked_for() -> tuple[float, int]:
+    """Return the options of the command line: for how many seconds, and the seed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     options = parser.parse_args()
-    seed = random.randrange(2**32) if options.seed is None else options.seed
+    return options.seconds, options.seed
+
+
+def main() -> int:
+    """Fuzzes for the given time; prints every finding as a Python string."""
+    seconds, seed = asked_for()
     dice, seeds = random.Random(seed), commands_of_corpus()
-    end, tried, findings = time.monotonic() + options.seconds, 0, 0
+    end, tried, findings = time.monotonic() + seconds, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         judge = Judge(Path(folder))
         while time.monotonic() < end:

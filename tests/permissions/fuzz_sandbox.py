@@ -8,7 +8,6 @@ prints each finding and exits 1 when there was one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import re
@@ -27,6 +26,7 @@ from runner.permissions.decisions import may_touch
 from runner.ports import Command, Interrupt, Surroundings
 from runner.tools.sandbox import Sandboxes
 from runner.tools.toolbox import LocalTools
+from tests.permissions.fuzz import asked_for
 
 _FILES = """
 .env a.txt b.lock secrets/k secrets/deep/k config/dev.env config/prod.key src/a.py src/.env src/deep/.env
@@ -231,17 +231,13 @@ def may_deny(
 
 def main() -> int:
     """Fuzz for the given time; print every finding as Python strings."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=None)
-    options = parser.parse_args()
-    seed = random.randrange(2**32) if options.seed is None else options.seed
+    seconds, seed = asked_for()
     dice, tried, findings = random.Random(seed), 0, 0
     found = Sandboxes(Path("/nowhere"), os.environ).probe()
     if found.kind != "bubblewrap":
         print(f"not tried in the sandbox: {found.missing}", file=sys.stderr)
         return 0
-    end = time.monotonic() + options.seconds
+    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder).resolve()
         os.chdir(place)  # links into /proc lead this process here

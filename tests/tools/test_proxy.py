@@ -239,8 +239,8 @@ def test_nobody_but_the_first_is_heard_at_the_socket_of_a_call(server: int) -> N
 
 @pytest.mark.slow
 def test_hostile_clients_hold_up_neither_other_calls_nor_much_memory() -> None:
-    """More connections than a call may have at once, none of which reads what it asked for, and
-    lookups that do not end: another call is served meanwhile."""
+    """One call opens more connections than it may have, reads from none, and starts lookups that do
+    not end. Another call is served meanwhile."""
     sent = []
     going_on = threading.Event()
 

@@ -1,5 +1,4 @@
-"""What a rule denies cannot happen in the sandbox, whatever a command does: no rule about commands is
-asked here, each command runs as if it had been allowed."""
+"""The sandbox holds deny rules by itself: here every command runs as if the rules had allowed it."""
 
 from __future__ import annotations
 

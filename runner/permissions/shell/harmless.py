@@ -245,7 +245,7 @@ def is_plain_sed(script: str) -> bool:
     return depth == 0
 
 
-# --- Commands of which it is known what they print.
+# --- Commands with a known form of output.
 
 _REF = r"[A-Za-z0-9@][A-Za-z0-9_./@^~-]*(?:@?\{[a-z0-9]+\})?"
 _QUOTED = r"'[^']*'|\"[^\"$`\\]*\"|[A-Za-z0-9_.,:^-]+"

@@ -24,7 +24,7 @@ from tests.store.test_costs import PRICES
 pytestmark = pytest.mark.dialect
 
 MADE = (
-    Connection("pypi.org", 443, NOW + 1, sent=12, received=3_400, count=2),
+    Connection("packages.example.org", 443, NOW + 1, sent=12, received=3_400, count=2),
     Connection("evil.test", 8443, NOW + 2, "refused", "it is not on the job's list of hosts"),
 )
 
@@ -48,7 +48,7 @@ def found(database: Database, pattern: str | None = None, **only: Any) -> list[t
 def test_a_row_says_which_call_of_which_run_reached_which_host(database: Database) -> None:
     job = connect(database)
     rows = {row["host"]: row for row in connection_rows(database, Filters(run_id=job.runs[0]))}
-    assert rows["pypi.org"] == {
+    assert rows["packages.example.org"] == {
         "at": NOW + 1,
         "run_id": job.runs[0],
         "item": "a.py",
@@ -57,7 +57,7 @@ def test_a_row_says_which_call_of_which_run_reached_which_host(database: Databas
         "call_id": f"call_{job.runs[0][4:]}_1_1",
         "made_by": "call",
         "tool": "Bash",
-        "host": "pypi.org",
+        "host": "packages.example.org",
         "port": 443,
         "outcome": "allowed",
         "why": "",
@@ -76,7 +76,7 @@ def test_connections_are_found_by_host_and_by_the_common_filters(database: Datab
     assert len(found(database)) == 3
     assert found(database, "*.TEST") == found(database, "evil.test:8443") == [("a.py", "evil.test")]
     assert found(database, "evil.test:443") == []
-    assert found(database, run_id=job.runs[1]) == [("b.py", "pypi.org")]
+    assert found(database, run_id=job.runs[1]) == [("b.py", "packages.example.org")]
     assert found(database, since=NOW + 2) == [("a.py", "evil.test")]
     assert len(found(database, until=NOW + 2)) == 2
     assert found(database, tool="Read") == found(database, model="another") == []
