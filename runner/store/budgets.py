@@ -4,10 +4,15 @@ A budget changes in the transaction in which a call of one of the job's runs beg
 commit, what is reserved are the reservations of open calls, what is spent is what the runs were
 charged, and both together are within the caps.
 
-**The order of locks.** A transaction that locks several rows takes workers first, then runs, then jobs
-and their budgets, each kind by id. An attempt holds its run when it locks the budget; a transaction that
-cancels, answers or takes runs from a dead worker holds all of its runs. No transaction that holds a job
-or a budget waits for a run.
+**The order of locks.** A transaction that locks several rows takes workers first, then the limits of jobs
+(``job_shares``), then runs, then jobs and their budgets, at last the tree of a run; each kind by id. An
+attempt holds its run when it locks the budget; a transaction that cancels, answers or takes runs from a
+dead worker holds all of its runs. A claim holds the limits of its job when it takes the run. No
+transaction that holds a job or a budget waits for a run, with one exception: ``runner prune``, whose runs
+have ended. A transaction that takes rows in another order passes over the ones that are locked
+(SKIP LOCKED), so it waits for nobody: choosing runs, forgetting queue messages, taking runs from dead
+workers, waking siblings. If two still wait for each other, ``Database.write`` tries the one again that the
+server rolled back.
 
 **Cache warm-up.** The API keeps a prefix from when the reply to it begins
 (https://docs.claude.com/en/docs/build-with-claude/prompt-caching). Of runs that start together each

@@ -44,6 +44,9 @@ _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
 # Classes of Postgres errors that are the server's own trouble: it is full, shutting down, or read-only
 # after a failover (https://www.postgresql.org/docs/current/errcodes-appendix.html).
 _OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58"}
+# Two transactions cannot both go on, so the server has rolled one back: a deadlock (somebody takes locks in
+# another order than ``store.budgets`` says), or a failed serialization.
+_COLLISIONS = {"40P01", "40001"}
 # A table or a column is not there: by Postgres' codes, and in SQLite's words.
 _UNDEFINED = {"42P01", "42703"}
 _UNDEFINED_ON_SQLITE = ("no such table", "no such column", "has no column named")
@@ -121,7 +124,8 @@ class Database:
         return self.url.render_as_string(hide_password=True)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in a writing transaction, which is rolled back if it raises.
+        """Run ``work`` in a writing transaction, which is rolled back if it raises. ``work`` may run more
+        than once: its transaction may fail because of others, and be tried again.
 
         Raises:
             UnreachableError: the database does not answer or is locked; it may or may not have
@@ -130,8 +134,16 @@ class Database:
         with reachable(self):
             if self._commits is not None:
                 return self._commits.run(work)
+            return self._write_on_postgres(work)
+
+    def _write_on_postgres(self, work: Callable[[Connection], T], tries: int = 3) -> T:
+        try:
             with self._connect(self.writer) as connection, connection.begin():
                 return work(connection)
+        except DBAPIError as error:
+            if tries == 1 or getattr(error.orig, "sqlstate", None) not in _COLLISIONS:
+                raise
+        return self._write_on_postgres(work, tries - 1)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in a reading transaction, which sees one state of the data.

@@ -52,6 +52,7 @@ def take_from(
 
     def work(connection: Connection) -> list[str]:
         dead = select(workers.c.id, workers.c.lease_expires_at).where(workers.c.id.in_(worker_ids))
+        dead = dead.order_by(workers.c.id)
         dead_ids = [
             row.id
             for row in connection.execute(dead.with_for_update())

@@ -13,7 +13,9 @@ from sqlalchemy import (
     Float,
     FromClause,
     Integer,
+    Select,
     Text,
+    Update,
     bindparam,
     exists,
     func,
@@ -452,15 +454,26 @@ _LOST = select(runs.c.id).where(
 )
 
 
+def _forget(notified: Select[Any]) -> Update:
+    """Forget queue messages, but not of runs that are locked: those are being claimed, or forgotten by
+    another worker, whose order of rows may be another (order of locks: ``store.budgets``)."""
+    free = notified.with_for_update(skip_locked=True)
+    return update(runs).where(runs.c.id.in_(free)).values(rung_at=None)
+
+
+_FORGET_LOST = _forget(_LOST)
+
+
 def forget_lost_messages(database: Database, now: float) -> None:
     """Let runs be notified of again whose queue messages nobody has taken for long."""
-    if lost := database.find(_LOST, {"before": now - NOTIFY_AGAIN_SECONDS, "now": now}):
-        not_notified(database, [run.id for run in lost])
+    times = {"before": now - NOTIFY_AGAIN_SECONDS, "now": now}
+    if database.find(_LOST, times):
+        database.write(lambda connection: execute(connection, _FORGET_LOST, times))
 
 
 def not_notified(database: Database, run_ids: Sequence[str]) -> None:
     """No queue message of these runs is under way: the next pass may choose them again."""
-    database.execute(update(runs).where(runs.c.id.in_(run_ids), _IS_QUEUED).values(rung_at=None))
+    database.execute(_forget(select(runs.c.id).where(runs.c.id.in_(run_ids), _IS_QUEUED)))
 
 
 # For the budget and the cache warm-up, runs are queued that go on when another run of their job has;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
 from runner.core.budget import Budget
 from runner.core.commands import Reply, Target
@@ -18,6 +19,7 @@ from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.permissions import Rule
 from runner.store import budgets, leases
+from runner.store import runs as runs_store
 from runner.store.approvals import answer, apply_new_rules
 from runner.store.budgets import budget_of, set_budget
 from runner.store.changes import locked_runs
@@ -29,7 +31,7 @@ from runner.store.retry import retry
 from runner.store.tables import runs
 from tests.postgres import waiting_for_locks
 from tests.store.asked import add_rules, answers, ask, submit_budgeted
-from tests.store.attempts import WORKER, claim, run_row, text
+from tests.store.attempts import WORKER, add_worker, claim, run_row, text
 from tests.store.children.family import PARENT, asks, end, start, submit_parent, tree_of
 from tests.store.examples import NOW
 
@@ -253,3 +255,91 @@ def test_families_that_start_end_and_are_steered_at_once_lock_nobody_out(
     attend(database, NOW)
     assert run_row(database, root).state == "cancelled"
     assert {row.state for row in tree_of(database, root).values()} <= {"cancelled", "succeeded"}
+
+
+def submit_due(database: Database, count: int) -> list[str]:
+    """Submit a job whose runs are all notified of, and return their ids."""
+    submit_budgeted(database, *map(str, range(count)), tokens=50_000_000)
+    return sorted(runs_store.due_to_notify(database, count, NOW))
+
+
+LONG_AFTER = NOW + 2 * runs_store.NOTIFY_AGAIN_SECONDS
+
+
+def test_lost_queue_messages_are_forgotten_past_a_run_that_is_being_claimed(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """Two workers that waited for each other's rows here were a deadlock."""
+    held, *free = submit_due(database, 3)
+    other = open_database()
+
+    def work(connection: Connection) -> None:
+        locked_runs(connection, [held])
+        runs_store.forget_lost_messages(other, LONG_AFTER)
+        runs_store.not_notified(other, [held])
+
+    database.write(work)
+    assert [run_row(database, each).rung_at for each in free] == [None, None]
+    assert run_row(database, held).rung_at == NOW
+
+
+@pytest.mark.slow
+def test_a_crowd_that_claims_ends_forgets_and_reaps_waits_for_nobody_in_a_circle(
+    database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadlock is an error here: nothing tries again."""
+    monkeypatch.setattr("runner.store.database._COLLISIONS", set())
+    add_worker(database)
+    for _ in range(3):
+        submit_due(database, 100)
+    stopping = threading.Event()
+
+    def attends() -> None:
+        own = open_database()
+        while not stopping.is_set():
+            runs_store.forget_lost_messages(own, LONG_AFTER)
+            runs_store.due_to_notify(own, 64, NOW)
+            leases.take_from(own, [WORKER, "worker_2"], NOW)
+
+    def works(run_ids: list[str]) -> None:
+        own = open_database()
+        for run_id in run_ids:
+            with suppress(LeaseLost, AssertionError):  # a reaper was faster
+                claim(own, run_id).reply(text("Done."))
+
+    queued = select(runs.c.id).order_by(runs.c.id)
+    run_ids = [row.id for row in database.rows(queued)]
+    with ThreadPoolExecutor(12) as pool:
+        attending = [pool.submit(attends) for _ in range(6)]
+        try:
+            list(pool.map(works, (run_ids[start::6] for start in range(6))))
+        finally:
+            stopping.set()
+        for each in attending:
+            each.result()
+
+
+def test_a_write_that_the_server_rolls_back_for_a_deadlock_is_tried_again(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    run_ids = submit_due(database, 2)
+    both_have_one = threading.Barrier(2, timeout=30)
+
+    def locks(own: Database, order: list[str]) -> int:
+        tries = 0
+
+        def work(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            locked_runs(connection, order[:1])
+            if tries == 1:
+                both_have_one.wait()
+            locked_runs(connection, order[1:])
+
+        own.write(work)
+        return tries
+
+    with ThreadPoolExecutor(2) as pool:
+        orders = run_ids, run_ids[::-1]
+        tries = pool.map(locks, (database, open_database()), orders)
+        assert sorted(tries) == [1, 2]
