@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bench.stage.databases import Databases
 from bench.tables import Table
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Policy, evaluate
 
 LEAST = 2_000  # decisions a second
 LENGTH = 80

@@ -10,7 +10,8 @@ from statistics import median
 from bench.stage.databases import Databases
 from bench.tables import Table, held
 from runner.core.sandbox import Sandbox
-from runner.permissions import Policy, Rule
+from runner.permissions import Rule
+from runner.permissions.decisions import Policy
 from runner.ports import Command, Interrupt, Surroundings
 from runner.tools.toolbox import LocalTools
 

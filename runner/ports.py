@@ -17,7 +17,8 @@ from runner.core.run import Ended, Lease, Outcome
 from runner.core.sandbox import Sandbox
 from runner.core.state import RunState
 from runner.errors import Interrupted, InterruptReason, ShutDown
-from runner.permissions import Authorization, Policy, ToolContext
+from runner.permissions import ToolContext
+from runner.permissions.decisions import Authorization, Policy
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from runner.core.children import spec_of
 from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
-from runner.permissions import Decision, Policy, Request, ResolvedPath, evaluate, paths_of
-from runner.permissions.accesses import Access, File
-from runner.permissions.decisions import evaluate_each
+from runner.permissions import Decision, Request, ResolvedPath
+from runner.permissions.accesses import Access, File, paths_of
+from runner.permissions.decisions import Policy, evaluate, evaluate_each
 from runner.permissions.examples import call_of
 from runner.permissions.rules import READING, WRITING
 from runner.ports import Surroundings

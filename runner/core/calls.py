@@ -17,8 +17,8 @@ from runner.core.run import Ended, Waiting
 from runner.core.state import Call, RunState
 from runner.core.steps import RecordShared, Step, end, locate, stop_at_deadline
 from runner.core.workspace import RESULT_SOURCE
-from runner.permissions import Decision, Request, evaluate
-from runner.permissions.decisions import any_rule_matches
+from runner.permissions import Decision, Request
+from runner.permissions.decisions import any_rule_matches, evaluate
 
 OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is not known"
 MOST_PARALLEL_READS = 8

@@ -19,7 +19,8 @@ from runner.core.prices import Tariff
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 from runner.core.workspace import Verification
-from runner.permissions import Answer, Decision, Policy, ToolContext
+from runner.permissions import Answer, Decision, ToolContext
+from runner.permissions.decisions import Policy
 
 # Not every field of the parts of ``Progress`` is stored as JSON in ``runs.progress``: one with this
 # metadata has a column or rows of its own. A field with ``compare=False`` is transient: only the

@@ -20,7 +20,9 @@ from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
 from runner.errors import HostFaultError, Interrupted, ShutDown
-from runner.permissions import Authorization, ToolContext, digest_of, paths_of
+from runner.permissions import ToolContext, digest_of
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Authorization
 from runner.ports import (
     Command,
     HookCall,

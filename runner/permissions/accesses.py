@@ -8,27 +8,19 @@ of it must be covered).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from runner.permissions import rules as syntax
-from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext, absolute, is_below
+from runner.permissions.paths import PathPattern, absolute, is_below
 from runner.permissions.shell import Part, Script, analyse
+from runner.permissions.values import ResolvedPath, ToolContext
 
 # Where reading is harmless though no path there is known: a call's own input, and files of the
 # kernel that are the same for every process.
 _HARMLESS_TO_READ = frozenset(("/dev/stdin", "/dev/fd/0")) | frozenset(
     f"/proc/{name}" for name in ("cpuinfo", "meminfo", "loadavg", "uptime", "version", "stat")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A call to decide on."""
-
-    tool: str
-    input: Mapping[str, Any]  # whether it fits the tool's schema or not: a decision is made anyway
-    context: ToolContext = field(default_factory=ToolContext)
 
 
 # Not frozen: a decision makes several, and a frozen dataclass takes three times as long to make.

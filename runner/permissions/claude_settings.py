@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.permissions.rules import Effect, Rule, concerns, is_name, name_of, problem
+from runner.permissions.rules import concerns, is_name, name_of, problem
+from runner.permissions.values import Effect, Rule
 
 _EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _ELSEWHERE = {

@@ -9,28 +9,27 @@ Source: https://code.claude.com/docs/en/permissions#manage-permissions.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Literal
 
-from runner.permissions.accesses import Access, Request, accesses_of, file_access
-from runner.permissions.paths import ResolvedPath, ToolContext
-from runner.permissions.rules import (
+from runner.permissions.accesses import Access, accesses_of, file_access
+from runner.permissions.rules import CommandPattern, ParsedRule, covers, quoted
+from runner.permissions.values import (
     REMEMBERED,
-    CommandPattern,
+    Answer,
+    Decision,
+    Default,
     Effect,
-    ParsedRule,
+    MatchedRule,
+    Request,
+    ResolvedPath,
     Rule,
-    covers,
-    quoted,
+    ToolContext,
+    digest_of,
 )
-
-Default = Literal["ask", "deny"]
 
 _MOST_KEPT = 64  # tools whose rules are kept: a model can make up names of tools
 _POSITION = itemgetter(0)
@@ -39,54 +38,6 @@ _LENIENCY: Mapping[Effect, int] = {"deny": 1, "ask": 2, "allow": 3}
 MOST_ACCESSES = 300
 _TRUSTED = "no rule mentions all of it, and it runs in a sandbox (trust)"
 _TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several calls"
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedRule:
-    """A rule, and the part of the call that it matched."""
-
-    rule: Rule
-    matched: str  # a simple command, a path, a tool's name
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The decision of the rules on a call."""
-
-    effect: Effect
-    # The rules that decided: one for a denial or a question, for an allowed call one for each of its
-    # commands and each path that it writes; none when the default decided.
-    matched_rules: tuple[MatchedRule, ...] = ()
-    snapshot: int = 1  # the number of the rules that it was made by
-    # Why nothing allowed the call, if there is more to say than that no rule matched (an
-    # unanalyzable command), or why a rule asks that may not concern it.
-    reason: str = ""
-    barred: bool = field(default=False, compare=False)  # no rule of a sub-agent's type allows it
-
-    @property
-    def is_final(self) -> bool:
-        """True for a denial that stands above a person's approval: not the job's default."""
-        return self.effect == "deny" and (self.barred or bool(self.matched_rules))
-
-    def shortened(self) -> Decision:
-        """Return the decision with only the first rule that decided: a run needs no more later."""
-        first = tuple(MatchedRule(each.rule, "") for each in self.matched_rules[:1])
-        return replace(self, matched_rules=first)
-
-    @property
-    def rule(self) -> str | None:
-        """The text of the first rule that decided."""
-        return self.matched_rules[0].rule.text if self.matched_rules else None
-
-    def explain(self) -> str:
-        """Return one line for the model and for the record."""
-        past = {"allow": "allowed", "ask": "asked", "deny": "denied"}[self.effect]
-        if not self.matched_rules:
-            return f"{past}: {self.reason or 'no permission rule of this job allows it'}"
-        rule = self.matched_rules[0].rule
-        why = f" ({rule.why})" if rule.why else ""
-        more = f": {self.reason}" if self.reason else ""
-        return f"{past} by the rule {rule.effect} {rule.text!r}{why}{more}"
 
 
 class RuleIndex:
@@ -323,35 +274,6 @@ def _sum(
         return Decision("ask", first["ask"].matched, policy.snapshot, first["ask"].doubt)
     granted = chain.from_iterable(each.matched for each in verdicts if each.access.required)
     return Decision("allow", tuple(granted), policy.snapshot, _TRUSTED if trusted else "")
-
-
-AnswerEffect = Literal["approved", "denied", "expired"]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a question."""
-
-    effect: AnswerEffect
-    input_digest: str  # of the input that was asked about
-    by: str = ""  # who answered, or the rule that did
-    reason: str = ""  # reaches the model on a denial
-    input: Mapping[str, Any] | None = None  # what a person changed the input to
-    # The real paths of the call at its approval.
-    places: tuple[str, ...] = field(default=(), compare=False)
-
-    def covers(self, place: ResolvedPath) -> bool:
-        """True if an approval was about this place or a folder above it."""
-        return any(
-            place.real == known or place.real.startswith(known.rstrip("/") + "/")
-            for known in self.places
-        )
-
-
-def digest_of(arguments: Any) -> str:
-    """Return the SHA-256 of a call's input, in hex: the same for the same JSON value."""
-    text = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import posixpath
 import re
 from typing import Any
 
-from runner.permissions.accesses import Request, paths_of
+from runner.permissions.accesses import paths_of
 from runner.permissions.decisions import Policy, evaluate, evaluate_each, may_touch
-from runner.permissions.paths import ResolvedPath, ToolContext
-from runner.permissions.rules import READING, WRITING, Rule, covers, name_of, quoted
+from runner.permissions.rules import READING, WRITING, covers, name_of, quoted
+from runner.permissions.values import Request, ResolvedPath, Rule, ToolContext
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _WORKSPACE, _HOME = "/workspace", "/home/user"  # nothing is looked up there

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runner.permissions.decisions import Policy
-from runner.permissions.rules import READING, UNANALYZABLE, WRITING, Rule
+from runner.permissions.rules import READING, UNANALYZABLE, WRITING
+from runner.permissions.values import Rule
 
 Mode = Literal["read_only", "workspace_write", "full_access"]
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+from runner.permissions.values import ResolvedPath, ToolContext
 
 Anchor = Literal["root", "home", "workspace"]
 
@@ -33,25 +35,6 @@ _IGNORED = dict.fromkeys(
 )
 _SIGNS = re.compile(r"\\.|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
 _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedPath:
-    """The resolution of a path. The two differ only if a symlink is on the way."""
-
-    named: str  # as written, absolute and without "." and ".."
-    real: str  # with symlinks resolved too
-
-
-@dataclass(frozen=True, slots=True)
-class ToolContext:
-    """The folders and paths of a call. Folders are absolute, symlinks resolved."""
-
-    workspace: str | None = None
-    outputs: str | None = None  # the folder of the run's long outputs
-    home: str | None = None  # the user's, for "~"
-    places: Mapping[str, ResolvedPath] = field(default_factory=dict)  # paths that could be resolved
-    problem: str = ""  # why the call cannot run whatever the rules say: its input does not fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,28 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from runner.permissions.paths import PathPattern, fold, path_pattern
-
-Effect = Literal["allow", "ask", "deny"]
-
-# The origin of a rule that is a person's answer; it stands above ask rules.
-REMEMBERED = "remembered"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A permission rule as people write it."""
-
-    effect: Effect
-    text: str  # "Tool" or "Tool(specifier)"
-    why: str = ""
-    origin: str = "job"  # "job", "mode", a settings file's path, or REMEMBERED
-    run_id: str | None = None  # the one run of the job that it holds for
-    position: int | None = None  # in the job's list, once it is stored
-
+from runner.permissions.values import Effect, Rule
 
 UNANALYZABLE = (
     ":unanalyzable"  # Bash(:unanalyzable): a command that hides what it runs, or where it writes

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.permissions.accesses import Request, paths_of
+from runner.permissions.accesses import paths_of
 from runner.permissions.decisions import Policy, evaluate
-from runner.permissions.rules import AGENT_NAME, REMEMBERED, Rule
+from runner.permissions.rules import AGENT_NAME
 from runner.permissions.shell import analyse
+from runner.permissions.values import REMEMBERED, Request, Rule
 
 _MOST_KEY_CHARACTERS = 300
 _NOT_LITERAL = re.compile(r"[$`*?\[\]{}()<>\\\n…]")

@@ -18,9 +18,9 @@ from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Decision, Request, Rule, evaluate
+from runner.permissions import REMEMBERED, Decision, Request, Rule
 from runner.permissions import rules as syntax
-from runner.permissions.rules import REMEMBERED
+from runner.permissions.decisions import evaluate
 from runner.store.changes import MOST_AT_ONCE, in_lots
 from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.database import Database, to_json

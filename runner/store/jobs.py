@@ -22,7 +22,8 @@ from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.state import ContextState
 from runner.core.text import shorten
 from runner.errors import UsageError
-from runner.permissions import Policy, Rule
+from runner.permissions import Rule
+from runner.permissions.decisions import Policy
 from runner.store import budgets, ids
 from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database

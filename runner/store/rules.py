@@ -17,8 +17,8 @@ from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Policy, Rule
-from runner.permissions.rules import REMEMBERED
+from runner.permissions import REMEMBERED, Rule
+from runner.permissions.decisions import Policy
 from runner.store import ids
 from runner.store.changes import add_job_events
 from runner.store.database import Database

@@ -20,7 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from runner.core.conversation import ToolOutcome
-from runner.permissions import Request, ResolvedPath, ToolContext, paths_of
+from runner.permissions import Request, ResolvedPath, ToolContext
+from runner.permissions.accesses import paths_of
 from runner.ports import Surroundings, ToolCall
 
 WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.folders names it; a test compares

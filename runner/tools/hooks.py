@@ -21,8 +21,8 @@ from runner.core.hooks import FOLDER_NAME, Said
 from runner.core.text import plain
 from runner.core.workspace import INSTRUCTION_FILES, MOST_INSTRUCTION_BYTES, Instructions
 from runner.errors import HostFaultError
-from runner.permissions import Policy, ResolvedPath, Rule
-from runner.permissions.decisions import may_touch
+from runner.permissions import ResolvedPath, Rule
+from runner.permissions.decisions import Policy, may_touch
 from runner.ports import HookCall, Interrupt
 from runner.tools.file_access import Places, ToolFailure, open_file, tool_context_of
 from runner.tools.functions import command_of

@@ -21,7 +21,7 @@ from runner.core.run import Lease, Outcome
 from runner.core.sandbox import Kind, Sandbox
 from runner.errors import Interrupted, SandboxMissing
 from runner.logs import log_event
-from runner.permissions import Policy
+from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import CallLimits, Ended, Start, ToolHost, boot_needs

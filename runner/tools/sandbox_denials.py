@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from runner.permissions import Policy, ToolContext
+from runner.permissions import ToolContext
+from runner.permissions.decisions import Policy
 from runner.permissions.paths import PathPattern, Steps, fold
 from runner.permissions.rules import ParsedRule, covers
 from runner.tools.file_access import ToolFailure, inside

@@ -31,7 +31,7 @@ from typing import Literal
 
 from runner.core.sandbox import CACHES
 from runner.errors import HostFaultError
-from runner.permissions import Policy
+from runner.permissions.decisions import Policy
 from runner.tools.file_access import ToolFailure, inside, open_folder
 from runner.tools.sandbox_denials import Denied, denials_of
 from runner.tools.sandbox_seccomp import seccomp_program

@@ -10,16 +10,8 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from runner.permissions import (
-    Answer,
-    Authorization,
-    Decision,
-    Policy,
-    ResolvedPath,
-    Rule,
-    ToolContext,
-)
-from runner.permissions.decisions import Restriction
+from runner.permissions import Answer, Decision, ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Authorization, Policy, Restriction
 from runner.permissions.rules import covers, name_of, parse, problem
 
 

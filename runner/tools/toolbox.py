@@ -15,7 +15,8 @@ from runner.core.entries import InstructionsRead
 from runner.core.hooks import Said
 from runner.core.sandbox import Sandbox
 from runner.errors import HostFaultError
-from runner.permissions import Policy, ToolContext, digest_of
+from runner.permissions import ToolContext, digest_of
+from runner.permissions.decisions import Policy
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.settings import Secrets
 from runner.tools import file_access, files, search, shell

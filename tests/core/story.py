@@ -23,7 +23,8 @@ from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 from runner.core.state import QueuedMessage, RunState
 from runner.core.steps import CallModel, Done, Effect, RunTools
-from runner.permissions import Policy, Rule, ToolContext
+from runner.permissions import Rule, ToolContext
+from runner.permissions.decisions import Policy
 
 READ = Tool("Read", "Read a file.", {"type": "object"}, read_only=True, repeatable=True)
 GREP = Tool("Grep", "Search files.", {"type": "object"}, read_only=True, repeatable=True)

@@ -27,7 +27,8 @@ from runner.core.model_calls import summary_request
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import Call, CountedPrompt, QueuedMessage, RunState
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
-from runner.permissions import Answer, Authorization, ToolContext, digest_of
+from runner.permissions import Answer, ToolContext, digest_of
+from runner.permissions.decisions import Authorization
 from tests.core.sendable import faults
 from tests.core.story import changed, says, thinks, uses
 

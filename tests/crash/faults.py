@@ -12,7 +12,7 @@ from runner.core.budget import JobBudget, Reservation
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
 from runner.core.spec import JobSpec
-from runner.permissions import Authorization
+from runner.permissions.decisions import Authorization
 from runner.store import journal
 from runner.store.entries import Rows
 from runner.store.tables import jobs, runs

@@ -26,17 +26,9 @@ from runner.core import (
 from runner.core.conversation import ToolOutcome
 from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
-from runner.permissions import (
-    AnswerEffect,
-    Effect,
-    Policy,
-    Request,
-    ResolvedPath,
-    Rule,
-    ToolContext,
-    evaluate,
-    paths_of,
-)
+from runner.permissions import AnswerEffect, Effect, Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
 from runner.permissions.shell import LONGEST
 from runner.store import leases, runs, tables
 from runner.store.database import Database

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolOutcome
-from runner.permissions import Authorization, Policy, Request, digest_of, evaluate, paths_of
+from runner.permissions import Request, digest_of
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Authorization, Policy, evaluate
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Settings
 from runner.tools.registry import BUILTIN

@@ -25,7 +25,9 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
 from runner.permissions.shell import analyse
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.core.sandbox import Sandbox
-from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
-from runner.permissions.decisions import may_touch
+from runner.permissions import ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Policy, may_touch
 from runner.ports import Command, Interrupt, Surroundings
 from runner.tools.sandbox import Sandboxes
 from runner.tools.toolbox import LocalTools

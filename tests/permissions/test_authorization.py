@@ -6,16 +6,15 @@ import pytest
 
 from runner.permissions import (
     Answer,
-    Authorization,
     Decision,
     MatchedRule,
-    Policy,
     Request,
     ResolvedPath,
     Rule,
     ToolContext,
     digest_of,
 )
+from runner.permissions.decisions import Authorization, Policy
 
 INPUT = {"command": "echo x > out"}
 ALLOW = Decision("allow")

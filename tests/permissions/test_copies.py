@@ -2,8 +2,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
-from runner.permissions.decisions import may_touch
+from runner.permissions import ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Policy, may_touch
 from runner.permissions.rules import problem, with_copies
 
 TREE, HOME, COPY = "/srv/tree", "/home/lena", "/var/lib/runner/workspaces/run_1"

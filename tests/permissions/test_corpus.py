@@ -20,7 +20,9 @@ from typing import Any
 
 import pytest
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
 
 FOLDER = Path(__file__).parent / "corpus"
 WORKSPACE, HOME, OUTPUTS = "/ws", "/home/dev", "/runner/outputs/run_1"

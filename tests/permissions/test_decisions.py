@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
-from runner.permissions.decisions import MOST_ACCESSES, may_touch
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import MOST_ACCESSES, Policy, evaluate, may_touch
 
 PLACES = {
     name: ResolvedPath(f"/w/{name}", f"/w/{name}")

@@ -9,7 +9,9 @@ from posixpath import normpath
 
 import pytest
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
 
 FILE = Path(__file__).with_name("everyday.toml")
 

@@ -2,7 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
 from runner.permissions.modes import rules_of
 from runner.permissions.rules import concerns, problem
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.permissions import Policy, Request, Rule, ToolContext, evaluate, paths_of
+from runner.permissions import Request, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
 from tests.permissions.test_corpus import HOME, OUTPUTS, WORKSPACE, place_of
 
 # Under these rules ``Bash(PROGRAM *)`` is allowed for every program of the command.

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
-from runner.permissions.decisions import may_touch
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Policy, evaluate, may_touch
 from runner.permissions.rules import covers, name_of, problem
 
 RANK = {"allow": 2, "ask": 1, "deny": 0}

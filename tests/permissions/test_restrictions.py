@@ -8,17 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.permissions import (
-    Answer,
-    Authorization,
-    Policy,
-    Request,
-    ResolvedPath,
-    Rule,
-    digest_of,
-    evaluate,
-)
-from runner.permissions.decisions import evaluate_each, may_touch
+from runner.permissions import Answer, Request, ResolvedPath, Rule, digest_of
+from runner.permissions.decisions import Authorization, Policy, evaluate, evaluate_each, may_touch
 from runner.permissions.suggestions import Suggestion, suggest
 
 from .test_decisions import SETTING, policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.permissions import paths_of
+from runner.permissions.accesses import paths_of
 from runner.permissions.shell import analyse
 
 CASES = [

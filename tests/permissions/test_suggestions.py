@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
+from runner.permissions import Request, ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Policy, evaluate
 from runner.permissions.suggestions import suggest
 
 POLICY = Policy(

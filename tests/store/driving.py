@@ -44,7 +44,8 @@ from runner.core.steps import (
     Sleep,
 )
 from runner.core.workspace import RESULT_TOOL, Instructions, Verify, Workspace, result_tool
-from runner.permissions import ResolvedPath, Rule, ToolContext, paths_of
+from runner.permissions import ResolvedPath, Rule, ToolContext
+from runner.permissions.accesses import paths_of
 from runner.store import jobs, runs
 from runner.store.approvals import answer
 from runner.store.database import Database

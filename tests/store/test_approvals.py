@@ -11,7 +11,8 @@ from sqlalchemy import update
 from runner.core.commands import Reply, Target
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Decision, Policy, Request, Rule, ToolContext, digest_of, evaluate
+from runner.permissions import Decision, Request, Rule, ToolContext, digest_of
+from runner.permissions.decisions import Policy, evaluate
 from runner.store import approvals
 from runner.store.approvals import answer, expire
 from runner.store.database import Database

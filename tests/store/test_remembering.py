@@ -10,7 +10,8 @@ import pytest
 from runner.core.commands import Reply
 from runner.core.run import Author
 from runner.errors import UsageError
-from runner.permissions import Decision, Policy, Request, Rule, evaluate
+from runner.permissions import Decision, Request, Rule
+from runner.permissions.decisions import Policy, evaluate
 from runner.store import approvals
 from runner.store import approvals as approvals_module
 from runner.store.approvals import answer, apply_new_rules

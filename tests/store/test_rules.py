@@ -10,7 +10,8 @@ import pytest
 
 from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
+from runner.permissions import ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Policy
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.rules import list_rules, policy_for, revoke, rules_at

@@ -14,16 +14,8 @@ import pytest
 from hypothesis import settings
 
 from runner.core.conversation import Tool, ToolResult
-from runner.permissions import (
-    Answer,
-    Authorization,
-    Decision,
-    Default,
-    Effect,
-    Policy,
-    Rule,
-    digest_of,
-)
+from runner.permissions import Answer, Decision, Default, Effect, Rule, digest_of
+from runner.permissions.decisions import Authorization, Policy
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Secrets
 from runner.tools.registry import BUILTIN

@@ -12,8 +12,8 @@ import pytest
 
 import runner
 from runner.core.conversation import Tool
-from runner.permissions import Policy, Request, ResolvedPath, ToolContext, decisions, evaluate
-from runner.permissions.decisions import may_touch
+from runner.permissions import Request, ResolvedPath, ToolContext, decisions
+from runner.permissions.decisions import Policy, evaluate, may_touch
 from runner.ports import Interrupt
 
 from .conftest import Workbench, approved

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from runner.core.workspace import MOST_INSTRUCTION_BYTES, Instructions, with_instructions
-from runner.permissions import Policy, Rule
+from runner.permissions import Rule
+from runner.permissions.decisions import Policy
 from runner.ports import Surroundings
 from runner.tools.file_access import Places
 from runner.tools.hooks import read_instructions

@@ -13,7 +13,8 @@ from hypothesis import example
 from hypothesis import given as with_values
 from hypothesis import strategies as st
 
-from runner.permissions import Authorization, Decision, Policy, ResolvedPath, Rule, ToolContext
+from runner.permissions import Decision, ResolvedPath, Rule, ToolContext
+from runner.permissions.decisions import Authorization, Policy
 from runner.ports import Interrupt
 from runner.tools.search_child import open_in_place, regular_files
 from runner.tools.search_filter import packed, shown

@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from runner.errors import Interrupted
-from runner.permissions import Authorization, Decision, Policy, Rule, digest_of
+from runner.permissions import Decision, Rule, digest_of
+from runner.permissions.decisions import Authorization, Policy
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools

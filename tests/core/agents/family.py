@@ -37,7 +37,8 @@ from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended, Waiting
 from runner.core.state import Call
 from runner.core.steps import CallModel, Done, Effect, EndChildren, RunHook
-from runner.permissions import Answer, Authorization, ToolContext, digest_of
+from runner.permissions import Answer, ToolContext, digest_of
+from runner.permissions.decisions import Authorization
 from tests.core.story import TOOLS, Story, a_run, a_spec, changed, says, uses
 from tests.core.world import World
 

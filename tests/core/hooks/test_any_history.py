@@ -34,7 +34,8 @@ from runner.core.spec import Asking
 from runner.core.state import Call, RunState
 from runner.core.steps import CallModel, Effect, RunHook
 from runner.core.workspace import Verify, Workspace
-from runner.permissions import Answer, Request, Rule, evaluate
+from runner.permissions import Answer, Request, Rule
+from runner.permissions.decisions import evaluate
 from tests.core.story import RULES, a_run, a_spec
 from tests.core.workshop import TOOLS, Workshop
 from tests.core.world import World

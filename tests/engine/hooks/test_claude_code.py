@@ -17,7 +17,8 @@ from runner.core.hooks import Hook, HookRun
 from runner.core.run import Ended, Waiting
 from runner.core.sandbox import Sandbox
 from runner.exchange.sessions import SessionReader
-from runner.permissions import Policy, Rule
+from runner.permissions import Rule
+from runner.permissions.decisions import Policy
 from runner.permissions.modes import rules_of
 from runner.store.tables import tool_calls
 from runner.tools.registry import resolve_tools

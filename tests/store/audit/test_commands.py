@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 
 from runner.core.search import Term, words_of
 from runner.errors import UsageError
-from runner.permissions import Policy, Request, Rule, evaluate
+from runner.permissions import Request, Rule
+from runner.permissions.decisions import Policy, evaluate
 from runner.queries import calls
 from runner.queries.calls import command_pattern, command_rows, path_pattern
 from runner.queries.filters import Filters
