@@ -161,8 +161,6 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call about to run."""
-
     id: str  # Runner's (``call_…``)
     run_id: str
     tool: Tool
@@ -189,8 +187,6 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class HookCall:
-    """A hook about to run."""
-
     run_id: str
     hook: Hook
     told: Mapping[str, Any]  # what it reads as JSON, but for the folder that it runs in
@@ -229,8 +225,6 @@ class Tools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A workspace that is ready."""
-
     surroundings: Surroundings
     snapshot: str | None = None  # of its files now; None: not recorded
     # Why that is not the last snapshot. None: it is, or was restored with nothing put aside.
@@ -325,8 +319,6 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run."""
-
     run_id: str
     worker_id: str | None  # had it last
     outcome: Ended
@@ -370,8 +362,6 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Observers(Observer):
-    """Tells several observers."""
-
     each: Sequence[Observer]
 
     def claimed(self, claimed: Claimed) -> None:

@@ -50,7 +50,6 @@ class Secrets:
         self._pattern = re.compile("|".join(patterns))
 
     def hide(self, text: str) -> str:
-        """Return a text without the secrets in it."""
         return self._pattern.sub("…", text)
 
     def are_in(self, text: str) -> bool:
@@ -65,8 +64,6 @@ def _any(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings."""
-
     home: Path  # an absolute folder for the database, copies of workspaces and long outputs
     database_url: str = field(repr=False)  # a SQLAlchemy URL
     redis_url: str | None = field(default=None, repr=False)  # None: an embedded server is started

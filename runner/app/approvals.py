@@ -135,7 +135,6 @@ def grouped(questions: Iterable[Question]) -> list[Group]:
 
 
 def is_open(app: App, question: Question) -> bool:
-    """True if a question still waits for its answer."""
     return decisions.is_approval_open(app.database, question.id)
 
 

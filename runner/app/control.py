@@ -22,8 +22,6 @@ Changing = Callable[..., Sequence[Change]]  # takes a database, a target, the ti
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a command."""
-
     target: Target  # the job or the run that the command named
     changes: Sequence[Change]  # of each run
     unworked_job: str | None = None  # has queued runs while no worker is alive

@@ -106,8 +106,6 @@ def refuse_unpriced(app: App, job_id: str, model: str | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """The budget of a job."""
-
     job_id: str
     budget: JobBudget
     waiting: int  # runs that wait for it, sub-agents included
@@ -157,7 +155,6 @@ def budget(
 
 
 def budget_of(app: App, job_id: str) -> JobBudget:
-    """Return what a job may use, has used and has reserved."""
     return budgets.budget_of(app.database, job_id) or JobBudget()
 
 

@@ -58,8 +58,6 @@ def list_workers(app: App, *, ended: bool) -> list[WorkerSummary]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check."""
-
     name: str
     ok: bool
     detail: str

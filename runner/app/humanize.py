@@ -292,7 +292,6 @@ def decision_notes(
 
 
 def is_by_person(data: Mapping[str, Any]) -> bool:
-    """True if the record names a person as the author of an event."""
     return data.get("by") not in (None, RUNNERS_NAME)
 
 

@@ -41,8 +41,6 @@ def results_of(app: App, job: str) -> tuple[list[stored.RunResult], Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The changes of a run in its workspace."""
-
     content: bytes
     too_large: Sequence[str] = ()  # paths that are too large to be recorded whole
     unrecorded: Sequence[str] = ()  # paths whose content is not recorded
@@ -68,8 +66,6 @@ def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of writing the changes of a run."""
-
     run_id: str
     item_key: str
     state: RunStatus

@@ -38,8 +38,6 @@ _MOST_EXCERPT_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """A run and its data for the report."""
-
     run: jobs.RunSummary
     snapshots: RunSnapshots
     spending: Spending = field(default_factory=Spending)  # its sub-agents included
@@ -110,8 +108,6 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The data of the page."""
-
     job: dict[str, Any]  # as ``queries.jobs.show_job`` gives it
     runs: Sequence[ReportedRun]  # of its items, those begun afresh left out
     denied: Sequence[decisions.DeniedKind]
@@ -244,7 +240,6 @@ def _changes(app: App, runs: Iterable[RunSnapshots]) -> tuple[dict[str, dict[str
 
 
 def markdown(report: Report) -> str:
-    """Return the report as a Markdown page."""
     return markdown_environment().get_template("report.md").render(report=report)
 
 

@@ -46,8 +46,6 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model asked for."""
-
     id: str
     tool: str
     arguments: Any
@@ -79,8 +77,6 @@ Piece = Text | Thinking | ToolCall | ToolResult | OtherBlock
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The blocks of one message."""
-
     role: str
     turn: int
     at: float  # seconds since the epoch
@@ -89,7 +85,6 @@ class Message:
 
     @property
     def is_results(self) -> bool:
-        """True if the message is nothing but the results of tool calls."""
         return self.role == "user" and all(isinstance(each, ToolResult) for each in self.pieces)
 
 
@@ -207,7 +202,6 @@ def transcript_of(
 
 
 def request_as_sent(app: App, name: str, turn: int) -> bytes:
-    """Return the body of the request that a turn sent."""
     from runner.llm.anthropic import request_body  # late: imports anthropic
 
     return request_body(stored.sent_request(app.database, app.find(name, "run").id, turn))

@@ -83,8 +83,6 @@ def wait_for_end(worker: Worker) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a job."""
-
     runs: Sequence[RunSummary]  # all runs, sub-agents included
 
     @property
@@ -107,5 +105,4 @@ class Progress:
 
 
 def progress_of(app: App, job_id: str) -> Progress:
-    """Return how far a job is."""
     return Progress(list_runs(app.database, job_id, whole_trees=True))

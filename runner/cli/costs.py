@@ -128,5 +128,4 @@ def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def usd_of(billionths: int) -> str:
-    """Return an amount in billionths of a USD, in words."""
     return dollars(Decimal(billionths).scaleb(-9))

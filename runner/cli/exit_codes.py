@@ -20,7 +20,6 @@ _FIRST_THAT_APPLIES = (INTERRUPTED, UNREACHABLE, FAILED, STOPPED, WAITING)
 
 
 def error_code(error: RunnerError) -> int:
-    """Return the exit code for an error that ended a command."""
     if isinstance(error, UnreachableError):
         return UNREACHABLE
     return USAGE if isinstance(error, UsageError) else FAILED

@@ -61,8 +61,6 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class NewChild:
-    """A child that is about to start."""
-
     number: int  # of the parent's children, from 1
     index: int | None  # of the call that asks for it; None: it gets a coordinator's whole task
     agent_type: str
@@ -76,8 +74,6 @@ class NewChild:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child in its parent's run state."""
-
     number: int
     index: int | None  # as in ``NewChild``
     agent_type: str

@@ -19,8 +19,6 @@ Ceiling = Literal["token_ceiling", "cost_ceiling"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A run's limits."""
-
     max_turns: int = 50
     token_ceiling: int = 5_000_000
     max_output_tokens: int = 32_000  # of one reply

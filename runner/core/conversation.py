@@ -45,7 +45,6 @@ class Message:
     blocks: tuple[Block, ...]
 
     def as_api(self) -> dict[str, Any]:
-        """The message as the Messages API takes it."""
         return {"role": self.role, "content": list(self.blocks)}
 
 
@@ -77,8 +76,6 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the job stores it."""
-
     name: str
     description: str
     input_schema: Mapping[str, Any]
@@ -87,7 +84,6 @@ class Tool:
     source: str = "builtin"  # or ``package.module:function@/folder to import it from``
 
     def definition(self) -> dict[str, Any]:
-        """The tool definition as the Messages API takes it."""
         return {
             "name": self.name,
             "description": self.description,
@@ -132,8 +128,6 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a tool call."""
-
     content: str  # for the model, already capped
     outcome: ToolOutcome = "succeeded"
     # The whole output as UTF-8, at most 10 MB, if it is longer than ``content``.
@@ -167,7 +161,6 @@ def text_bytes(text: str) -> int:
 
 
 def result_block(call_id: str, result: ToolResult) -> Block:
-    """The ``tool_result`` block of a call."""
     block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result.content}
     if result.is_error:
         block["is_error"] = True

@@ -75,7 +75,6 @@ def _signature(author: run.Author) -> Mapping[str, Any]:
 
 
 def events_of(applied: Applied) -> Iterator[Event]:
-    """Return the events of an entry, in order."""
     state, entry, after = applied.before, applied.entry, applied.after
     if isinstance(entry, entries.ModelEntry):
         yield from _of_model(state, entry, after)

@@ -41,8 +41,6 @@ P = TypeVar("P", bound=Progress)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """An entry, and the state before and after it."""
-
     before: RunState
     entry: Entry
     after: RunState
@@ -56,7 +54,6 @@ def fold(state: RunState, happened: Iterable[Entry]) -> list[Applied]:
 
 
 def apply(state: RunState, entry: Entry) -> RunState:
-    """Return the state after one entry."""
     match entry:
         case entries.ModelCallStarted():
             return _started(state, entry)

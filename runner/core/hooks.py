@@ -78,8 +78,6 @@ HookDecision = Literal["allow", "ask", "deny", "block"]
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:
-    """The answer of a hook."""
-
     outcome: HookOutcome
     decision: HookDecision | None = None  # PreToolUse: allow, ask or deny; others: block
     reason: str = ""  # for the decision, or what went wrong
@@ -89,8 +87,6 @@ class HookAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HookResult:
-    """The result of running a hook."""
-
     answer: HookAnswer
     updated_input: Mapping[str, Any] | None = None  # what it changed the call's input to
     output: str = ""  # its output, truncated
@@ -103,8 +99,6 @@ class HookResult:
 
 @dataclass(frozen=True, slots=True)
 class HookRun:
-    """A hook that was started."""
-
     number: int  # of the run's hooks, from 1
     hook: int  # its place in the job's ``hooks``
     event: HookEvent

@@ -69,7 +69,6 @@ class Tariff:
     long_above: int = 0  # tokens
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> int:
-        """Return the cost of a call with this usage."""
         rates = self._possible(usage.prompt_tokens)[-1]
         return _rounded_up(rates.cost(usage, hour_cache=hour_cache))
 
@@ -148,7 +147,6 @@ class PriceList:
         return self.models.get(model) or self.models.get(_RELEASE.sub("", model))
 
     def window(self, model: str) -> int | None:
-        """Return the size of a model's context window, or None if the list has none."""
         price = self.price(model)
         return None if price is None else price.window
 
@@ -163,7 +161,6 @@ class PriceList:
         return rates.times(self.us_inference) if rates and terms.us_only else rates
 
     def tariff(self, model: str, terms: Terms) -> Tariff | None:
-        """Return the tariff of a job's calls of a model, or None if the list has none."""
         if terms.scripted:
             return FREE
         standard, price = self.rates(model, terms, 0), self.price(model)

@@ -43,8 +43,6 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run is over."""
-
     state: EndState
     reason: str  # a word: ``end_turn``, ``max_turns``, ``refused`` …
     detail: str = ""  # one line for a reader that says more
@@ -69,7 +67,6 @@ class Requeued:
 
     @property
     def rank(self) -> int:
-        """The run's rank in the queue."""
         return INTERRUPTED if self.reason in ("shutdown", "lease_lost") else BEGUN
 
 

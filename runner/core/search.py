@@ -99,7 +99,6 @@ def fold(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, in order."""
     return split(fold(text))
 
 
@@ -276,8 +275,6 @@ def _needle(term: Term) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A part of a text."""
-
     text: str  # runs of blanks are one blank; … at an end stands for what is left out there
     marks: tuple[tuple[int, int], ...] = ()  # start and end of each match in it
 

@@ -85,11 +85,9 @@ class JobSpec:
         return self.asking.trust == "contained" and is_contained
 
     def tool(self, name: str) -> Tool | None:
-        """The job's tool of that name, or None."""
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def agent(self, name: str) -> AgentType | None:
-        """The job's type of sub-agent of that name, or None."""
         return next((agent for agent in self.agents if agent.name == name), None)
 
     def source_of(self, name: str) -> str:
@@ -132,7 +130,6 @@ class JobSpec:
 
     @property
     def shared_tokens(self) -> int:
-        """The estimated tokens of ``shared_texts``."""
         per_token = self.context.chars_per_token
         return sum(estimate_text(text, per_token) for text in self.shared_texts)
 
@@ -162,7 +159,6 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
-        """The spec that ``to_json`` gave."""
         kind: Any = cls
         spec: JobSpec = decoder(kind)(data)
         return spec
@@ -191,8 +187,6 @@ def decoder(kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be created."""
-
     key: str  # of its item, unique in the job
     item: Any
     prompt: str  # rendered

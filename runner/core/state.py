@@ -74,8 +74,6 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A model call that has started and not ended."""
-
     number: int  # of the run's model calls, from 1
     attempt: int  # that started it
     reservation: Reservation
@@ -84,8 +82,6 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The end of the last reply."""
-
     reason: str  # the API's stop reason
     lowered: bool  # a ceiling left room for fewer tokens of output than the job asks for
     empty: bool  # the reply has no block to keep
@@ -106,8 +102,6 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The state of the run's model calls."""
-
     calls: int = 0  # model calls started, those for summaries among them
     tries: int = 0  # of the next turn: calls since the last reply
     open_call: OpenCall | None = None
@@ -174,8 +168,6 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files that the run works on."""
-
     tree: str | None = None  # the last snapshot of the workspace
     instructed: bool = False  # the workspace's instructions are read, and in the system prompt
     outputs: str = field(default="", compare=False)  # the folder where tools find whole results
@@ -199,8 +191,6 @@ class EndingState:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The sub-agents of the run."""
-
     started: int = 0  # all that it ever started
     split: Split = ""  # how far a coordinator is
     # Started by calls of the last reply, or with a coordinator's whole task until the model was told.
@@ -212,7 +202,6 @@ class Children:
 
     @property
     def running(self) -> tuple[Child, ...]:
-        """The current sub-agents that have not ended."""
         return tuple(child for child in self.current if child.result is None)
 
 
@@ -315,7 +304,6 @@ class RunState(Progress):
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """The messages that are sent to the model."""
         return sent_messages(self.messages, self.context.compacted)
 
     @property
@@ -326,5 +314,4 @@ class RunState(Progress):
 
     @property
     def is_overdue(self) -> bool:
-        """True if the run's deadline has passed."""
         return self.ends_at is not None and self.ends_at <= self.now

@@ -99,7 +99,6 @@ Step = Entry | Action
 
 
 def end(state: EndState, reason: str, detail: str = "") -> Step:
-    """Return the step that ends the run."""
     return RunSettled(Ended(state, reason, detail))
 
 
@@ -122,5 +121,4 @@ def leave(state: RunState) -> Step | None:
 
 
 def stop_at_deadline(state: RunState) -> Step:
-    """Return the step that ends a run whose deadline has passed."""
     return end("stopped", "deadline", f"the deadline of {state.limits.deadline:g} s")

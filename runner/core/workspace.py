@@ -18,8 +18,6 @@ SETUP_SECONDS = 1_800.0
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The workspace of a job's runs."""
-
     path: str | None = None  # absolute folder or repository; None: cloned from ``url``
     mode: WorkspaceMode = "shared"  # the folder itself, a copy, or a worktree for each run
     url: str | None = None
@@ -136,6 +134,5 @@ class Instructions:
 
 
 def with_instructions(system: str | None, files: Sequence[Instructions]) -> str | None:
-    """Return a system prompt followed by the instructions in the files."""
     parts = [_PART.format(path=file.path, text=file.text.rstrip()) for file in files]
     return "\n\n".join(filter(None, (system, *parts))) or None

@@ -73,7 +73,6 @@ class Recorded:
         return found if isinstance(found, dict) else None
 
     def messages(self) -> Iterator[RecordedMessage]:
-        """Yield the messages in order."""
         for number, rows in groupby(self.blocks, key=lambda row: int(row["message"])):
             of_message = tuple(rows)
             yield RecordedMessage(number, of_message[0]["role"], of_message)

@@ -43,15 +43,11 @@ _LARGEST_OUTPUT = 10_000_000  # bytes, as for a tool of Runner's
 
 
 class Happened(NamedTuple):
-    """An event and its time."""
-
     at: float  # seconds since the epoch
     event: audit.Event
 
 
 class SessionReader:
-    """Reads a session file from its beginning."""
-
     def __init__(self, file: IO[bytes]) -> None:
         file.seek(0)
         self._file = file

@@ -36,7 +36,6 @@ class Node:
         return place(*self.path)
 
     def at(self, *parts: Part) -> Node:
-        """Return a place below."""
         return Node((*self.path, *parts), self.problems, self.elsewhere)
 
     def note(self, message: str, *parts: Part) -> None:
@@ -67,8 +66,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """The type of a key's value."""
-
     words: str  # in docs/job-file.md
     schema: Mapping[str, Any]  # JSON Schema, draft 4
     read: Callable[[Any, Node], Any]  # returns a TOML value as used; raises BadValueError
@@ -77,8 +74,6 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The declaration of a key."""
-
     name: str
     type: Type
     default: Any = None  # as in TOML; None: no value
@@ -92,8 +87,6 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The keys of one table of a job file."""
-
     name: str  # in docs/job-file.md
     keys: tuple[Key, ...]
     # Groups of keys that exclude each other; with a text (their name) one of them is required.
@@ -210,7 +203,6 @@ flag = checked(
 
 
 def choice(*options: str) -> Type:
-    """One of a few words."""
     quoted = [f'"{option}"' for option in options]
 
     def wrong(value: Any) -> str | None:
@@ -226,8 +218,6 @@ def choice(*options: str) -> Type:
 
 
 def integer(most: int, least: int = 1) -> Type:
-    """A whole number."""
-
     def wrong(value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int):
             return f"must be an integer, not {kind(value)}"

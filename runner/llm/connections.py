@@ -309,7 +309,6 @@ class Watch:
     expired: Expiry | None = None  # why it was cut, if it was
 
     def progress(self) -> None:
-        """Note that the call got on."""
         self.progress_at = monotonic()
 
     @property

@@ -44,13 +44,10 @@ def _parse(name: str, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A price list in its file's form."""
-
     name: str
     data: Mapping[str, Any]
 
     def apply(self, prices: PriceList) -> PriceList:
-        """A price list changed by this one."""
         self._refuse_others("", self.data, {"date", "source", "us_inference", "models"})
         models = self._table("models", self.data.get("models", {}))
         day = self.data.get("date", prices.date)

@@ -47,7 +47,6 @@ class Access:
         return False
 
     def grants(self, rule: syntax.ParsedRule) -> bool:
-        """True if an allow rule covers it."""
         return not rule.broken and (rule.specifier is None or self._covered(rule.specifier))
 
     def is_named(self, rule: syntax.ParsedRule) -> bool:
@@ -64,8 +63,6 @@ class Access:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Command(Access):
-    """A simple command of a script."""
-
     forms: tuple[str, ...]
     hides: str  # why it is not known what it runs, or ""
     complete: bool  # only its arguments hide something: a rule that is equal to it may allow it
@@ -143,7 +140,6 @@ class File(Access):
         return specifier.catches(self.known, self.context)
 
     def may_be(self, rule: syntax.ParsedRule) -> bool:
-        """True if the rule may be about the file, when that is unknown."""
         if not isinstance(rule.specifier, PathPattern):
             return False
         if self.below is None:
@@ -171,8 +167,6 @@ class File(Access):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Host(Access):
-    """The URL that a call asks for."""
-
     def _matched(self, specifier: syntax.Specifier) -> str | None:
         if not isinstance(specifier, syntax.HostPattern):
             return None
@@ -189,8 +183,6 @@ class Host(Access):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SubAgent(Access):
-    """The type of sub-agent that a call starts."""
-
     def _covered(self, specifier: syntax.Specifier) -> bool:
         return specifier == syntax.AgentPattern(self.shown)
 

@@ -29,8 +29,6 @@ _BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class ImportedRules:
-    """The rules of a settings file."""
-
     rules: tuple[Rule, ...]  # denials first
     # One line for each skipped part; none would deny or ask about a call of the job.
     left_out: tuple[str, ...]

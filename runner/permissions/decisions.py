@@ -65,12 +65,9 @@ _Rules = Mapping[str, RuleIndex]
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Rules, in order."""
-
     rules: tuple[Rule, ...] = ()
 
     def about(self, tools: tuple[str, ...]) -> _Rules:
-        """Return the rules that concern one of the tools."""
         found = self._kept.get(tools)
         if found is None:
             groups: dict[str, list[ParsedRule]]
@@ -125,8 +122,6 @@ class Policy(RuleSet):
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The decision of the rules on one access."""
-
     access: Access
     effect: Effect | None  # None when no rule matched
     matched: tuple[MatchedRule, ...] = ()  # one at most

@@ -55,8 +55,6 @@ class Glob:
 
 @dataclass(frozen=True, slots=True)
 class CommandPattern:
-    """The specifier of a Bash rule."""
-
     globs: tuple[Glob, ...]
     word: str | None = None  # the first word of every command that fits, if there is such a word
     needle: str = ""  # a text in every command that fits
@@ -173,8 +171,6 @@ _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """A rule's text, read."""
-
     name: str  # of one tool or several
     specifier: Specifier | None  # without one it covers every call of these tools
 
@@ -220,7 +216,6 @@ def quoted(text: str, most: int = 200) -> str:
 
 
 def is_name(text: str) -> bool:
-    """True if a text can be the name part of a rule."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -232,7 +227,6 @@ def concerns(text: str, tool: str) -> bool:
 
 
 def name_of(text: str) -> str:
-    """Return the part of a rule's text that names tools."""
     return text.partition("(")[0].strip()
 
 

@@ -51,8 +51,6 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """A model call that has ended, and what it cost."""
-
     number: int
     turn: int  # the turn that it was made for
     purpose: Purpose

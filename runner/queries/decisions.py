@@ -132,7 +132,6 @@ def _calls_with_reasons(*columns: Any) -> Select[Any]:
 
 
 def whys(database: Database, approval_ids: Sequence[str]) -> dict[str, Why]:
-    """Why each of these questions was asked, by the approval's id."""
     query = _calls_with_reasons(approvals.c.id, *_WHY, tool_calls.c.matched)
     return {
         row.id: dict(row._mapping)
@@ -165,7 +164,6 @@ def approvals_of_run(database: Database, run_id: str) -> list[dict[str, Any]]:
 
 
 def is_approval_open(database: Database, approval_id: str) -> bool:
-    """True if a question still waits for its answer."""
     query = select(approvals.c.id).join(runs, runs.c.id == approvals.c.run_id)
     return bool(database.rows(query.where(approvals.c.id == approval_id, IS_OPEN_APPROVAL)))
 

@@ -77,7 +77,6 @@ class Filters:
             yield runs.c.id.in_(calling)
 
     def of_time(self, at: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
-        """Conditions on a time."""
         if self.since is not None:
             yield at >= self.since
         if self.until is not None:
@@ -117,7 +116,6 @@ class Filters:
             yield tuple_(calls.run_id, calls.turn).in_(turns)
 
     def tool_calls(self, *columns: Any) -> Select[Any]:
-        """A query of tool calls joined with their runs."""
         query = select(*columns).select_from(tool_calls)
         query = query.join(runs, runs.c.id == tool_calls.c.run_id)
         return query.where(*self.of_runs(), *self.of_tool_calls())

@@ -78,7 +78,6 @@ def has_id(call_id: str) -> ColumnElement[bool]:
 
 
 def call_key(connection: Connection, call_id: str) -> CallKey | None:
-    """The key of the call with this whole id."""
     key = (tool_calls.c[name] for name in CallKey._fields)
     row = connection.execute(select(*key).where(has_id(call_id))).first()
     return None if row is None else CallKey(*row)
@@ -147,7 +146,6 @@ def _calls(connection: Connection, condition: ColumnElement[bool]) -> Iterator[F
 
 
 def descendant_ids(database: Database, run_id: str) -> list[str]:
-    """The runs below one."""
     query = select(runs.c.id).where(in_tree(run_id), runs.c.id != run_id)
     return [row.id for row in database.rows(query)]
 

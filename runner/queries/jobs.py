@@ -171,7 +171,6 @@ class PrunedTurns:
 
 
 def pruned_turns(database: Database, job_id: str, run_id: str | None = None) -> PrunedTurns:
-    """The pruned turns of a job, or of one of its runs."""
     pruned = (
         select(compactions.c.run_id)
         .join(runs, runs.c.id == compactions.c.run_id)

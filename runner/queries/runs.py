@@ -45,8 +45,6 @@ _CHILD_COLUMNS = (
 
 
 class Descendants(NamedTuple):
-    """All runs below one, in numbers."""
-
     runs: int = 0
     turns: int = 0
     tokens: int = 0
@@ -102,14 +100,12 @@ def _description(asked: Any, number: int) -> str:
 
 
 def has_ended(database: Database, run_id: str, *, whole_tree: bool = False) -> bool:
-    """True if a run has ended; with ``whole_tree``, if all runs below it have ended, too."""
     condition = in_tree(run_id) if whole_tree else runs.c.id == run_id
     query = select(runs.c.id).where(condition, runs.c.state.not_in(ENDED)).limit(1)
     return not database.rows(query)
 
 
 def descendants_of(database: Database, run_id: str) -> Descendants:
-    """The runs below one, in numbers."""
     found = database.read(lambda connection: descendants_by_run(connection, in_tree(run_id)))
     return found.get(run_id, Descendants())
 
@@ -133,8 +129,6 @@ def descendants_by_run(
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run with the structured result that it submitted last."""
-
     run_id: str
     item_key: str
     state: RunStatus
@@ -159,7 +153,6 @@ def results_of_job(database: Database, job_id: str) -> list[RunResult]:
 
 
 def result_of_run(database: Database, run_id: str) -> dict[str, Any] | None:
-    """The result that a run submitted last, or None."""
     return _submitted(database, runs.c.id == run_id).get(run_id)
 
 
@@ -191,7 +184,6 @@ _VERIFICATION_COLUMNS = (
 
 
 def verifications_of_run(database: Database, run_id: str) -> list[Verification]:
-    """All verifications of a run, in order."""
     return _verifications(database, verifications.c.run_id == run_id)
 
 
@@ -217,7 +209,6 @@ def _verifications(database: Database, condition: ColumnElement[bool]) -> list[V
 
 
 def items_of_runs(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:
-    """The items of runs by the runs' ids."""
     query = select(run_items.c.run_id, run_items.c.item)
     return {
         run_id: item
@@ -255,7 +246,6 @@ class RunSnapshots:
 
     @property
     def is_recorded(self) -> bool:
-        """True if snapshots are taken of its workspace."""
         return self.mode in ("git", "copy")
 
 

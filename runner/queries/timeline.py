@@ -109,8 +109,6 @@ ENDED = 2
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the conversation."""
-
     turn: int  # 0 is before turn 1
     stage: int  # REPLIED or ENDED
 

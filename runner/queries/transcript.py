@@ -99,7 +99,6 @@ def _with_id(call: Row[Any]) -> dict[str, Any]:
 
 
 def compactions_of_run(database: Database, run_id: str) -> list[StoredCompaction]:
-    """A run's compactions in order."""
     query = select(compactions).where(compactions.c.run_id == run_id).order_by(compactions.c.number)
     return [{**row._mapping, "clips": len(row.clips)} for row in database.rows(query)]
 

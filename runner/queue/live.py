@@ -25,7 +25,6 @@ _CHANNELS = "runner:live:"
 
 
 def channel_of(run_id: str) -> str:
-    """Return the pub/sub channel that carries a run's live text."""
     return _CHANNELS + run_id
 
 

@@ -290,7 +290,6 @@ class QueueWorker:
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Take queue messages again."""
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:

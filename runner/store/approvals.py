@@ -295,8 +295,6 @@ def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rul
 
 @dataclass(frozen=True)
 class _Answering:
-    """A reply that is being stored."""
-
     reply: Reply
     rules: Mapping[str, Rule]  # to be remembered, by question
     now: float

@@ -57,7 +57,6 @@ def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> Job
 
 
 def budget_of(database: Database, job_id: str) -> JobBudget | None:
-    """Return a job's budget, or None."""
     return database.read(lambda connection: look_into(connection, job_id))
 
 

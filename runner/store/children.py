@@ -92,8 +92,6 @@ _LEFT = select(run_workspaces.c.branch, run_workspaces.c.commit_id).where(
 
 
 class _Member(NamedTuple):
-    """A child."""
-
     row: Any
     reserved: Charged  # what it and all below it were charged, or may still use
     rests: bool  # it has ended, and so has all below it
@@ -101,8 +99,6 @@ class _Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The children of one run."""
-
     children: Sequence[_Member]
     tree_size: int  # runs in the whole tree, the run's own siblings among them
 
@@ -113,7 +109,6 @@ class Family:
 
 
 def family_of(connection: Connection, run_id: str) -> Family:
-    """Return the children of a run."""
     tree = execute(connection, _TREE, {"root": lineage(run_id)[0]})
     by_parent: dict[str, list[Any]] = {}
     for row in tree:

@@ -45,8 +45,6 @@ ImportOutcome = Literal["imported", "there", "continued"]
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """The result of importing a run."""
-
     run_id: str
     job_id: str
     # ``there``: the database had the run already. ``continued``: it had less of the session.
@@ -337,8 +335,6 @@ _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model"
 
 @dataclass(frozen=True, slots=True)
 class ImportedSession(ImportedRun):
-    """The result of importing a session, or an agent's part of one."""
-
     project: str
 
 

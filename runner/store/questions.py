@@ -30,8 +30,6 @@ _INPUTS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer to be stored."""
-
     answer: AnswerEffect
     via: Literal["person", "rule", "timeout"]
     by: str = ""

@@ -34,7 +34,6 @@ def tool_context_to_json(context: ToolContext) -> dict[str, Any]:
 
 
 def tool_context_from_json(data: Mapping[str, Any]) -> ToolContext:
-    """The value that ``tool_context_to_json`` was given."""
     places = {text: ResolvedPath(**place) for text, place in data["places"].items()}
     return ToolContext(**{**data, "places": places})
 

@@ -20,7 +20,6 @@ from runner.store.tables import job_shares
 def insert_shares(
     connection: Connection, job_id: str, spec: JobSpec, workspace_id: str | None
 ) -> None:
-    """Store what a job's file says about its share."""
     row = {"job_id": job_id, "weight": spec.priority, "max_concurrency": spec.max_concurrency}
     if spec.workspace is not None and spec.workspace.max_concurrency is not None:
         row |= {
@@ -31,7 +30,6 @@ def insert_shares(
 
 
 def priority_of(database: Database, job_id: str) -> float:
-    """The weight of a job."""
     return database.read(lambda connection: _weight(connection, job_id))
 
 

@@ -167,7 +167,6 @@ class Writes:
                 self._values.append([value for row in batch for value in row.values()])
 
     def change(self, table: Table, changes: Mapping[str, Any], **key: Any) -> None:
-        """Change the row with this key."""
         self._shapes.append(_Shape(table, tuple(changes), key=tuple(key)))
         self._values.append([*key.values(), *changes.values()])
 

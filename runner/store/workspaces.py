@@ -36,8 +36,6 @@ class WorkspaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkspace:
-    """The stored columns of a run's workspace."""
-
     run_id: str
     job_id: str
     job_name: str

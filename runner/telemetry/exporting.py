@@ -66,7 +66,6 @@ class _Outage(logging.Handler):
         self._stop_if_in_vain()
 
     def note(self, *, is_taken: bool) -> None:
-        """Note how an export has ended."""
         if not is_taken and not self._is_said:
             logger.warning("%s are lost until the collector takes them: %s", self._signal, self.why)
         self._is_said = not is_taken

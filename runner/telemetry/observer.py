@@ -84,7 +84,6 @@ class Telemetry(Observer):
         self._follower.start()
 
     def stored(self, stored: Stored) -> None:
-        """Tell what is in it; see the port."""
         try:
             for applied in stored.applied:
                 self._tell(stored, applied)

@@ -190,12 +190,10 @@ def of_usage(usage: Usage) -> dict[str, int]:
 
 
 def of_cost(billionths: int) -> dict[str, float]:
-    """Return what a call cost, where that is known."""
     return {"runner.cost_usd": billionths / BILLIONTHS} if billionths else {}
 
 
 def of_request(request_id: str | None) -> dict[str, str]:
-    """Return the API's own name of a call, where it gave one."""
     return {"runner.request_id": request_id} if request_id else {}
 
 
@@ -209,7 +207,6 @@ _FINISHED = {
 
 
 def output_messages(reply: ModelReply) -> str:
-    """Return a reply as JSON."""
     finished = _FINISHED.get(reply.stop_reason, reply.stop_reason)
     parts = list(map(_part, reply.blocks))
     return as_json([{"role": "assistant", "parts": parts, "finish_reason": finished}])

@@ -70,6 +70,5 @@ def run_own(call: ToolCall, source: OwnSource, host: Starter, interrupt: Interru
 
 
 def command_of(action: str, source: OwnSource) -> list[str]:
-    """Return the command that does something with a function: see the child."""
     named = (action, str(source.folder), source.module, source.function)
     return boot("runner.tools.function_child", *named, site=True, isolated=False)

@@ -45,8 +45,6 @@ class DiffStat:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """The location of a run's snapshots."""
-
     run_ids: tuple[str, ...]  # the run, and the runs that it was forked from
     source: str  # the repository or folder that its workspace was made from
     store_id: str | None  # of the host that has its snapshots
@@ -56,8 +54,6 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class CommitText:
-    """Who made a commit, when, and its message."""
-
     name: str
     email: str
     at: float  # seconds since the epoch
@@ -135,7 +131,6 @@ class RecordedChanges:
         return tuple(shown(path) for path in sorted(found))
 
     def commit(self, where: Whereabouts, commit: str) -> CommitText | None:
-        """Return a commit's author and message, or None if it is not here."""
         store = store_of(self.home, where.source)
         if not self._has(store, [commit]):
             return None

@@ -34,7 +34,6 @@ from runner.workspace.worktree import GitState, Worktree
 
 
 def main() -> None:
-    """Answer one request."""
     request = json.load(sys.stdin)
     try:
         answer = getattr(OwnFolder(**request["on"]), request["do"])(**request["with"]) or {}
@@ -47,7 +46,6 @@ def main() -> None:
 def open_snapshots(
     git_dir: str, work_tree: str, environment: Mapping[str, str] = os.environ, **options: Any
 ) -> Snapshots:
-    """Return the snapshots of an attempt, as a request names them."""
     return Snapshots(Path(git_dir), Path(work_tree), environment=environment, **options)
 
 
@@ -65,7 +63,6 @@ class OwnFolder:
         return Worktree(Repository(Path(self.repository)), Path(self.path))
 
     def clone(self, url: str) -> None:
-        """Make or update the repository, a clone of Runner's."""
         update_clone(Path(self.repository), url, self.base)
 
     def discard(self) -> None:

@@ -145,7 +145,6 @@ def read_beginning(path: str | Path, most: int) -> bytes | None:
 
 
 def new_id() -> str:
-    """Return 26 random letters and digits."""
     return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 

@@ -106,7 +106,6 @@ class Git:
         return split(self.run(*arguments, given=given, check=check))
 
     def having(self, **variables: str) -> Git:
-        """Return this git with further variables."""
         return replace(self, variables={**self.variables, **variables})
 
     def signed(self, name: str, email: str, **more: str) -> Git:
@@ -154,8 +153,6 @@ class Git:
 
 @dataclass(frozen=True, slots=True)
 class GitProcess:
-    """A command of git that was started."""
-
     process: subprocess.Popen[bytes]
     name: str  # of the command, for messages
 

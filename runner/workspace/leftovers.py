@@ -29,8 +29,6 @@ _GOES_ON = "its run has not ended: cancel it first"
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A workspace on this host."""
-
     run_id: str
     path: Path
     run: StoredWorkspace | None  # None for a folder that no run of the database knows
@@ -38,7 +36,6 @@ class Leftover:
 
     @property
     def here(self) -> bool:
-        """True if its folder exists."""
         return self.path.is_dir()
 
     def size(self) -> int:
@@ -53,8 +50,6 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result of pruning a leftover."""
-
     leftover: Leftover
     removed: bool
     why_kept: str = ""
@@ -131,8 +126,6 @@ def prune(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files of leftovers."""
-
     home: Path
     environment: Mapping[str, str]
 

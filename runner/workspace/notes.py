@@ -23,7 +23,6 @@ class Made:
     put_back: bool = True  # False while its files are put back
 
     def state(self, note: str) -> GitState:
-        """Return the git state in a snapshot's note."""
         if note:
             return GitState.from_note(note, self.branch)
         return GitState(self.start_commit, self.branch)
@@ -60,7 +59,6 @@ class MadeNotes:
 
     @classmethod
     def beside(cls, workspace: Path, attempt: int) -> MadeNotes:
-        """Return the notes of a workspace."""
         return cls(workspace.with_name(f".{workspace.name}.made"), attempt)
 
     def read(self) -> Made | None:

@@ -51,7 +51,6 @@ class Site:
     remote_seconds: float = REMOTE_SECONDS  # how long a remote that does not answer is asked again
 
     def surroundings(self, run_id: str, workspace: Path | None) -> Surroundings:
-        """Return where the tools of a run work."""
         return Surroundings(workspace, self.home / "outputs" / run_id)
 
 
@@ -122,7 +121,6 @@ class OwnWorkspace:
 
     @cached_property
     def snapshots(self) -> Snapshots:
-        """This attempt's snapshots."""
         return open_snapshots(**self._request(), environment=self._site.tools.environment)
 
     def prepare(

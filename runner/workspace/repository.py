@@ -31,8 +31,6 @@ _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository with the branches of runs in it."""
-
     folder: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 

@@ -119,15 +119,12 @@ def differences(reader: Git, found: str, wanted: str, check: Check) -> list[Diff
 
 
 def submodules_in(git: Git, tree: str, check: Check = no_check) -> list[bytes]:
-    """Return the submodules of a tree."""
     listed = git.records("ls-tree", "-r", "-z", tree, check=check)
     return [line.partition(b"\t")[2] for line in listed if line.startswith(SUBMODULE)]
 
 
 @dataclass(frozen=True, slots=True)
 class Restorer:
-    """Puts one work tree back."""
-
     reader: Git  # with the work tree and its index, which is that of the snapshot found
     surveyor: Surveyor
     writer: WorkTreeWriter

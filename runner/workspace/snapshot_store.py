@@ -333,7 +333,6 @@ def forget(store: Path, environment: Mapping[str, str], run_ids: Collection[str]
 
 
 def stores_in(home: Path) -> list[Path]:
-    """Return the stores of a home."""
     return sorted((home / _STORES).glob("*.git"))
 
 
@@ -343,7 +342,6 @@ def collect(store: Path, environment: Mapping[str, str]) -> None:
 
 
 def index_folder(store: Path, run_id: str) -> Path:
-    """Return the folder of a store with the indexes of a run's attempts."""
     return store / "runs" / run_id
 
 
@@ -352,16 +350,12 @@ def index_folder(store: Path, run_id: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded snapshot: a commit of the store, and its tree."""
-
     commit: str
     tree: str
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The snapshots of a run on this host."""
-
     own: Recorded | None  # by this attempt, last
     last: Recorded | None  # by the newest attempt, last
     start: Recorded | None  # what the workspace began as
@@ -392,7 +386,6 @@ class StoredSnapshots:
         return None if last is None else last.tree
 
     def history(self) -> History:
-        """Return the run's snapshots on this host."""
         form = "--format=%(refname) %(objectname) %(tree)"
         listed = self._store_git.text("for-each-ref", form, self._refs).splitlines()
         refs = (line.split(" ") for line in listed)

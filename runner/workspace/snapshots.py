@@ -60,8 +60,6 @@ _OUR_OWN = f"\n/{EXCLUDED}\n/{MANIFEST.decode()}\n".encode()
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The content of the index."""
-
     stamp: tuple[int, int, int] | None  # changes when the index does
     manifest: bytes
     recorded: Recorded | None  # None when the index may hold another snapshot than the last
@@ -207,7 +205,6 @@ class Snapshots(StoredSnapshots):
         )
 
     def has(self, snapshot: str) -> bool:
-        """Return True if a snapshot is in the store."""
         return has_trees(self._plain, [snapshot])
 
     def note_of(self, snapshot: str) -> str:

@@ -99,8 +99,6 @@ def blobs(git: Git, ids: Sequence[str], most: int) -> Iterator[tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A repository on this host."""
-
     top: Path  # its folder, links resolved
     git_dir: Path  # git's own folder for it
     common: Path  # the one with the objects; another where ``top`` is a worktree
@@ -108,7 +106,6 @@ class Checkout:
 
     @property
     def objects(self) -> Path:
-        """The folder of its objects."""
         return self.common / "objects"
 
 

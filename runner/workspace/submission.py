@@ -88,8 +88,6 @@ def keep_base(workspace: Workspace, environment: Mapping[str, str]) -> None:
 
 @dataclass(slots=True)
 class _Inspection:
-    """An inspection of a repository, and what it has found."""
-
     asked: Asked
     home: Path
     environment: Mapping[str, str]
@@ -106,7 +104,6 @@ class _Inspection:
             self.problems.append((error.key, str(error)))
 
     def of_checkout(self) -> Found:
-        """Inspect a repository on this host."""
         asked = self.asked
         checkout = source.find_checkout(Path(asked.source), self.environment)
         git = source.git_reading(self.environment, checkout.git_dir)
@@ -137,7 +134,6 @@ class _Inspection:
         return Found(str(checkout.top), commit, self._files(own, commit, git) if commit else ())
 
     def of_url(self) -> Found:
-        """Inspect a repository elsewhere."""
         url, fetched = self.asked.source, self.scratch / "fetched"
         git = source.remote_git(self._private("fetched", fetched / "objects"))
         commit = source.find_remote_base(git, url, self.asked.base)

@@ -198,8 +198,6 @@ def settle(root: bytes, paths: Iterable[bytes], check: Check) -> None:
 
 @dataclass
 class Survey:
-    """The result of one survey of a work tree."""
-
     view: WorkTreeView
     check: Check
     changed: set[bytes] = field(default_factory=set)  # paths whose content the index must learn
@@ -217,8 +215,6 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Surveyor:
-    """Surveys one work tree."""
-
     reader: Git  # with the work tree and its index; it sees the source's objects
     writer: Git  # the same, which does not see them
     root: bytes

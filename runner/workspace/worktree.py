@@ -212,7 +212,6 @@ class Worktree:
         git.run("read-tree", index or state.commit)
 
     def has_repository(self) -> bool:
-        """Return True if its own repository is there."""
         return (self.git_folder / "HEAD").is_file() and not self.git_folder.is_symlink()
 
     def _link(self) -> None:

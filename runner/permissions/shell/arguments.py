@@ -26,8 +26,6 @@ _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """The command of a wrapper."""
-
     words: tuple[Word, ...] = ()  # the command; empty when it runs none
     assigned: tuple[Assignment, ...] = ()  # the variables that it sets for the command
     hides: str = ""  # why the command is not known for sure

@@ -101,7 +101,6 @@ class Expansions(Tree):
         """Visit a redirect that no word may follow."""
 
     def word(self, node: Node) -> Word:
-        """Return a word as written."""
         start, end = node.start_byte, node.end_byte
         if not node.child_count and node.type in ("word", "number"):
             source = self.text[start:end]
@@ -134,7 +133,6 @@ class Expansions(Tree):
         return expansion.start_byte + len(text) - len(text.lstrip(" \t\n"))
 
     def visit_expansion(self, node: Node) -> None:
-        """Visit an expansion."""
         text = self.text[self.begin_of(node) : node.end_byte]
         match node.type:
             case "simple_expansion":

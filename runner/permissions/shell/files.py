@@ -55,7 +55,6 @@ class Files:
 
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files:
-    """Return the files in the arguments of a program, if it is known."""
     folder = ""
     if program == "git":
         program, folder, arguments = _git(arguments)
@@ -103,8 +102,6 @@ def _moved(files: Files, folder: str) -> Files:
 
 @dataclass(slots=True)
 class _Call:
-    """The arguments of a program."""
-
     usage: Usage
     options: list[tuple[str, Word | None]]  # with their values
     operands: list[Word]
@@ -116,11 +113,9 @@ class _Call:
         return {name for name, _ in self.options} | {word.value for word in self.operands[:1]}
 
     def valued(self, options: Iterable[str]) -> list[Word]:
-        """Return the values of options."""
         return [value for name, value in self.options if value is not None and name in options]
 
     def words(self, role: Role) -> list[Word]:
-        """Return the words with a role."""
         found = self.valued(role.items)
         for item in role.items:
             if item.endswith("="):

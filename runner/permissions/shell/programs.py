@@ -404,7 +404,6 @@ GIT_SYNONYMS = {
 
 
 def git_options(name: str) -> Options:
-    """Return the options of a subcommand of git."""
     letters = _GIT_LETTERS.get(name, "")
     long = (*_GIT_OPTIONS.long, *_GIT_LONG.get(name, ()))
     return replace(_GIT_OPTIONS, letters=letters, long=long, any_value=name in _GIT_HARMLESS)

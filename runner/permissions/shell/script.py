@@ -42,8 +42,6 @@ class Part:
 
 
 class Target(NamedTuple):
-    """A path that is opened."""
-
     path: str  # "" when it is not literal
     moment: Moment  # greater for what is opened later
     pipe: bool = False  # a pipe to a command (``>(…)``), no file
@@ -126,7 +124,6 @@ class Findings:
     def add(
         self, text: str, forms: dict[str, None], hides: str = "", inner: tuple[Part, ...] = ()
     ) -> None:
-        """Add a simple command."""
         forms.setdefault(text)
         self.parts.append(Part(text, tuple(forms), hides, inner))
 
@@ -141,7 +138,6 @@ class Findings:
         self.parts[before] = replace(first, forms=merged, hides=first.hides or hides)
 
     def script(self, command: str) -> Script:
-        """Return the sum of the findings."""
         if not self.calculated <= (self.numeric | INTEGERS) - self.tainted:
             self.give_up("bash runs what is inside a variable when it does arithmetic with it")
         if self.declares_dynamic and self.arrays:

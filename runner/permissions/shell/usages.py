@@ -38,14 +38,11 @@ class Role:
     never: frozenset[str]  # not with these
 
     def holds(self, given: set[str]) -> bool:
-        """True if it holds with the options and the first operand ``given``."""
         return (not self.only or not self.only.isdisjoint(given)) and self.never.isdisjoint(given)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The arguments of a program."""
-
     roles: tuple[Role, ...]
     valued: frozenset[str]  # the options with a value
     long: tuple[str, ...]  # the long options that are known, which may be shortened

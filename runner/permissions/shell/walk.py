@@ -68,7 +68,6 @@ class Walk(Expansions):
         Walk(text, findings, self.shell if shell == "here" else shell, level).all()
 
     def all(self) -> None:
-        """Walk the whole script."""
         root = self.root
         if _FUNCTION.search(self.text):
             self.findings.defines_functions = True

@@ -30,8 +30,6 @@ class UnclearError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command."""
-
     source: str  # as written
     value: str  # without its quotes, expansions in it as written
     exact: bool = True  # the value is just what the program gets
@@ -45,8 +43,6 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A variable that is set."""
-
     name: str
     source: str  # as written
     value: Word | None  # None when it is not known
@@ -76,8 +72,6 @@ def unicode(text: str) -> str:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads one word."""
-
     text: str  # bytes as Latin-1, so that positions are byte offsets
     expansions: Mapping[int, Node]  # the grammar's, by where they start
     visit: Callable[[Node], None]  # called with each expansion that is met

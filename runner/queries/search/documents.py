@@ -62,8 +62,6 @@ Tell = Callable[[str], None]
 
 
 class Place(NamedTuple):
-    """The stored place of a document's text."""
-
     kind: Kind
     job_id: str
     run_id: str = ""  # empty for a system prompt
@@ -77,8 +75,6 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and what it can be filtered by."""
-
     place: Place
     at: float  # seconds since the epoch
     text: str | None  # None if the row cannot be read
@@ -181,7 +177,6 @@ class Reader:
         self._models: dict[str, tuple[str | None, dict[str, str | None]]] = {}
 
     def documents(self, origin: Origin, row: Any) -> Iterator[Document]:
-        """Yield the documents in a row."""
         for place in origin.places(row):
             try:
                 document = self._read(place, row)
@@ -327,7 +322,6 @@ class Origin:
     places: Callable[[Any], Iterator[Place]]  # of the documents in a row
 
     def rows(self, connection: Connection, keys: Collection[tuple[Any, ...]]) -> Iterator[Any]:
-        """Yield the rows with these primary keys."""
         columns = list(self.table.primary_key.columns)
         if connection.dialect.name != "sqlite":
             query = self.query.where(sa.tuple_(*columns).in_(sorted(keys)))
@@ -385,7 +379,6 @@ def _row_of(place: Place) -> tuple[Origin, tuple[Any, ...]]:
 
 
 def call_ids(connection: Connection, documents: Collection[Document]) -> dict[Place, str]:
-    """Return Runner's ids of the tool calls that documents are about."""
     known: dict[Place, str] = {}
     asked: dict[tuple[str, int, str], Place] = {}
     for document in documents:

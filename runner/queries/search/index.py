@@ -38,8 +38,6 @@ _Group = tuple[wording.Term, ...]
 
 
 class Entry(NamedTuple):
-    """A document in an index."""
-
     place: Place
     at: float
     facets: list[str]  # words for its properties; they start with MARK
@@ -99,8 +97,6 @@ class Needs:
 
 
 class Match(NamedTuple):
-    """A document that by the index meets the needs."""
-
     number: int  # documents that are indexed later have higher numbers
     place: Place
     at: float

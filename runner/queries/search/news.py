@@ -95,7 +95,6 @@ _NEW_ROWS = {
 
 
 def is_up_to_date(ask: Ask) -> bool:
-    """Return True if the index lacks nothing."""
     return not any(ask(query, {"after": ""}) for query in (_NEW_JOBS, _CHANGED_RUNS))
 
 
@@ -126,7 +125,6 @@ class _Seen:
     verifications: list[int] = field(default_factory=list)
 
     def add(self, origin: Origin, row: Any) -> None:
-        """Count a row as indexed."""
         if origin is COMPACTIONS:
             self.compactions = row.number
         elif origin is VERIFICATIONS:

@@ -64,8 +64,6 @@ FROM STDIN
 
 
 class PostgresIndex:
-    """``Index`` of a Postgres database."""
-
     def __init__(self, database: Database, tell: Tell, batch: int | None = None) -> None:
         self._database = database
         self._tell = tell
@@ -234,8 +232,6 @@ def _signature(words: Sequence[str]) -> bytes:
 
 
 class PostgresLookup:
-    """``Lookup`` in the tables."""
-
     knows_phrases = False
 
     def __init__(self, database: Database) -> None:

@@ -61,8 +61,6 @@ def open_index(
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found."""
-
     place: Place  # message and position name a block of a conversation
     at: float
     item: str | None
@@ -93,8 +91,6 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One page of what was found."""
-
     hits: tuple[Hit, ...]
     total: int  # matches on all pages
     is_least: bool = False  # there may be more matches
@@ -104,7 +100,6 @@ class Found:
 
     @property
     def count(self) -> str:
-        """The number of matches in words."""
         if not self.is_least:
             return f"{self.total:,}"
         return f"{'more than' if self.total == MOST_RANKED else 'at least'} {self.total:,}"

@@ -92,8 +92,6 @@ _FILE_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_R
 
 
 class SqliteIndex:
-    """``Index`` of a SQLite database."""
-
     def __init__(self, database: Database, tell: Tell, batch: int | None = None) -> None:
         self._database = database
         self._path = path_of(database)
@@ -229,8 +227,6 @@ def _key(source: Connection, last: int) -> str:
 
 
 class SqliteLookup:
-    """``Lookup`` in the file."""
-
     knows_phrases = True
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -291,7 +287,6 @@ def path_of(database: Database) -> Path:
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return which file is at a path, or None."""
     try:
         found = path.stat()
     except OSError:

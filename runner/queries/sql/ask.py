@@ -34,8 +34,6 @@ _CHILD = "runner.queries.sql.child"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of a question."""
-
     seconds: float = 30.0
     rows: int | None = None  # None: all; a note says when rows are left out
     answer_bytes: int = 256 << 20  # roughly

@@ -20,7 +20,6 @@ _GRACE_SECONDS = 2.0  # Postgres reports its own timeout first
 
 
 def main() -> None:
-    """Answer the one question on stdin."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
