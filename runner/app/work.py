@@ -32,7 +32,7 @@ def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
         return None
     found = wiring.sandbox_here(settings)
     missing = f"the job requires a sandbox, and this host has none: {found.missing}"
-    return missing if found.kind == "none" else None
+    return missing if found.kind != "bubblewrap" else None
 
 
 def submit(

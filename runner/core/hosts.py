@@ -59,19 +59,27 @@ class Connection:
 # Messages of programs without a network, or of ones that did not ask the proxy.
 _UNREACHED = re.compile(
     r"could not resolve|couldn't resolve|name resolution|name or service not known|getaddrinfo"
-    r"|ENOTFOUND|EAI_AGAIN|network is unreachable|no such host|unable to resolve|dns error",
+    r"|ENOTFOUND|EAI_AGAIN|network is unreachable|no such host|unable to resolve|dns error"
+    r"|address family not supported|EAFNOSUPPORT",
     re.IGNORECASE,
 )
 _MOST_NAMED = 3
 
 
-def hint(hosts: Sequence[str] | None, connections: Sequence[Connection], said: str) -> str:
+def hint(
+    hosts: Sequence[str] | None,
+    connections: Sequence[Connection],
+    said: str,
+    *,
+    loopback: bool = True,
+) -> str:
     """Return a line that tells the model why a failed call did not reach a host; empty if it has said
     nothing of a network.
 
     Args:
         hosts: those that the job may reach, as in ``Sandbox.network``.
         said: what the call has written.
+        loopback: the call has a network of its own.
     """
     refused = {
         f"{each.host}:{each.port}": each.why for each in connections if each.outcome == "refused"
@@ -83,7 +91,8 @@ def hint(hosts: Sequence[str] | None, connections: Sequence[Connection], said: s
     if hosts is None or not _UNREACHED.search(said):
         return ""
     if not hosts:
-        return "This job has no network ([sandbox] network): commands reach nothing but localhost."
+        but = "nothing but localhost" if loopback else "nothing on this host, localhost neither"
+        return f"This job has no network ([sandbox] network): commands reach {but}."
     return "Hosts are reached only by the HTTP proxy that the variable HTTPS_PROXY names."
 
 

@@ -11,7 +11,7 @@ from runner.core.hosts import HostPattern
 
 SandboxMode = Literal["auto", "required", "off"]
 # The containment of a call. "none": nothing contained it.
-Kind = Literal["bubblewrap", "none"]
+Kind = Literal["bubblewrap", "landlock", "none"]
 
 # Folders of the home that hold the caches of build tools, by preset.
 CACHES: Mapping[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ _SEPARATORS = re.compile(r"[;&|\n()]+")
 class Sandbox:
     """The section ``[sandbox]`` of a job file."""
 
-    mode: SandboxMode = "auto"  # "required": no call without; "auto": where the host can
+    mode: SandboxMode = "auto"  # "required": only in bubblewrap; "auto": in what the host has
     network: tuple[str, ...] | None = ()  # patterns of hosts that can be reached; None: every one
     memory: int | None = None  # bytes of a call's processes together
     processes: int | None = None  # of a call, threads included

@@ -47,6 +47,7 @@ _LAST_WORDS = 2_000
 _HOST_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 
 End = Literal["exited", "timed_out", "limited", "not_started", "lost"]
+Restriction = tuple[int, bool, Sequence[tuple[int, str]]]  # as sandbox_landlock.restrict takes it
 _ENDS: tuple[End, ...] = (
     "exited",
     "timed_out",
@@ -91,6 +92,8 @@ class Start:
     # Paths of files that it finds open for reading, by descriptor (100 and above).
     descriptors: Mapping[int, str] = field(default_factory=dict)
     limits: CallLimits = CallLimits()
+    variables: Mapping[str, str | None] = field(default_factory=dict)  # that differ; None: unset
+    landlock: Restriction | None = None  # that it is under; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,8 @@ class ToolHost:
             "lock_file": self._lock_file,
             "lock_offset": lock_offset(start.run_id),
             "limits": self._limits(start.limits),
+            "variables": dict(start.variables),
+            "landlock": start.landlock,
         }
         try:
             near, far = socket.socketpair()

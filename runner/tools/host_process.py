@@ -42,6 +42,7 @@ import time
 
 from runner.tools.limits import Limits
 from runner.tools.process_tree import children, end_descendants, kill, prepare_prctl, reap
+from runner.tools.sandbox_landlock import restrict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -439,7 +440,11 @@ def _start(request: dict[str, Any], output: _Collected, errors: _Collected, limi
             for number in _RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             limits.enter()
-            os.execve(request["argv"][0], request["argv"], dict(os.environ))
+            variables = {**os.environ, **request["variables"]}
+            environment = {name: each for name, each in variables.items() if each is not None}
+            if request["landlock"] is not None:
+                restrict(*request["landlock"])
+            os.execve(request["argv"][0], request["argv"], environment)
         except (OSError, ValueError) as error:
             os.write(failure_written, str(error).encode("utf-8", "replace"))
         finally:

@@ -23,8 +23,9 @@ from runner.errors import Interrupted, SandboxMissing
 from runner.logs import log_event
 from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
+from runner.tools import sandbox_landlock
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import CallLimits, Ended, Start, ToolHost, boot_needs
+from runner.tools.host import CallLimits, Ended, Start, ToolHost, boot, boot_needs
 from runner.tools.sandbox_mounts import NAMESPACES, TMP, Blanks, Mounts, View, run_tmp
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Containment:
 
     kind: Kind
     missing: str = ""  # why it is not the strongest; empty if it is
+    abi: int = 0  # the version of Landlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Sandboxes:
         if sandbox is None or not sandbox.is_on:
             return Containment("none", "the job has none")
         found = self.probe()
-        if found.kind == "none" and sandbox.mode == "required":
+        if found.kind != "bubblewrap" and sandbox.mode == "required":
             raise SandboxMissing(f"the job requires a sandbox: {found.missing}")
         return found
 
@@ -99,33 +101,47 @@ class Sandboxes:
     ) -> Iterator[Entered]:
         """While the block runs, a process can be started in a sandbox. At its end, raise
         ``ToolFailure`` if the process made what the policy denies."""
-        kind = self.containment_of(sandbox).kind
+        found = self.containment_of(sandbox)
+        kind = found.kind
         if sandbox is not None:
             start = replace(start, limits=self._limits(sandbox, kind, start, surroundings))
         if kind == "none" or sandbox is None:
             yield Entered(start, kind)
             return
-        with self._door(sandbox.network) if sandbox.network else nullcontext() as door:
+        hosts = sandbox.network if kind == "bubblewrap" else None
+        with self._door(hosts) if hosts else nullcontext() as door:
             if door is not None:
                 needs = [*start.needs, *boot_needs()]
                 start = replace(start, arguments=door.launch(start.arguments), needs=needs)
-            mounts = self._mounts(start, sandbox, policy, surroundings)
-            bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
-            front = [bwrap, *mounts.arguments, *_network(sandbox, door)]
-            front += ["--chdir", str(start.folder.resolve()), "--", *mounts.guard]
-            arguments = [*front, *start.arguments]
-            descriptors = {**start.descriptors, **mounts.descriptors}
-            start = replace(start, arguments=arguments, descriptors=descriptors)
+            mounts = self._mounts(start, sandbox, policy, surroundings, kind)
+            start = replace(start, variables=mounts.variables)
+            if kind == "landlock":
+                restriction = (found.abi, sandbox.network != (), mounts.grants)
+                start = replace(start, landlock=restriction)
+            else:
+                start = self._in_bubblewrap(start, mounts, _network(sandbox, door))
             try:
-                yield Entered(start, _named(kind, mounts, sandbox), door)
+                yield Entered(start, _named(found, mounts, sandbox), door)
             except BaseException:  # cut, or not started: the cause is told, not what is removed
                 mounts.remove_denied()
                 raise
             if made := mounts.remove_denied():
                 raise ToolFailure(made, "denied")
 
+    def _in_bubblewrap(self, start: Start, mounts: Mounts, network: Sequence[str]) -> Start:
+        bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
+        front = [bwrap, *mounts.arguments, *network]
+        front += ["--chdir", str(start.folder.resolve()), "--", *mounts.guard]
+        descriptors = {**start.descriptors, **mounts.descriptors}
+        return replace(start, arguments=[*front, *start.arguments], descriptors=descriptors)
+
     def _mounts(
-        self, start: Start, sandbox: Sandbox, policy: Policy | None, surroundings: Surroundings
+        self,
+        start: Start,
+        sandbox: Sandbox,
+        policy: Policy | None,
+        surroundings: Surroundings,
+        kind: Kind,
     ) -> Mounts:
         view = View(
             self._home,
@@ -137,7 +153,7 @@ class Sandboxes:
         )
         rules = Policy() if policy is None else policy
         tmp = run_tmp(self._home, start.run_id)
-        return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp)
+        return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp, kind)
 
     def _door(self, hosts: Sequence[str]) -> AbstractContextManager[Door]:
         with self._probing:
@@ -152,24 +168,31 @@ class Sandboxes:
         self, sandbox: Sandbox, kind: Kind, start: Start, surroundings: Surroundings
     ) -> CallLimits:
         folders = [] if surroundings.workspace is None else [surroundings.workspace]
-        if sandbox.disk is not None and kind == "bubblewrap":
+        if sandbox.disk is not None and kind != "none":
             folders.append(run_tmp(self._home, start.run_id))
         return CallLimits(sandbox.memory, sandbox.processes, sandbox.cpu, sandbox.disk, folders)
 
 
-def _named(kind: str, mounts: Mounts, sandbox: Sandbox) -> str:
+def _named(found: Containment, mounts: Mounts, sandbox: Sandbox) -> str:
     """Return what is recorded of a sandbox. Raises ``ToolFailure`` if a job that requires one has rules
     that it cannot hold."""
-    if not mounts.unheld:
-        return kind
     rules = ", ".join(f"deny {rule}" for rule in mounts.unheld)
-    if sandbox.mode == "required":
+    if rules and sandbox.mode == "required":
         raise ToolFailure(
             f"no command can run: {rules} is about too many files outside the workspace for the sandbox "
             "that this job requires; name a folder in it",
             "denied",
         )
-    return f"{kind}, which cannot hold {rules} outside the workspace"
+    unheld = [f"{rules} outside the workspace"] if rules else []
+    if rules := ", ".join(f"deny {rule}" for rule in mounts.unheld_inside):
+        unheld.append(f"{rules} in the workspace")
+    if mounts.exposed:
+        unheld.append("what else is hidden in the workspace")
+    if found.kind == "landlock" and sandbox.network:
+        unheld.append("the list of hosts")
+    if found.kind == "landlock" and found.abi < sandbox_landlock.SCOPES_ABI:
+        unheld.append("signals")
+    return f"{found.kind}, which cannot hold {', '.join(unheld)}" if unheld else found.kind
 
 
 class TmpRemover(Observer):
@@ -210,9 +233,10 @@ class Contained:
     def network_hint(self, said: str) -> str:
         """Return why the process, which failed and ``said`` so, did not reach a host; see ``hint``."""
         sandbox, *_ = self._about
-        if sandbox is None or self.containment in (None, "none"):
+        kind = (self.containment or "none").partition(",")[0]
+        if sandbox is None or kind == "none" or (kind == "landlock" and sandbox.network):
             return ""
-        return hint(sandbox.network, self.connections, said)
+        return hint(sandbox.network, self.connections, said, loopback=kind == "bubblewrap")
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. The log has the
@@ -240,20 +264,37 @@ def _network(sandbox: Sandbox, door: Door | None) -> list[str]:
 def _probe(environment: Mapping[str, str]) -> Containment:
     if sys.platform != "linux":
         return Containment("none", f"there is no sandbox on {sys.platform}: only on Linux")
+    missing = _problem_of_bubblewrap(environment)
+    if not missing:
+        return Containment("bubblewrap")
+    tried = _try(boot(sandbox_landlock.__name__))
+    if isinstance(tried, str):
+        return Containment("none", f"{missing}; nor is there Landlock of Linux 6.2 or later: {tried}")
+    return Containment("landlock", missing, int(tried))
+
+
+def _problem_of_bubblewrap(environment: Mapping[str, str]) -> str:
     bwrap = shutil.which("bwrap", path=environment.get("PATH"))
     if bwrap is None:
-        return Containment("none", "bwrap is not on the PATH: install bubblewrap")
+        return "bwrap is not on the PATH: install bubblewrap"
+    true = shutil.which("true") or "/bin/true"
+    tried = _try([bwrap, *NAMESPACES, "--unshare-net", "--", true])
+    return f"bwrap cannot make a sandbox here: {tried}" if isinstance(tried, str) else ""
+
+
+def _try(command: Sequence[str]) -> bytes | str:
+    """Return what a command prints, or as a text why it failed."""
     try:
         done = subprocess.run(
-            [bwrap, *NAMESPACES, "--unshare-net", "--", shutil.which("true") or "/bin/true"],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PROBE_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Containment("none", f"bwrap does not start: {error}")
-    said = " ".join(done.stderr.decode("utf-8", "replace").split())
-    if done.returncode:
-        return Containment("none", f"bwrap cannot make a sandbox here: {said}")
-    return Containment("bubblewrap")
+        return f"it does not start: {error}"
+    if not done.returncode:
+        return done.stdout
+    said = done.stderr.decode("utf-8", "replace").splitlines()
+    return " ".join(said[-1:]) or f"exit code {done.returncode}"

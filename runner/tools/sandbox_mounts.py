@@ -29,11 +29,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from runner.core.sandbox import CACHES
+from runner.core.sandbox import CACHES, Kind
 from runner.errors import HostFaultError
 from runner.permissions.decisions import Policy
 from runner.tools.file_access import ToolFailure, inside, open_folder
 from runner.tools.sandbox_denials import Denied, denials_of
+from runner.tools.sandbox_landlock import grants
 from runner.tools.sandbox_seccomp import seccomp_program
 
 SECCOMP_DESCRIPTOR = 100  # that bubblewrap reads its filter from
@@ -114,7 +115,6 @@ done
 shift
 exec "$@"
 """
-_CACHE_FOLDER = f"{_TMP}/.cache"
 _WORKSPACES = "workspaces"  # as runner.workspace.folders names it; a test compares
 _LARGEST_LINK = 8_192
 _CLOCK_STEP_NS = 50_000_000  # a file's time may be that of the last tick
@@ -193,6 +193,7 @@ class Mounts:
     Args:
         environment: of the call's processes.
         tmp: an existing folder that is the run's /tmp; None: each call has a new one.
+        kind: Landlock cannot hold what is denied or hidden in a writable folder.
 
     Raises:
         ToolFailure: the rules deny more than can be mounted, or all of the workspace.
@@ -205,6 +206,7 @@ class Mounts:
         blanks: Blanks,
         environment: Mapping[str, str],
         tmp: Path | None = None,
+        kind: Kind = "bubblewrap",
     ) -> None:
         user = os.path.realpath(environment.get("HOME") or os.path.expanduser("~"))
         self._workspace = None if view.workspace is None else os.path.realpath(view.workspace)
@@ -213,6 +215,7 @@ class Mounts:
         self._plan: dict[str, _Kind] = {}
         # Rules about files outside of the workspace that are too many to look for.
         self.unheld: tuple[str, ...] = ()
+        self.unheld_inside: tuple[str, ...] = ()  # in the workspace
         self._add("private", [_TMP])
         self._add("hide", _EMPTY)
         self._add("hide", _credentials(user))
@@ -228,7 +231,12 @@ class Mounts:
             self._add_repository(self._workspace)
         self._add("read", map(str, view.read_only))
         below = self._denied_below()
-        self._add_denied(below)
+        writable = not any(each.path == self._workspace and each.writing for each in below)
+        if kind == "landlock" and writable:
+            self.unheld_inside = tuple(sorted({each.rule for each in below if each.rule}))
+            self._add_denied(())
+        else:
+            self._add_denied(below)
         self._before = self._unmakeable(below if self._is_recorded else ())
         self._plan = needed = _needed(self._plan)
         self._started = time.time_ns() - _CLOCK_STEP_NS
@@ -240,7 +248,15 @@ class Mounts:
             *NAMESPACES,
             *seccomp,
             *_words(needed, blanks, tmp),
-            *_variables(environment, view.caches),
+        )
+        # Of its command; those that are None are unset.
+        here = _TMP if kind == "bubblewrap" or tmp is None else str(tmp)
+        self.variables = _variables(environment, view.caches, here)
+        self.grants = grants(needed, here) if kind == "landlock" else []
+        self.exposed = any(  # what is hidden, and can be read all the same
+            kind == "landlock" and _kind_at(needed, os.path.dirname(path)) in ("write", "pin")
+            for path, each in needed.items()
+            if each in _HIDDEN
         )
         top = self._workspace or ""
         within = [path for path in needed if top and path != top and inside(path, top)]
@@ -475,16 +491,14 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _variables(environment: Mapping[str, str], presets: Sequence[str]) -> Iterator[str]:
-    """Yield arguments that change the environment: nothing in it leads to what is not there."""
-    for name in _WITHHELD_VARIABLES:
-        if name in environment:
-            yield from ("--unsetenv", name)
-    for name in ("TMPDIR", "TMP", "TEMP"):
-        if name in environment:
-            yield from ("--setenv", name, _TMP)
-    yield from ("--setenv", "GOCACHE", f"{_CACHE_FOLDER}/go-build")
+def _variables(
+    environment: Mapping[str, str], presets: Sequence[str], tmp: str
+) -> dict[str, str | None]:
+    """Return changes of the environment: nothing in it leads to what is not there."""
+    found: dict[str, str | None] = dict.fromkeys(_WITHHELD_VARIABLES)
+    found |= {name: tmp for name in ("TMPDIR", "TMP", "TEMP") if name in environment or tmp != _TMP}
+    found["GOCACHE"] = f"{tmp}/.cache/go-build"
     for preset, variables in _PRIVATE_CACHES.items():
         if preset not in presets:
-            for name, folder in variables.items():
-                yield from ("--setenv", name, f"{_CACHE_FOLDER}/{folder}")
+            found |= {name: f"{tmp}/.cache/{folder}" for name, folder in variables.items()}
+    return found

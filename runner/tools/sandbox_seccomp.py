@@ -57,17 +57,20 @@ _IOCTL = (16, 29)
 _SOCKET = (41, 198)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # type into the terminal
 _AF_VSOCK = 40  # the host of a virtual machine: no network namespace holds it
+_AF_UNIX, _AF_NETLINK = 1, 16  # the families that stay on this machine
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_…
 _X32 = 0x40000000  # calls of x86_64's other ABI have numbers from here on
 
 # https://github.com/torvalds/linux/blob/master/include/uapi/linux/bpf_common.h
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+_NO_SUCH_FAMILY = 0x00050000 | errno.EAFNOSUPPORT
 _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
 
 
-def seccomp_program(machine: str) -> bytes | None:
-    """Return the filter for a machine (``platform.machine()``), None if there is none for it."""
+def seccomp_program(machine: str, *, network: bool = True) -> bytes | None:
+    """Return the filter for a machine (``platform.machine()``), None if there is none for it. Without
+    ``network`` there are no sockets of a family that could leave the machine."""
     if machine not in _ARCHITECTURES:
         return None
     at = 0 if machine == "x86_64" else 1
@@ -85,20 +88,28 @@ def seccomp_program(machine: str) -> bytes | None:
         line for number in numbers for line in ((_EQUAL, number, 0, 1), (_RETURN, _REFUSE, 0, 0))
     ]
     # The kernel reads the lower half of the arguments, so that alone is compared.
-    by_argument = [
-        *_if_argument(_IOCTL[at], _ARGUMENT_1, (_TIOCSTI, _TIOCLINUX)),
-        *_if_argument(_SOCKET[at], _ARGUMENT_0, (_AF_VSOCK,)),
-    ]
+    by_argument = _if_argument(_IOCTL[at], _ARGUMENT_1, (_TIOCSTI, _TIOCLINUX))
+    if network:
+        by_argument += _if_argument(_SOCKET[at], _ARGUMENT_0, (_AF_VSOCK,))
+    else:
+        families = (_AF_UNIX, _AF_NETLINK)
+        by_argument += _if_argument(
+            _SOCKET[at], _ARGUMENT_0, families, found=_ALLOW, otherwise=_NO_SUCH_FAMILY
+        )
     lines = [*start, *refused, *by_argument, (_RETURN, _ALLOW, 0, 0)]
     return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in lines)
 
 
 def _if_argument(
-    number: int, offset: int, values: Sequence[int]
+    number: int,
+    offset: int,
+    values: Sequence[int],
+    found: int = _REFUSE,
+    otherwise: int = _ALLOW,
 ) -> list[tuple[int, int, int, int]]:
-    """Return the lines that refuse a call if an argument is one of the values."""
+    """Return the lines that end a call in one of two ways, by whether an argument is one of the values."""
     checks = [
-        line for value in values for line in ((_EQUAL, value, 0, 1), (_RETURN, _REFUSE, 0, 0))
+        line for value in values for line in ((_EQUAL, value, 0, 1), (_RETURN, found, 0, 0))
     ]
-    body = [(_LOAD, offset, 0, 0), *checks, (_RETURN, _ALLOW, 0, 0)]
+    body = [(_LOAD, offset, 0, 0), *checks, (_RETURN, otherwise, 0, 0)]
     return [(_EQUAL, number, 0, len(body)), *body]
