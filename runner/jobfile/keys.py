@@ -398,8 +398,8 @@ WORKSPACE = Table("workspace", (
         "see below", modes=_GIT),
 ))
 SANDBOX = Table("sandbox", (
-    Key("mode", choice(*get_args(SandboxMode)), "auto", "Whether calls run in a sandbox: where the host "
-        "has one, only where it has one, or never."),
+    Key("mode", choice(*get_args(SandboxMode)), "auto", "Whether calls run in a sandbox: in what the "
+        "host has for it, only in bubblewrap, or never."),
     Key("network", _network(), "off", "Which hosts calls can reach.",
         example=["packages.example.org", "*.example.com"]),
     Key("memory", size(2**20), None, "Memory of all processes of a call together.", "unlimited",

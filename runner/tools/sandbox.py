@@ -269,7 +269,9 @@ def _probe(environment: Mapping[str, str]) -> Containment:
         return Containment("bubblewrap")
     tried = _try(boot(sandbox_landlock.__name__))
     if isinstance(tried, str):
-        return Containment("none", f"{missing}; nor is there Landlock of Linux 6.2 or later: {tried}")
+        return Containment(
+            "none", f"{missing}; nor is there Landlock of Linux 6.2 or later: {tried}"
+        )
     return Containment("landlock", missing, int(tried))
 
 

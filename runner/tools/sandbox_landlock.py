@@ -8,7 +8,7 @@ https://docs.kernel.org/userspace-api/landlock.html
 Keepers are forked with this module in them: it imports little, and only the standard library.
 """
 
-# ruff: noqa: PTH118, PTH120, PTH208
+# ruff: noqa: PTH120
 
 from __future__ import annotations
 

@@ -244,11 +244,7 @@ class Mounts:
         # Files that bubblewrap reads from, by their descriptors.
         self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
         # Of bubblewrap, before its command.
-        self.arguments = (
-            *NAMESPACES,
-            *seccomp,
-            *_words(needed, blanks, tmp),
-        )
+        self.arguments = (*NAMESPACES, *seccomp, *_words(needed, blanks, tmp))
         # Of its command; those that are None are unset.
         here = _TMP if kind == "bubblewrap" or tmp is None else str(tmp)
         self.variables = _variables(environment, view.caches, here)

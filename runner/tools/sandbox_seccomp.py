@@ -101,15 +101,9 @@ def seccomp_program(machine: str, *, network: bool = True) -> bytes | None:
 
 
 def _if_argument(
-    number: int,
-    offset: int,
-    values: Sequence[int],
-    found: int = _REFUSE,
-    otherwise: int = _ALLOW,
+    number: int, offset: int, values: Sequence[int], found: int = _REFUSE, otherwise: int = _ALLOW
 ) -> list[tuple[int, int, int, int]]:
     """Return the lines that end a call in one of two ways, by whether an argument is one of the values."""
-    checks = [
-        line for value in values for line in ((_EQUAL, value, 0, 1), (_RETURN, found, 0, 0))
-    ]
+    checks = [line for value in values for line in ((_EQUAL, value, 0, 1), (_RETURN, found, 0, 0))]
     body = [(_LOAD, offset, 0, 0), *checks, (_RETURN, otherwise, 0, 0)]
     return [(_EQUAL, number, 0, len(body)), *body]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.tools.sandbox import Sandboxes
 from tests.lifecycle.site import Site, bash, done, wait_until
 from tests.tools.test_sandbox import HERE, with_sandbox
 
@@ -28,12 +29,13 @@ def path_without_bwrap(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_host_without_a_sandbox_leaves_jobs_that_require_one_and_works_the_others(
+def test_a_host_without_bubblewrap_leaves_jobs_that_require_one_and_works_the_others(
     site: Site,
 ) -> None:
     required = site.submit(sandboxed(site, "strict", 'mode = "required"', "echo x > made"))
     auto = site.submit(sandboxed(site, "easy", 'mode = "auto"', "echo x > easily"))
     bare = path_without_bwrap(site.folder / "bin")
+    kind = Sandboxes(Path("/nowhere"), {"PATH": bare}).probe().kind
     worker = site.start("worker", PATH=bare)
     assert site.wait_for(auto, "a", "succeeded", "failed")["state"] == "succeeded"
 
@@ -44,8 +46,14 @@ def test_a_host_without_a_sandbox_leaves_jobs_that_require_one_and_works_the_oth
     wait_until(refused, "the run to be given back")
     assert not (site.workspace / "made").exists()
     assert "bwrap is not on the PATH" in site.runs(required)["a"]["detail"]
-    assert site.json("show", auto)["containment"] == {"none": 1}
-    assert "auto: 1 call not contained" in site.run("show", auto)
+    assert site.json("show", auto)["containment"] == {kind: 1}
+    words = "not contained" if kind == "none" else f"in {kind}"
+    assert f"auto: 1 call {words}" in site.run("show", auto)
+    run = site.runs(auto)["a"]
+    assert words in site.run("transcript", run["id"])
+    assert f"sandbox: `1 call {words}`" in site.run("report", auto)
+    (row,) = site.json("audit", "sql", "SELECT call_id, containment FROM v_tool_calls")
+    assert row["containment"] == site.json("show", row["call_id"])["containment"] == kind
     worker.terminate()
     _, err = worker.communicate()
     assert err.count("are left to other hosts: the job requires a sandbox") == 1
