@@ -239,7 +239,9 @@ def _sandbox(settings: Settings) -> str:
     found = wiring.sandbox_here(settings)
     if found.kind == "none":
         raise RunnerError(f"nothing contains tool calls on this host: {found.missing}")
-    return found.kind + (f", because {found.missing}" if found.missing else "")
+    if not found.missing:
+        return found.kind
+    return f"{found.kind}, and no jobs that require a sandbox, because {found.missing}"
 
 
 def _versions(settings: Settings) -> str:
