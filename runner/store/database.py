@@ -1,13 +1,15 @@
 """Connections and transactions, for SQLite and Postgres alike.
 
 SQLite has one writer per process: writes that queue up during a transaction share the next one, so
-that many runs share one flush to disk.
+that many runs share one flush to disk. Processes write in turns.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import re
 import sqlite3
 import threading
@@ -39,6 +41,7 @@ _FULL_PAUSE_SECONDS = 0.5
 _FULL_SILENCE_SECONDS = 600.0  # between two warnings of a full server
 _READERS_ON_SQLITE = 4
 _WRITES_PER_COMMIT = 64
+_LOCK_PAUSE_SECONDS = 0.001  # between two looks at a lock of SQLite
 _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
 
 # Classes of Postgres errors that are the server's own trouble: it is full, shutting down, or read-only
@@ -106,7 +109,7 @@ class Database:
         self._full_said_at: float | None = None  # when a warning of a full server was logged
         if self.dialect == "sqlite":
             _make_folder(self.url)
-            self.writer = sqlite_engine(self.url, "BEGIN IMMEDIATE")
+            self.writer = _taking_turns(sqlite_engine(self.url))
             self.reader = sqlite_engine(self.url, "BEGIN", connections=_READERS_ON_SQLITE)
             self._single = self.reader
             self._commits = _SharedCommits(self.writer)
@@ -264,12 +267,12 @@ def _make_folder(url: URL) -> None:
 
 
 def sqlite_engine(
-    url: URL, begin: str, *, connections: int = 1, foreign_keys: bool = True
+    url: URL, begin: str | None = None, *, connections: int = 1, foreign_keys: bool = True
 ) -> Engine:
     """An engine for SQLite.
 
     Args:
-        begin: the command that begins its transactions.
+        begin: the command that begins its transactions; None: the caller adds it.
         foreign_keys: False for migrations: SQLite alters a table by recreating it, which would delete
             the rows that refer to it (https://sqlite.org/lang_altertable.html#otheralter).
     """
@@ -288,7 +291,45 @@ def sqlite_engine(
             connection.execute(f"PRAGMA {pragma}")
         record.info["cursor"] = connection.cursor()
 
-    return _begin_with(begin, engine)
+    return engine if begin is None else _begin_with(begin, engine)
+
+
+def _taking_turns(engine: Engine) -> Engine:
+    """Have the transactions of an engine for SQLite write in turns with those of other processes: who is
+    next holds a lock of the folder until it writes (docs/decisions/0005). Returns the engine."""
+    folder = Path(engine.url.database or "").parent
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: Any) -> None:
+        connection.execute("PRAGMA busy_timeout = 0")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        turn = os.open(folder, os.O_RDONLY)
+        try:
+            with driver_errors(connection):
+                _take(lambda: fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                _take(lambda: connection.info["cursor"].execute("BEGIN IMMEDIATE"))
+        finally:
+            os.close(turn)
+
+    return engine
+
+
+def _take(lock: Callable[[], Any]) -> None:
+    """Take a lock as soon as it is free. Raises ``sqlite3.OperationalError`` if it is not for long."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            lock()
+            return
+        except (BlockingIOError, sqlite3.OperationalError) as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_BUSY)
+            if code & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            if time.monotonic() > deadline:
+                raise sqlite3.OperationalError("database is locked") from error
+        time.sleep(_LOCK_PAUSE_SECONDS)
 
 
 def _postgres_engine(url: URL, connections: int) -> Engine:
@@ -353,44 +394,56 @@ def _postgres_begin_with(command: bytes, engine: Engine) -> Engine:
 
 
 class _SharedCommits:
-    """Writes on SQLite: the caller that gets the lock commits for all that wait for it."""
+    """Writes on SQLite: one of the callers that wait commits for all of them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._waiting: deque[_Waiting] = deque()
+        self._changed = threading.Condition()
+        self._is_writing = False
 
     def run(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
         self._waiting.append((work, done))
         while not done.done():
-            with self._lock:
-                if not done.done():
-                    count = min(len(self._waiting), _WRITES_PER_COMMIT)
-                    self._commit([self._waiting.popleft() for _ in range(count)])
+            with self._changed:
+                self._changed.wait_for(lambda: done.done() or not self._is_writing)
+                if done.done():
+                    break
+                self._is_writing = True
+            try:
+                self._commit(self._waiting)
+            finally:
+                with self._changed:
+                    self._is_writing = False
+                    self._changed.notify_all()
         return done.result()
 
-    def _commit(self, batch: list[_Waiting]) -> None:
-        """Commit all in one transaction, or each in its own if one of them fails."""
+    def _commit(self, waiting: deque[_Waiting], most: int = _WRITES_PER_COMMIT) -> None:
+        """Commit what waits in one transaction, or each write in its own if one of them fails."""
+        batch: list[_Waiting] = []
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
-            with self._connection.begin():
+            with self._connection.begin():  # who comes while it waits for another process shares it
+                batch = [waiting.popleft() for _ in range(min(len(waiting), most))]
                 values = [work(self._connection) for work, _ in batch]
         except BaseException as error:
             if isinstance(error, DBAPIError) and self._connection is not None:
                 self._connection.invalidate()
                 self._connection.close()
                 self._connection = None
+            if not batch:  # the transaction has not begun
+                batch = [waiting.popleft() for _ in range(min(len(waiting), most))]
             is_of_all = len(batch) == 1 or isinstance(error, OperationalError)
             if isinstance(error, Exception) and not is_of_all:
-                for one in batch:
-                    self._commit([one])
+                waiting.extendleft(reversed(batch))
+                for _ in batch:
+                    self._commit(waiting, most=1)
                 return
             for _, done in batch:
-                if not done.done():
-                    done.set_exception(error)
+                done.set_exception(error)
             if not isinstance(error, Exception):
                 raise
         else:
@@ -398,7 +451,7 @@ class _SharedCommits:
                 done.set_result(value)
 
     def close(self) -> None:
-        with self._lock:
+        with self._changed:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None

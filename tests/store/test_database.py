@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -104,18 +106,45 @@ def test_writers_that_wait_share_a_commit(database: Database) -> None:
         begun.set()
         go_on.wait(30)
 
-    with ThreadPoolExecutor(12) as pool:
+    with ThreadPoolExecutor(80) as pool:
         first = pool.submit(database.write, hold_up)
         assert begun.wait(30)
         rest = [
             pool.submit(database.write, lambda c, n=number: add(c, f"worker_{n}"))
-            for number in range(10)
+            for number in range(70)
         ]
-        while len(database._commits._waiting) < 10:  # type: ignore[union-attr]
+        while len(database._commits._waiting) < 70:  # type: ignore[union-attr]
             assert not first.done()
         go_on.set()
-        assert sorted(one.result() for one in rest) == [f"worker_{n}" for n in range(10)]
-    assert len(commits) == 2
+        assert [one.result() for one in rest] == [f"worker_{n}" for n in range(70)]
+    assert len(commits) == 3  # 64 share one at most
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_a_process_that_writes_all_the_time_lets_another_have_its_turns(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    busy, other = database, open_database()
+    writing, stopping, commits = threading.Event(), threading.Event(), 0
+
+    def writes_on() -> None:
+        nonlocal commits
+        while not stopping.is_set():
+            busy.write(lambda connection: time.sleep(0.005))
+            commits += 1
+            writing.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(writes_on)
+        try:
+            assert writing.wait(30)
+            before = commits
+            for number in range(20):
+                other.write(lambda connection, number=number: add(connection, f"worker_{number}"))  # type: ignore[misc]
+            meanwhile = commits - before
+        finally:
+            stopping.set()
+    assert meanwhile <= 2 * 20
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
