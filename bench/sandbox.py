@@ -33,7 +33,7 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     table.notes += [
         "cold: the first call in a workspace, which reads all its folders",
         "time: the fastest calls are compared; the medians show the load",
-        "hosts: what a list of hosts adds to that (fastest): an interpreter hands over the proxy's port",
+        "hosts: what a list of hosts adds to that (fastest): the proxy's port is opened inside",
         f"{len(RULES)} rules deny 12 paths; with them each folder is looked at before and after a call",
     ]
     return [table]

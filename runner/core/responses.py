@@ -17,7 +17,7 @@ NO_OUTPUT = "(no output)"  # of a command, for the model
 _PRINTED = ("succeeded", "failed", "timed_out", "interrupted")
 _NUMBERED = re.compile(r" *(\d+)\t(.*)", re.DOTALL)
 _ENDING = re.compile(
-    r"(Exit code|Killed by signal) \d+|The command was killed: it took more than .*"
+    r"(Exit code|Killed by signal) \d+(: killed by signal .*)?|The command was killed: it took more than .*"
 )
 
 

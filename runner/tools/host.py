@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -32,6 +32,7 @@ from runner.tools.host_process import LOCK_FILE, lock_offset
 from runner.tools.limits import DISK
 from runner.tools.output import present
 from runner.tools.process_tree import kill_below
+from runner.tools.sandbox_gate import UNMADE
 
 MOST_OUTPUT_BYTES = 10_000_000
 WATCHDOG_SECONDS = 10.0
@@ -79,6 +80,15 @@ class CallLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """Bubblewrap starts the process, with ``sandbox_gate.OPTIONS`` after its mounts."""
+
+    mounts: Sequence[str] = ()  # paths that have to be mounted on
+    port: int = 0  # to be opened inside, on the loopback interface; 0: none
+    worker: str = ""  # path of the socket that takes the port
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """A process to start."""
 
@@ -94,6 +104,7 @@ class Start:
     limits: CallLimits = CallLimits()
     variables: Mapping[str, str | None] = field(default_factory=dict)  # that differ; None: unset
     landlock: Restriction | None = None  # that it is under; None: none
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +209,7 @@ class ToolHost:
             "limits": self._limits(start.limits),
             "variables": dict(start.variables),
             "landlock": start.landlock,
+            "gate": start.gate and astuple(start.gate),
         }
         try:
             near, far = socket.socketpair()
@@ -363,6 +375,8 @@ def _checked(ended: Ended, start: Start) -> Ended:
     program, said = start.arguments[0], ended.output.decode("utf-8", "replace")
     if not Path(program).exists():
         raise HostFaultError(f"the program {program} is gone: install it again")
+    if said.startswith(UNMADE) and str(start.folder.resolve()) not in said:
+        raise HostFaultError(said)
     if tells_host_fault(said):
         raise HostFaultError(f"no program can be started: {said}")
     return ended

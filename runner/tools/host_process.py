@@ -42,6 +42,7 @@ import time
 
 from runner.tools.limits import Limits
 from runner.tools.process_tree import children, end_descendants, kill, prepare_prctl, reap
+from runner.tools.sandbox_gate import Gate
 from runner.tools.sandbox_landlock import restrict
 
 TYPE_CHECKING = False
@@ -345,12 +346,13 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
             return
         output, errors = _Collected(request["most_bytes"]), _Collected(request["most_bytes"])
         limits = Limits(*request["limits"])
-        main = _start(request, output, errors, limits)
+        gate = Gate(*request["gate"]) if request["gate"] else None
+        main = _start(request, output, errors, limits, gate)
     except OSError as error:
         _answer(call, NOT_STARTED, output=str(error).encode("utf-8", "replace"))
         return
     pipes = (output, errors)
-    end, status = _watch(call, life, children_ended, main, request["timeout"], pipes, limits)
+    end, status = _watch(call, life, children_ended, main, request["timeout"], pipes, limits, gate)
     limits.kill()
     status = end_descendants(main).get(main, status)
     limits.end()
@@ -360,6 +362,11 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
         collected.drain()
     os.close(lock)
     exit_code = os.waitstatus_to_exitcode(status)
+    if gate is not None and end in (EXITED, NOT_STARTED):
+        said = bytes(errors.kept or output.kept).decode("utf-8", "replace")
+        if problem := gate.problem(exit_code, said):
+            _answer(call, NOT_STARTED, output=problem.encode())
+            return
     _answer(call, end, exit_code, output.kept, errors.kept, output.cut, limits.passed)
 
 
@@ -422,7 +429,13 @@ class _Collected:
             return
 
 
-def _start(request: dict[str, Any], output: _Collected, errors: _Collected, limits: Limits) -> int:
+def _start(
+    request: dict[str, Any],
+    output: _Collected,
+    errors: _Collected,
+    limits: Limits,
+    gate: Gate | None,
+) -> int:
     """Start the tool's process in a session of its own. Raises ``OSError`` if it could not be
     started; the text says why."""
     stdin = _stdin(request["stdin"], f"{request['lock_file']}.{os.getpid()}")
@@ -437,6 +450,8 @@ def _start(request: dict[str, Any], output: _Collected, errors: _Collected, limi
                 os.dup2(source, target)
             for number, path in request["descriptors"].items():
                 os.dup2(os.open(path, os.O_RDONLY | os.O_CLOEXEC), number)
+            if gate is not None:
+                gate.enter()
             for number in _RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             limits.enter()
@@ -451,6 +466,8 @@ def _start(request: dict[str, Any], output: _Collected, errors: _Collected, limi
             os._exit(127)
     for descriptor in (stdin, failure_written, output.writable, errors.writable):
         os.close(descriptor)
+    if gate is not None:
+        gate.leave()
     with os.fdopen(failure, "rb") as file:
         if problem := file.read():
             limits.end()
@@ -479,6 +496,7 @@ def _watch(
     timeout: float,
     pipes: tuple[_Collected, ...],
     limits: Limits,
+    gate: Gate | None,
 ) -> tuple[str, int]:
     """Collect output until the main process ends or has to; return how it ended, and its wait
     status."""
@@ -486,6 +504,8 @@ def _watch(
     poll = select.poll()
     for descriptor in (call.fileno(), life, children_ended, *(pipe.readable for pipe in pipes)):
         poll.register(descriptor, select.POLLIN)
+    if gate is not None:
+        poll.register(gate.held, select.POLLOUT)
     while True:
         left = deadline - monotonic()
         if left <= 0:
@@ -497,6 +517,10 @@ def _watch(
             return CUT, 0
         if life in ready:
             return ABANDONED, 0
+        if gate is not None and gate.held in ready:
+            poll.unregister(gate.held)
+            if not gate.open():
+                return NOT_STARTED, 0
         for pipe in pipes:
             if pipe.readable in ready and not pipe.take():
                 poll.unregister(pipe.readable)

@@ -1,9 +1,9 @@
 """The way out of a sandbox that may reach some hosts: an HTTP proxy in the worker.
 
 The sandbox has a network namespace of its own, with nothing in it but the loopback interface. Before
-the command starts, ``proxy_launcher`` opens a port there and hands the listening socket to the worker,
-over a socket in a folder of this call; then it becomes the command. The worker accepts what connects to
-that port and dials out in its own namespace. Without the proxy there is no route.
+the command starts, its keeper (``sandbox_gate``) opens a port there and hands the listening socket to the
+worker, over a socket in a folder of this call. The worker accepts what connects to that port and dials out
+in its own namespace. Without the proxy there is no route.
 
 The proxy takes CONNECT and plain ``http://`` requests, one for each connection. It resolves a name only
 if that is on the job's list, and dials an address that it has checked. It does not look inside of TLS.

@@ -25,12 +25,18 @@ def main() -> None:
     worker.connect(path)
     descriptor = listener.fileno().to_bytes(4, sys.byteorder)
     worker.sendmsg([b"l"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptor)])
-    proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    variables = {"NO_PROXY": _HERE, "no_proxy": _HERE, "NODE_USE_ENV_PROXY": "1"}
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        variables |= {name: proxy, name.lower(): proxy}
-    environment = posix.environ | {name.encode(): each.encode() for name, each in variables.items()}
+    told = variables(listener.getsockname()[1])
+    environment = posix.environ | {name.encode(): each.encode() for name, each in told.items()}
     posix.execve(command[0], command, environment)
+
+
+def variables(port: int) -> dict[str, str]:
+    """Return the environment that leads programs to a proxy at a port."""
+    proxy = f"http://127.0.0.1:{port}"
+    told = {"NO_PROXY": _HERE, "no_proxy": _HERE, "NODE_USE_ENV_PROXY": "1"}
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        told |= {name: proxy, name.lower(): proxy}
+    return told
 
 
 if __name__ == "__main__":

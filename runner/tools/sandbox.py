@@ -23,15 +23,18 @@ from runner.errors import Interrupted, SandboxMissing
 from runner.logs import log_event
 from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
-from runner.tools import sandbox_landlock
+from runner.tools import proxy_launcher, sandbox_landlock
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import CallLimits, Ended, Start, ToolHost, boot, boot_needs
+from runner.tools.host import CallLimits, Ended, Gate, Start, ToolHost, boot
+from runner.tools.sandbox_gate import OPTIONS
 from runner.tools.sandbox_mounts import NAMESPACES, TMP, Blanks, Mounts, View, run_tmp
 
 if TYPE_CHECKING:
     from runner.tools.proxy import Door, Proxy
 
 logger = logging.getLogger(__name__)
+
+PORT = 61080  # of the proxy in a sandbox: no port that programs are given when they ask for any
 
 _PROBE_SECONDS = 30.0
 
@@ -110,16 +113,13 @@ class Sandboxes:
             return
         hosts = sandbox.network if kind == "bubblewrap" else None
         with self._door(hosts) if hosts else nullcontext() as door:
-            if door is not None:
-                needs = [*start.needs, *boot_needs()]
-                start = replace(start, arguments=door.launch(start.arguments), needs=needs)
             mounts = self._mounts(start, sandbox, policy, surroundings, kind)
             start = replace(start, variables=mounts.variables)
             if kind == "landlock":
                 restriction = (found.abi, sandbox.network != (), mounts.grants)
                 start = replace(start, landlock=restriction)
             else:
-                start = self._in_bubblewrap(start, mounts, _network(sandbox, door))
+                start = self._in_bubblewrap(start, mounts, sandbox, door)
             try:
                 yield Entered(start, _named(found, mounts, sandbox), door)
             except BaseException:  # cut, or not started: the cause is told, not what is removed
@@ -128,12 +128,23 @@ class Sandboxes:
             if made := mounts.remove_denied():
                 raise ToolFailure(made, "denied")
 
-    def _in_bubblewrap(self, start: Start, mounts: Mounts, network: Sequence[str]) -> Start:
+    def _in_bubblewrap(
+        self, start: Start, mounts: Mounts, sandbox: Sandbox, door: Door | None
+    ) -> Start:
         bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
-        front = [bwrap, *mounts.arguments, *network]
-        front += ["--chdir", str(start.folder.resolve()), "--", *mounts.guard]
-        descriptors = {**start.descriptors, **mounts.descriptors}
-        return replace(start, arguments=[*front, *start.arguments], descriptors=descriptors)
+        front = [bwrap, *mounts.arguments, *_network(sandbox), *OPTIONS]
+        front += ["--chdir", str(start.folder.resolve()), "--"]
+        variables, gate = start.variables, Gate(mounts.movable)
+        if door is not None:
+            variables = {**variables, **proxy_launcher.variables(PORT)}
+            gate = replace(gate, port=PORT, worker=str(door.socket))
+        return replace(
+            start,
+            arguments=[*front, *start.arguments],
+            descriptors={**start.descriptors, **mounts.descriptors},
+            variables=variables,
+            gate=gate,
+        )
 
     def _mounts(
         self,
@@ -252,13 +263,13 @@ class Contained:
             raise
 
 
-def _network(sandbox: Sandbox, door: Door | None) -> list[str]:
+def _network(sandbox: Sandbox) -> list[str]:
     """Return bubblewrap's options for the network. A namespace of its own has only loopback."""
     if sandbox.network is None:
         # A link may lead into /run, which is hidden.
         name_servers = os.path.realpath("/etc/resolv.conf")
         return ["--ro-bind-try", name_servers, name_servers]
-    return ["--unshare-net", *([] if door is None else door.mount)]
+    return ["--unshare-net"]
 
 
 def _probe(environment: Mapping[str, str]) -> Containment:

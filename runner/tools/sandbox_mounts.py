@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import secrets
 import shutil
 import stat
@@ -101,20 +100,6 @@ _TMP = "/tmp"  # another one for each run
 _EMPTY = ("/run", "/var/run")
 # The files of a repository that git runs, takes settings from or follows to elsewhere.
 _STEERING = ("hooks", "config", "config.worktree", "modules", "objects/info/alternates")
-# Somebody may put a link in the place of a folder before bubblewrap mounts on it. By proc(5) the fifth word
-# of a line is where something is mounted.
-_GUARD = """
-all=' '
-while read -r _ _ _ _ at _; do all="$all$at "; done < /proc/self/mountinfo
-while [ "$1" != -- ]; do
-    case "$all" in
-        *" $1 "*) shift ;;
-        *) echo "$1 was moved while the sandbox was made: try again" >&2; exit 125 ;;
-    esac
-done
-shift
-exec "$@"
-"""
 _WORKSPACES = "workspaces"  # as runner.workspace.folders names it; a test compares
 _LARGEST_LINK = 8_192
 _CLOCK_STEP_NS = 50_000_000  # a file's time may be that of the last tick
@@ -256,8 +241,8 @@ class Mounts:
         )
         top = self._workspace or ""
         within = [path for path in needed if top and path != top and inside(path, top)]
-        # To run the command with, inside: it ends at once if a mount is not where it was meant to be.
-        self.guard = ("/bin/sh", "-c", _GUARD, "sh", *map(_escaped, within), "--") if within else ()
+        # Where somebody may put a link in the place of a folder before bubblewrap mounts on it.
+        self.movable = within
 
     def remove_denied(self) -> str:
         """Remove what the call made at paths that rules deny to Edit, in a workspace that is recorded,
@@ -408,11 +393,6 @@ def _content(path: str) -> str:
             return file.read(_LARGEST_LINK)
     except (OSError, ValueError):
         return ""
-
-
-def _escaped(path: str) -> str:
-    """Return a path as in proc(5)'s mountinfo."""
-    return re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
 
 
 def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:

@@ -14,6 +14,7 @@ from runner.tools.host import Start, Starter
 from runner.tools.output import present
 
 LONGEST_TIMEOUT = 600.0
+_MOST_SIGNALS = 64
 _LONGEST_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument (execve(2))
 
 
@@ -74,6 +75,10 @@ def run(
         ending = f"Killed by signal {-ended.exit_code}"
     elif ended.exit_code > 0:
         ending = f"Exit code {ended.exit_code}"
+        if (
+            0 < (signal := ended.exit_code - 128) <= _MOST_SIGNALS
+        ):  # told so by a sandbox or a shell
+            ending += f": killed by signal {signal}, or ended with this code"
     copy = command.surroundings.outputs / f"{command.name}.txt"
     content, output = present(ended.output, copy, cut=ended.cut, ending=ending)
     return ToolResult(content, outcome, output)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from runner.core.hooks import Hook
 from runner.core.sandbox import Sandbox
 from runner.errors import HostFaultError
 from runner.ports import Command, HookCall, Interrupt
+from runner.tools import sandbox_mounts
 from runner.tools.registry import resolve_tools
 from runner.tools.sandbox import Sandboxes
 
@@ -102,3 +105,38 @@ def test_a_host_without_bubblewrap_runs_no_call_of_a_job_that_requires_a_sandbox
     assert not (bench.workspace / "made").exists()
     assert bash(bench, "touch made", Sandbox("auto")).containment == without.probe().kind
     assert without.probe().kind in ("landlock", "none")
+
+
+@with_sandbox
+def test_a_sandbox_that_fails_is_told_as_such_and_never_as_the_command_s_output(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount that is gone is the call's; namespaces that are refused halfway are the host's."""
+    (bench.workspace / "a.lock").touch()
+    made = sandbox_mounts._variables
+
+    def meanwhile(*arguments: Any) -> Iterator[str]:
+        (bench.workspace / "a.lock").unlink()
+        return made(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox_mounts, "_variables", meanwhile)
+        result = bash(bench.under("allow Bash", "deny Edit(*.lock)"), "touch made", Sandbox())
+    lock = bench.workspace / "a.lock"
+    why = f"bwrap: Can't find source path {lock}: No such file or directory"
+    said = f"the command could not be started: its sandbox could not be made: {why}"
+    assert (result.content, result.outcome) == (said, "failed")
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\necho 'bwrap: loopback: refused' >&2\nexit 1\n")
+    program.chmod(0o755)
+    bench.tools.sandboxes._environment["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+    with pytest.raises(HostFaultError, match="sandbox could not be made: bwrap: loopback: refused"):
+        bash(bench, "touch made", Sandbox())
+    assert not (bench.workspace / "made").exists()
+
+
+@with_sandbox
+def test_a_signal_that_ends_a_command_is_named(bench: Workbench) -> None:
+    said = bash(bench, "kill -KILL $$", Sandbox()).content
+    assert said == "Exit code 137: killed by signal 9, or ended with this code"
+    assert bash(bench, "exit 3", Sandbox()).content == "Exit code 3"

@@ -337,7 +337,8 @@ def test_a_link_that_is_put_in_a_folder_s_place_before_the_mounts_stops_the_call
 
     monkeypatch.setattr(sandbox_mounts, "_variables", meanwhile)
     result = bash(bench, "grep -rs secret moved")
-    assert "was moved while the sandbox was made" in result.content
+    why = "the command could not be started: its sandbox could not be made: "
+    assert result.content == f"{why}{place} was moved meanwhile: try again"
     assert SECRET not in result.content
 
 
