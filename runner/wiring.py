@@ -1,6 +1,6 @@
 """The composition root: the only place that builds databases, queues, models, tools and workers.
 
-What is slow to import (anthropic, rq, redis) is imported where it is needed.
+What is slow to import (anthropic, rq, redis, what submits a job) is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.core.prices import PriceList
-from runner.core.run import Author
-from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
 from runner.settings import Secrets, Settings
-from runner.store import ids, jobs, migrate
+from runner.store import ids, migrate
+from runner.store.clock import DatabaseClock
 from runner.store.database import POSTGRES_CONNECTIONS, Database, connections_for
-from runner.store.leases import DatabaseClock
 
 if TYPE_CHECKING:
+    from runner.core.prices import PriceList
+    from runner.core.run import Author
+    from runner.core.spec import JobSpec, Submission
     from runner.engine.attempt import Ports
     from runner.engine.dispatcher import Machine
     from runner.engine.worker import Worker
@@ -94,6 +94,8 @@ def submit(
     """Submit a job that ``load_submission`` found nothing wrong with, and return its id; the first
     job's when ``key`` has been used. Raises ``UnreachableError``, and ``UsageError`` if its
     workspace cannot be marked or its commit not be kept."""
+    from runner.store import jobs
+
     workspace_id = mark_workspace(submission)
     clock = DatabaseClock(database)
     clock.measure()

@@ -10,7 +10,8 @@ from runner.app.costs import refuse_unpriced
 from runner.app.handle import App
 from runner.core.commands import Change, Raised, Target
 from runner.core.run import Author
-from runner.queries.jobs import show_job, show_run
+from runner.queries.jobs import job_of, show_job
+from runner.queries.transcript import show_run
 from runner.store import control, shares
 from runner.store import retry as ended
 from runner.store.database import Database
@@ -57,7 +58,7 @@ def retry(
     target, raised = _target(app, name), Raised(**limits)
     if raised.cost_ceiling_usd is not None:
         is_job = target.kind == "job"
-        refuse_unpriced(app, target.id if is_job else show_run(app.database, target.id)["job_id"])
+        refuse_unpriced(app, target.id if is_job else job_of(app.database, target.id))
     options: Any = {"raised": raised, "fresh": fresh, "only_failed": only_failed, "author": author}
     return _changed(app, target, ended.retry, **options)
 

@@ -20,12 +20,11 @@ from runner.app.humanize import duration, plural
 from runner.errors import RunnerError
 from runner.queries.jobs import runs_without_workspace
 from runner.queries.search.search import open_index
-from runner.queries.workers import WorkerSummary, backlog
+from runner.queries.workers import WorkerSummary, backlog, live_workers
 from runner.queries.workers import list_workers as stored_workers
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
-from runner.store.leases import live
 
 _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180
@@ -177,7 +176,7 @@ def _backlog(settings: Settings) -> str:
         return "see the database"
     with handle.open_app(settings) as app:
         now = app.now()
-        due, workers = backlog(app.database, now), live(app.database, now)
+        due, workers = backlog(app.database, now), live_workers(app.database, now)
     if due.oldest_due_at is None:
         return "no run is due"
     told = f"{plural(due.runs, 'run')} due, the oldest for {duration(now - due.oldest_due_at)}"

@@ -20,8 +20,7 @@ from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
 from runner.exchange.sessions import SessionReader
 from runner.queries.find import Found
-from runner.queries.jobs import show_run
-from runner.queries.transcript import api_messages
+from runner.queries.transcript import api_messages, show_run
 from runner.store import exports
 from runner.store.imports import import_file as store_file
 from runner.store.imports import import_sessions

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from runner import wiring
-from runner.core.prices import PriceList
 from runner.errors import UnreachableError, UsageError
 from runner.queries.find import Found, Kind, find
-from runner.queries.jobs import show_run
+from runner.queries.jobs import job_of
+from runner.queries.workers import live_workers
 from runner.settings import Settings
-from runner.store import leases, migrate
+from runner.store import migrate
+from runner.store.clock import DatabaseClock
 from runner.store.database import Database
+
+if TYPE_CHECKING:
+    from runner.core.prices import PriceList
 
 Changed = TypeVar("Changed")
 
@@ -33,7 +37,7 @@ class App:
 
     def now(self) -> float:
         """Return the time of the database, in seconds since the epoch."""
-        clock = leases.DatabaseClock(self.database)
+        clock = DatabaseClock(self.database)
         clock.measure()
         return clock.now()
 
@@ -65,10 +69,9 @@ class App:
 
     def job_without_worker(self, queued_run: str | None) -> str | None:
         """Return the job of a run that was queued while no worker is alive; None if one is."""
-        if queued_run is None or leases.live(self.database, self.now()):
+        if queued_run is None or live_workers(self.database, self.now()):
             return None
-        job_id: str = show_run(self.database, queued_run)["job_id"]
-        return job_id
+        return job_of(self.database, queued_run)
 
 
 def check_prices(settings: Settings) -> None:

@@ -77,6 +77,11 @@ def dollars(usd: Decimal) -> str:
     return f"${usd:.4f}" if usd >= Decimal("0.0001") else "<$0.0001"
 
 
+def counts(by_state: Mapping[str, int]) -> str:
+    """Return how many runs are in each state: ``2 queued, 1 failed``."""
+    return ", ".join(f"{count} {state}" for state, count in by_state.items())
+
+
 def cost(spending: Spending) -> str:
     """Return the known cost: ``$1.23``, ``$1.23 + ?``, ``?``, or ``none (scripted)``."""
     if spending.unpriced:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.app.handle import App
-from runner.core.children import spec_of
 from runner.core.run import Author
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, spec_of
 from runner.errors import UsageError
 from runner.permissions import Decision, Request, ResolvedPath
 from runner.permissions.accesses import Access, File, paths_of

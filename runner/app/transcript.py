@@ -22,7 +22,7 @@ from runner.app.humanize import Note, Tone, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
 from runner.errors import UsageError
-from runner.queries import decisions, jobs, runs
+from runner.queries import decisions, runs
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
 from runner.queries.find import call_labels
@@ -166,7 +166,7 @@ def transcript_of(
         whole_tree: with the transcripts of the sub-agents that it started.
     """
     run_id = app.find(name, "run").id
-    run: dict[str, Any] = {**jobs.show_run(app.database, run_id), **place_of(run_id)}
+    run: dict[str, Any] = {**stored.show_run(app.database, run_id), **place_of(run_id)}
     run |= tree_of(app, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")

@@ -21,7 +21,8 @@ from runner.errors import RunnerError, SpecError
 # The modules of ``runner.cli``, and their functions that are commands.
 _MODULES = {
     "work": "run submit worker",
-    "show": "list_ show events",
+    "listing": "list_",
+    "show": "show events",
     "transcript": "transcript",
     "outputs": "diff patch results workspace",
     "report": "report",

@@ -11,21 +11,17 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from runner.core.agents import SPLIT_SOURCE, SPLIT_TOOL, Child, NewChild, Split, child_id
+from runner.core.agents import SPLIT_TOOL, Child, NewChild, Split, child_id
 from runner.core.compaction import truncate_text, where_output_is
 from runner.core.conversation import UNREADABLE_INPUT, Message, ToolResult
 from runner.core.entries import ChildrenStarted, RunSettled
 from runner.core.run import Ended, Waiting
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, spec_of
 from runner.core.state import Call, RunState
 from runner.core.steps import Step, leave, stop_at_deadline, tell
 from runner.core.text import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT, shorten
-from runner.core.workspace import RESULT_SOURCE, result_tool
 
 MOST_CHARACTERS = 50_000  # of a result
-
-# The limits that a type of sub-agent can set.
-_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time", "deadline")
 
 _LEFT = "\n\n[Its files are in the commit {1}, which the branch {0} of the repository has.]"
 _TOO_DEEP = (
@@ -34,41 +30,6 @@ _TOO_DEEP = (
 _MOST_STARTED = (
     "{} have been started for this task, which is the most: do the rest of the work yourself."
 )
-
-
-def spec_of(spec: JobSpec, *types: str) -> JobSpec:
-    """Return a sub-agent's spec, given the names of its types from the child of an item's run down
-    to its own: it has only tools that all of them have. Without names, the job's spec."""
-    if unknown := [name for name in types if spec.agent(name) is None]:
-        raise LookupError(f"the job {spec.name!r} has no type of sub-agent {unknown[0]!r}")
-    lineage = [agent for name in types if (agent := spec.agent(name)) is not None]
-    if not lineage:
-        return spec
-    agent, context, workspace = lineage[-1], spec.context, spec.workspace
-    tools = tuple(
-        tool
-        for tool in spec.tools
-        if tool.source not in (SPLIT_SOURCE, RESULT_SOURCE)  # they are for the job's own task
-        and all(each.tools is None or tool.name in each.tools for each in lineage)
-    )
-    if agent.result_schema is not None:
-        tools += (result_tool(agent.result_schema),)
-    if agent.model not in (None, spec.model):
-        context = replace(context, window=None)
-    if workspace is not None and workspace.is_recorded and agent.workspace == "parent":
-        workspace = replace(workspace, mode="shared")  # the parent records what is done there
-    limits = {name: getattr(agent, name) for name in _LIMITS}
-    return replace(
-        spec,
-        model=spec.model if agent.model is None else agent.model,
-        system=spec.system if agent.system is None else agent.system,
-        tools=tools,
-        limits=replace(spec.limits, **{n: own for n, own in limits.items() if own is not None}),
-        context=context,
-        workspace=workspace,
-        verify=None,
-        coordinator=None,
-    )
 
 
 def outcome_of(

@@ -32,6 +32,9 @@ INTERRUPTED, BEGUN, FRESH = 0, 1, 2
 WaitReason = Literal["paused", "workspace", "approval", "budget", "children", "finish_by"]
 
 
+LEASE_SECONDS = 15.0
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to append to a run, held by one attempt. ``attempt`` is the fencing token."""

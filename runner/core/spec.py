@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,7 +16,7 @@ from runner.core.hooks import Hook
 from runner.core.sandbox import Sandbox
 from runner.core.shares import NORMAL
 from runner.core.times import Times
-from runner.core.workspace import RESULT_SOURCE, Verify, Workspace
+from runner.core.workspace import RESULT_SOURCE, Verify, Workspace, result_tool
 from runner.permissions import Default, Rule
 
 
@@ -202,3 +202,42 @@ class Submission:
     spec: JobSpec
     runs: tuple[NewRun, ...]
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
+
+
+# The limits that a type of sub-agent can set.
+_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time", "deadline")
+
+
+def spec_of(spec: JobSpec, *types: str) -> JobSpec:
+    """Return a sub-agent's spec, given the names of its types from the child of an item's run down
+    to its own: it has only tools that all of them have. Without names, the job's spec."""
+    if unknown := [name for name in types if spec.agent(name) is None]:
+        raise LookupError(f"the job {spec.name!r} has no type of sub-agent {unknown[0]!r}")
+    lineage = [agent for name in types if (agent := spec.agent(name)) is not None]
+    if not lineage:
+        return spec
+    agent, context, workspace = lineage[-1], spec.context, spec.workspace
+    tools = tuple(
+        tool
+        for tool in spec.tools
+        if tool.source not in (SPLIT_SOURCE, RESULT_SOURCE)  # they are for the job's own task
+        and all(each.tools is None or tool.name in each.tools for each in lineage)
+    )
+    if agent.result_schema is not None:
+        tools += (result_tool(agent.result_schema),)
+    if agent.model not in (None, spec.model):
+        context = replace(context, window=None)
+    if workspace is not None and workspace.is_recorded and agent.workspace == "parent":
+        workspace = replace(workspace, mode="shared")  # the parent records what is done there
+    limits = {name: getattr(agent, name) for name in _LIMITS}
+    return replace(
+        spec,
+        model=spec.model if agent.model is None else agent.model,
+        system=spec.system if agent.system is None else agent.system,
+        tools=tools,
+        limits=replace(spec.limits, **{n: own for n, own in limits.items() if own is not None}),
+        context=context,
+        workspace=workspace,
+        verify=None,
+        coordinator=None,
+    )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from runner.core.run import LEASE_SECONDS
 from runner.core.shares import Shares
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError, host_fault
@@ -26,8 +27,8 @@ from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, leases, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
+from runner.store.clock import DatabaseClock
 from runner.store.database import Database
-from runner.store.leases import DatabaseClock
 from runner.store.questions import Notice, take_notices
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class Dispatcher:
         if now - self._last_good > OUTAGE_SECONDS:
             # Everyone's leases look expired: renew, and give the others time to.
             leases.renew(self.database, self.worker_id, self.clock.now())
-            self._reaps_expired_from = now + leases.LEASE_SECONDS
+            self._reaps_expired_from = now + LEASE_SECONDS
         self._reap()
         self._find_workspaces()
         self.questions.attend()
@@ -221,12 +222,12 @@ class Dispatcher:
             if old_expiry != expires_at:
                 first_seen = seen
             if worker_id not in before and expires_at < now:
-                first_seen = seen - leases.LEASE_SECONDS
+                first_seen = seen - LEASE_SECONDS
             self._leases[worker_id] = (expires_at, first_seen)
         return [
             worker_id
             for worker_id, (_, first_seen) in self._leases.items()
-            if seen - first_seen >= leases.LEASE_SECONDS
+            if seen - first_seen >= LEASE_SECONDS
         ]
 
     def _find_workspaces(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Select, case, func, select
@@ -16,12 +16,9 @@ from runner.core.agents import place_of, tree_order
 from runner.core.run import STATES, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.times import Times
-from runner.errors import NotFoundError
 from runner.queries.runs import Descendants, descendants_by_run
-from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees, superseded_runs
+from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
 from runner.store.database import Database
-from runner.store.jobs import JobCache
-from runner.store.run_state import progress_from_row
 from runner.store.tables import (
     blocks,
     compactions,
@@ -29,8 +26,6 @@ from runner.store.tables import (
     jobs,
     model_calls,
     permission_rules,
-    queued_messages,
-    run_items,
     runs,
 )
 
@@ -107,11 +102,13 @@ def list_runs(
     """The runs of a job, or those in a state, in the order of its items; with ``whole_trees`` also the
     runs of sub-agents, each after its parent. ``among``: only of the trees of these runs of items."""
     columns = (runs.c[name] for name in _RUN_COLUMNS)
-    query = select(*columns).where(runs.c.job_id == job_id).order_by(runs.c.id)
-    of_trees, afresh = runs.c.job_id == job_id, superseded_runs(job_id).add_columns(runs.c.id)
-    if among is not None:
+    afresh = select(runs.c.fresh_of, runs.c.id)
+    if among is None:
+        of_trees = runs.c.job_id == job_id
+        afresh = afresh.where(of_trees, runs.c.fresh_of.is_not(None))
+    else:  # without the job: SQLite would look through all of its runs
         of_trees, afresh = in_trees(among), afresh.where(runs.c.fresh_of.in_(among))
-        query = query.where(of_trees)
+    query = select(*columns).where(of_trees).order_by(runs.c.id)
     if not whole_trees:
         query = query.where(IS_ITEM_RUN)
     if state is not None:
@@ -189,6 +186,12 @@ def pruned_turns(database: Database, job_id: str, run_id: str | None = None) -> 
     return PrunedTurns(len(database.rows(pruned.distinct())), why)
 
 
+def job_of(database: Database, run_id: str) -> str:
+    """The job of a run that exists."""
+    ((job_id,),) = database.rows(select(runs.c.job_id).where(runs.c.id == run_id))
+    return str(job_id)
+
+
 def times_of(database: Database, job_id: str) -> tuple[Times, str | None]:
     """The times at which a job's model calls may begin, as submitted, and its ``finish_by`` by now."""
     query = select(jobs.c.spec, jobs.c.finish_by_text).where(jobs.c.id == job_id)
@@ -229,54 +232,6 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
             **summary,
             **connection.execute(columns).mappings().one(),
             "permission_rules": [dict(row) for row in connection.execute(rules).mappings()],
-        }
-
-    return database.read(work)
-
-
-def show_run(database: Database, run_id: str) -> dict[str, Any]:
-    """Everything in a run's row, its job's name, provider and ``context``, its model, the size of its
-    context (``fullness``, None before the first request), how many ``compactions`` there are of each kind,
-    its undelivered messages, ``worked`` in seconds, and ``charged_cost`` in billionths of a USD. Raises
-    ``NotFoundError``."""
-    query = (
-        select(runs, run_items.c.item, jobs.c.name.label("job_name"))
-        .join(jobs, jobs.c.id == runs.c.job_id)
-        .join(run_items, run_items.c.run_id == runs.c.id)
-        .where(runs.c.id == run_id)
-    )
-    messages = queued_messages.c
-    undelivered = (
-        select(messages.id, messages.text, messages.created_at)
-        .where(messages.run_id == run_id, messages.delivered_message.is_(None))
-        .order_by(messages.id)
-    )
-
-    kind = compactions.c.kind
-    compacted = select(kind, func.count()).where(compactions.c.run_id == run_id)
-    compacted = compacted.group_by(kind).order_by(kind)
-
-    def work(connection: Connection) -> dict[str, Any]:
-        row = connection.execute(query).one_or_none()
-        if row is None:
-            raise NotFoundError(f"no run is named {run_id}")
-        spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
-        progress = progress_from_row(row)
-        context = progress.context
-        fullness = {name: getattr(context, name) for name in ("tokens", "measured", "correction")}
-        fullness["window"] = context.checked_window
-        successor = select(runs.c.id).where(runs.c.job_id == row.job_id, runs.c.fresh_of == run_id)
-        return {
-            **row._mapping,
-            "model": row.model or spec.model,
-            "provider": spec.provider,
-            "context": asdict(spec.context),
-            "fullness": fullness if context.estimate else None,
-            "charged_cost": progress.money.charged_cost,
-            "worked": progress.worked,
-            "compactions": dict(connection.execute(compacted).all()),
-            "fresh_run": connection.execute(successor).scalar(),
-            "queued_messages": [dict(each) for each in connection.execute(undelivered).mappings()],
         }
 
     return database.read(work)

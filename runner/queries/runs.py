@@ -20,8 +20,8 @@ from runner.queries.find import in_batches
 from runner.store import ids
 from runner.store.conditions import CALL_BLOCKS, IS_ITEM_RUN, IS_OWN_CALL, in_tree, superseded_runs
 from runner.store.database import Database
-from runner.store.jobs import JobCache
 from runner.store.snapshots import changes_of_turn
+from runner.store.specs import JobCache
 from runner.store.tables import (
     blocks,
     jobs,
@@ -263,12 +263,14 @@ def snapshots_of_job(
 ) -> list[RunSnapshots]:
     """The snapshots of the runs of a job's items, in order, without runs that were started afresh (see
     ``jobs.current_runs``). ``among``: of all of these runs instead."""
-    query = _SNAPSHOTS.where(runs.c.job_id == job_id).order_by(runs.c.id)
-    if among is None:
-        query = query.where(runs.c.id.not_in(superseded_runs(job_id)), IS_ITEM_RUN)
-    else:
-        query = query.where(runs.c.id.in_(among))
-    return database.read(partial(_snapshots, query=query))
+    asked: tuple[ColumnElement[bool], ...] = (
+        runs.c.job_id == job_id,
+        runs.c.id.not_in(superseded_runs(job_id)),
+        IS_ITEM_RUN,
+    )
+    if among is not None:
+        asked = (runs.c.id.in_(among),)
+    return database.read(partial(_snapshots, query=_SNAPSHOTS.where(*asked).order_by(runs.c.id)))
 
 
 def snapshots_around_turn(database: Database, run_id: str, turn: int) -> tuple[str, str] | None:

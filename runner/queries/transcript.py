@@ -1,9 +1,10 @@
-"""The conversation of a run: messages, requests as they were sent, and tool output."""
+"""A run and its conversation: messages, requests as they were sent, and tool output."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -21,13 +22,21 @@ from runner.queries.find import CallKey, call_key, call_labels, has_id
 from runner.store import ids
 from runner.store.conditions import CALL_BLOCKS, of_call
 from runner.store.database import Database
-from runner.store.jobs import JobCache
-from runner.store.run_state import load_compacted, load_conversation, with_instructions_of
+from runner.store.run_state import (
+    load_compacted,
+    load_conversation,
+    progress_from_row,
+    with_instructions_of,
+)
+from runner.store.specs import JobCache
 from runner.store.tables import (
     blocks,
     compactions,
     events,
+    jobs,
     model_calls,
+    queued_messages,
+    run_items,
     runs,
     tool_calls,
     tool_outputs,
@@ -42,6 +51,54 @@ StoredBlock: TypeAlias = dict[str, Any]
 # A change of what the model is sent, made before the reply of ``turn``: its columns. ``text`` replaces
 # the messages up to ``last_message``, and ``clips`` counts the results that are sent truncated.
 StoredCompaction: TypeAlias = dict[str, Any]
+
+
+def show_run(database: Database, run_id: str) -> dict[str, Any]:
+    """Everything in a run's row, its job's name, provider and ``context``, its model, the size of its
+    context (``fullness``, None before the first request), how many ``compactions`` there are of each kind,
+    its undelivered messages, ``worked`` in seconds, and ``charged_cost`` in billionths of a USD. Raises
+    ``NotFoundError``."""
+    query = (
+        select(runs, run_items.c.item, jobs.c.name.label("job_name"))
+        .join(jobs, jobs.c.id == runs.c.job_id)
+        .join(run_items, run_items.c.run_id == runs.c.id)
+        .where(runs.c.id == run_id)
+    )
+    messages = queued_messages.c
+    undelivered = (
+        select(messages.id, messages.text, messages.created_at)
+        .where(messages.run_id == run_id, messages.delivered_message.is_(None))
+        .order_by(messages.id)
+    )
+
+    kind = compactions.c.kind
+    compacted = select(kind, func.count()).where(compactions.c.run_id == run_id)
+    compacted = compacted.group_by(kind).order_by(kind)
+
+    def work(connection: Connection) -> dict[str, Any]:
+        row = connection.execute(query).one_or_none()
+        if row is None:
+            raise NotFoundError(f"no run is named {run_id}")
+        spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
+        progress = progress_from_row(row)
+        context = progress.context
+        fullness = {name: getattr(context, name) for name in ("tokens", "measured", "correction")}
+        fullness["window"] = context.checked_window
+        successor = select(runs.c.id).where(runs.c.job_id == row.job_id, runs.c.fresh_of == run_id)
+        return {
+            **row._mapping,
+            "model": row.model or spec.model,
+            "provider": spec.provider,
+            "context": asdict(spec.context),
+            "fullness": fullness if context.estimate else None,
+            "charged_cost": progress.money.charged_cost,
+            "worked": progress.worked,
+            "compactions": dict(connection.execute(compacted).all()),
+            "fresh_run": connection.execute(successor).scalar(),
+            "queued_messages": [dict(each) for each in connection.execute(undelivered).mappings()],
+        }
+
+    return database.read(work)
 
 
 def api_messages(database: Database, run_id: str) -> list[dict[str, Any]]:

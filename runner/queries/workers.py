@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal_column, select
 
+from runner.core.run import LEASE_SECONDS
 from runner.queries.find import in_batches
 from runner.store.conditions import IS_ITEM_RUN, is_live
 from runner.store.database import Database
-from runner.store.leases import LEASE_SECONDS
 from runner.store.tables import jobs, runs, workers
 
 # ``dead``: its lease has expired, and nobody has taken its runs yet. ``faulty``: its host is.
@@ -52,6 +52,11 @@ def list_workers(database: Database, now: float, *, ended: bool = False) -> list
         ]
 
     return database.read(work)
+
+
+def live_workers(database: Database, now: float) -> int:
+    """Return the number of workers with valid leases."""
+    return int(database.rows(select(func.count()).where(is_live(now)))[0][0])
 
 
 def _state(worker: Mapping[str, Any], now: float) -> WorkerState:
@@ -113,7 +118,7 @@ def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict
     """Return the states to show, by id, of runs that no worker works although one should:
     ``interrupted`` instead of ``running`` if the worker is dead, and a note if none is alive."""
     shown = _shown(now)
-    query = select(runs.c.id, shown.label("shown")).where(_MAY_BE_UNWORKED, shown != runs.c.state)
+    query = select(runs.c.id, shown.label("shown")).where(shown != runs.c.state)
     return {
         row.id: row.shown
         for some in in_batches(run_ids)

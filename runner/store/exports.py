@@ -17,7 +17,7 @@ from runner.exchange.lines import TableFormat, file_lines
 from runner.exchange.recorded import Recorded
 from runner.store.conditions import in_tree
 from runner.store.database import Database
-from runner.store.jobs import JobCache
+from runner.store.specs import JobCache
 from runner.store.tables import job_events, jobs, metadata, permission_rules, runs
 
 # The tables of a job as a whole, in file order; only rules that hold for all runs.

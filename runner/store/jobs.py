@@ -5,15 +5,13 @@ snapshot.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection, insert, select, text
 
-from runner.core.agents import lineage
-from runner.core.children import spec_of
 from runner.core.conversation import Message
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import context_of, opening
@@ -22,12 +20,10 @@ from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.state import ContextState
 from runner.core.text import shorten
 from runner.errors import UsageError
-from runner.permissions import Rule
-from runner.permissions.decisions import Policy
 from runner.store import budgets, ids
 from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database
-from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
+from runner.store.rules import insert_rules
 from runner.store.run_state import progress_to_json
 from runner.store.shares import insert_shares
 from runner.store.statements import insert_many, insert_or
@@ -273,87 +269,3 @@ def is_storable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-T = TypeVar("T")
-_Key = tuple[Any, ...]
-
-_MOST_KEPT = 512
-
-
-class JobCache:
-    """Caches specs and rules that are known to be committed."""
-
-    def __init__(self) -> None:
-        self._kept: dict[_Key, Any] = {}
-
-    def on(self, connection: Connection) -> JobReader:
-        """Reads for one transaction."""
-        return JobReader(self._kept, connection)
-
-
-class JobReader:
-    """Reads each value once, on the first caller's connection: waiting for a second connection
-    could deadlock. A writing transaction may read values that are rolled back, so they are cached
-    only when ``keep`` is called after its end."""
-
-    def __init__(self, kept: dict[_Key, Any], connection: Connection) -> None:
-        self._kept = kept
-        self._connection = connection
-        self._read: dict[_Key, Any] = {}
-
-    def spec(self, job_id: str, *types: str) -> JobSpec:
-        """The spec of a job, or of its sub-agents of a type: ``types`` as ``agent_types`` gives them."""
-
-        def read() -> JobSpec:
-            if types:
-                return spec_of(self.spec(job_id), *types)
-            query = select(jobs.c.spec).where(jobs.c.id == job_id)
-            return JobSpec.from_json(self._connection.execute(query).scalar_one())
-
-        return self._once(("spec", job_id, *types), read)
-
-    def types(self, run_id: str) -> tuple[str, ...]:
-        """The types of sub-agents above a run and its own; see ``agent_types``."""
-        if "." not in run_id:
-            return ()
-        return self._once(("types", run_id), lambda: agent_types(self._connection, run_id))
-
-    def spec_of_run(self, job_id: str, run_id: str) -> JobSpec:
-        """The spec of a run, without a model of its own."""
-        return self.spec(job_id, *self.types(run_id))
-
-    def rules(self, job_id: str, snapshot: int) -> tuple[Rule, ...]:
-        """The rules of one snapshot, those for single runs among them."""
-        return self._once(
-            ("rules", job_id, snapshot), lambda: rules_at(self._connection, job_id, snapshot)
-        )
-
-    def rules_in(self, job_id: str, run_id: str, snapshot: int) -> tuple[Rule, ...]:
-        """Return a snapshot's rules for a run: the job's and the rules of the run's types."""
-        policy = self.policy(job_id, run_id, snapshot)
-        of_types = (rule for each in policy.restrictions for rule in each.rules)
-        return (*self.rules(job_id, snapshot), *of_types)
-
-    def policy(self, job_id: str, run_id: str, snapshot: int) -> Policy:
-        """The policy of a run: one value for all runs of a job with the same types and no own rules."""
-        rules, types = self.rules(job_id, snapshot), self.types(run_id)
-        named = {rule.run_id for rule in rules}
-        owners = tuple(each for each in lineage(run_id) if each in named)
-        spec = self.spec(job_id)
-        return self._once(
-            ("policy", job_id, snapshot, owners, types),
-            lambda: policy_for(rules, run_id, spec, snapshot, types),
-        )
-
-    def keep(self) -> None:
-        """Share what was read with later transactions: it is known to be stored."""
-        if len(self._kept) + len(self._read) > _MOST_KEPT:
-            self._kept.clear()
-        self._kept.update(self._read)
-
-    def _once(self, key: _Key, read: Callable[[], T]) -> T:
-        found: T | None = self._kept.get(key, self._read.get(key))
-        if found is None:
-            found = self._read[key] = read()
-        return found

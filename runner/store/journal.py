@@ -31,8 +31,9 @@ from runner.store import budgets, run_state
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
 from runner.store.entries import Rows
-from runner.store.jobs import JobCache, JobReader
 from runner.store.new_children import lock_tree, place_with_children, start_children
+from runner.store.rules import policy_of, rules_in
+from runner.store.specs import JobCache, JobReader
 from runner.store.statements import execute
 from runner.store.tables import job_budgets, jobs, queued_messages, runs
 
@@ -193,7 +194,7 @@ def _load(
     messages, calls = run_state.load_conversation(
         connection,
         row.id,
-        lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
+        lambda snapshot: rules_in(jobs_read, row.job_id, row.id, snapshot),
         hooks.closed if end_turns(spec) else None,
     )
     own = {"deadline": row.deadline} if row.depth else {}
@@ -208,7 +209,7 @@ def _load(
         depth=row.depth,
         agent_type=row.agent_type or "",
         spec=spec,
-        policy=jobs_read.policy(row.job_id, row.id, row.rules_snapshot),
+        policy=policy_of(jobs_read, row.job_id, row.id, row.rules_snapshot),
         limits=replace(spec.limits, **own, **Raised().of(row)),
         messages=messages,
         calls=calls,
@@ -258,7 +259,7 @@ def _as_it_stands(
             for call in calls
         )
     if row.rules_snapshot != policy.snapshot:
-        policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
+        policy = policy_of(jobs_read, row.job_id, run_id, row.rules_snapshot)
     found = calls, policy, _inbox(connection, run_id, row), row.finish_by
     if found != (state.calls, state.policy, state.inbox, state.finish_by):
         names = ("calls", "policy", "inbox", "finish_by")

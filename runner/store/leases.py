@@ -6,19 +6,17 @@ that then waits for hours would withhold budget from its siblings.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from runner.core.events import Event, usage_of
-from runner.core.run import Lease
+from runner.core.run import LEASE_SECONDS, Lease
 from runner.core.text import visible
 from runner.store.budgets import charge_open_call, let_siblings_start
 from runner.store.changes import ended, locked_runs, queued, store_change
-from runner.store.conditions import is_live
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row
 from runner.store.statements import execute
@@ -171,37 +169,6 @@ def _free(
     return failure is None
 
 
-LEASE_SECONDS = 15.0
-
-
-class DatabaseClock:
-    """The process's clock, corrected by its offset against the database's (``runner.ports.Clock``).
-
-    SQLite's clock is the process's own.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._offset = 0.0
-
-    def now(self) -> float:
-        return time.time() + self._offset
-
-    def monotonic(self) -> float:
-        if hasattr(time, "CLOCK_BOOTTIME"):
-            return time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.monotonic()
-
-    def measure(self) -> None:
-        """Ask the database for its time. Raises ``UnreachableError``."""
-        if self._database.dialect == "sqlite":
-            return
-        query = text("SELECT extract(epoch FROM clock_timestamp())")
-        before = time.time()
-        theirs = self._database.read(lambda c: float(c.execute(query).scalar_one()))
-        self._offset = theirs - (before + time.time()) / 2
-
-
 def register(database: Database, worker_id: str, *, now: float, **columns: str | int) -> None:
     """Make a worker known, with the other columns of its row; its leases last until it renews them."""
     times = {"started_at": now, "lease_expires_at": now + LEASE_SECONDS}
@@ -247,8 +214,3 @@ def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
         workers.c.id != worker_id, workers.c.ended_at.is_(None) | workers.c.id.in_(holds)
     )
     return [tuple(row) for row in database.rows(query)]
-
-
-def live(database: Database, now: float) -> int:
-    """Return the number of workers with valid leases."""
-    return int(database.rows(select(func.count()).where(is_live(now)))[0][0])

@@ -35,8 +35,9 @@ from runner.core.spec import JobSpec, NewRun
 from runner.core.state import ContextState, Files, Progress, RunState
 from runner.core.text import SNAPSHOT_TEXT
 from runner.store import tables
-from runner.store.jobs import JobReader, OpenedRun, block_rows, insert_runs, open_run
+from runner.store.jobs import OpenedRun, block_rows, insert_runs, open_run
 from runner.store.run_state import copy_rows, progress_to_json, with_instructions_of
+from runner.store.specs import JobReader
 from runner.store.workspaces import SNAPSHOTS
 
 _THINKING = ("thinking", "redacted_thinking")

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from runner.core.run import ENDED, Author
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
-from runner.store.jobs import JobCache
+from runner.store.specs import JobCache
 from runner.store.statements import insert_or
 from runner.store.tables import jobs, metadata, pruned_jobs, run_workspaces, runs, workers
 

@@ -21,8 +21,8 @@ from runner.permissions import AnswerEffect
 from runner.store.changes import in_lots, locked_runs, queued, store_change
 from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
 from runner.store.database import Database
-from runner.store.rules import agent_types
 from runner.store.run_state import tool_context_from_json
+from runner.store.specs import agent_types
 from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
 
 _INPUTS_AT_ONCE = 500

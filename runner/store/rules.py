@@ -22,7 +22,8 @@ from runner.permissions.decisions import Policy
 from runner.store import ids
 from runner.store.changes import add_job_events
 from runner.store.database import Database
-from runner.store.tables import approvals, jobs, permission_rules, runs
+from runner.store.specs import JobReader
+from runner.store.tables import approvals, jobs, permission_rules
 
 _RULE_SUMMARY_LENGTH = 300
 _COLUMNS = [column for column in permission_rules.c if column.name != "job_id"]
@@ -97,6 +98,32 @@ def policy_for(
         assert agent is not None, name
         policy = policy.restricted(name, agent.rules)
     return policy
+
+
+def rules_of(jobs_read: JobReader, job_id: str, snapshot: int) -> tuple[Rule, ...]:
+    """``rules_at``, cached."""
+    return jobs_read.once(
+        ("rules", job_id, snapshot), lambda connection: rules_at(connection, job_id, snapshot)
+    )
+
+
+def rules_in(jobs_read: JobReader, job_id: str, run_id: str, snapshot: int) -> tuple[Rule, ...]:
+    """Return a snapshot's rules for a run: the job's and the rules of the run's types."""
+    policy = policy_of(jobs_read, job_id, run_id, snapshot)
+    of_types = (rule for each in policy.restrictions for rule in each.rules)
+    return (*rules_of(jobs_read, job_id, snapshot), *of_types)
+
+
+def policy_of(jobs_read: JobReader, job_id: str, run_id: str, snapshot: int) -> Policy:
+    """The policy of a run: one value for all runs of a job with the same types and no own rules."""
+    rules, types = rules_of(jobs_read, job_id, snapshot), jobs_read.types(run_id)
+    named = {rule.run_id for rule in rules}
+    owners = tuple(each for each in lineage(run_id) if each in named)
+    spec = jobs_read.spec(job_id)
+    return jobs_read.once(
+        ("policy", job_id, snapshot, owners, types),
+        lambda _: policy_for(rules, run_id, spec, snapshot, types),
+    )
 
 
 def list_rules(database: Database, job_id: str) -> Sequence[Row[Any]]:
@@ -215,14 +242,3 @@ def new_snapshot(connection: Connection, job_id: str) -> int:
         update(jobs).where(jobs.c.id == job_id).values(rules_snapshot=jobs.c.rules_snapshot + 1)
     )
     return int(connection.execute(raised.returning(jobs.c.rules_snapshot)).scalar_one())
-
-
-def agent_types(connection: Connection, run_id: str) -> tuple[str, ...]:
-    """The names of the types from the child of an item's run down to the run itself; empty for the run
-    of an item. They never change."""
-    line = lineage(run_id)[1:]
-    if not line:
-        return ()
-    query = select(runs.c.id, runs.c.agent_type).where(runs.c.id.in_(line))
-    types = {row.id: row.agent_type for row in connection.execute(query)}
-    return tuple(types[each] for each in line)

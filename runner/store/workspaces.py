@@ -14,7 +14,7 @@ from runner.core.text import shorten
 from runner.core.workspace import Workspace
 from runner.store.changes import held_run, in_lots, locked_runs, store_change
 from runner.store.database import Database
-from runner.store.jobs import JobCache, JobReader
+from runner.store.specs import JobCache, JobReader
 from runner.store.statements import execute, insert_or
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 

@@ -16,7 +16,7 @@ from runner.errors import HostFaultError, UsageError, WorkspaceElsewhere, Worksp
 from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
-from runner.store.jobs import JobCache
+from runner.store.specs import JobCache
 from runner.store.workspaces import SNAPSHOTS, StoredWorkspace
 from runner.tools.toolbox import LocalTools
 from runner.workspace.folders import COPIES, has_id, restore_id

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.queries.jobs import show_run
+from runner.queries.transcript import show_run
 from runner.store.database import Database
 from tests.workspace.places import make_repository
 

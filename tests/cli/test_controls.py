@@ -10,7 +10,8 @@ from sqlalchemy import text as sql
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
-from runner.queries.jobs import list_runs, show_run
+from runner.queries.jobs import list_runs
+from runner.queries.transcript import show_run
 from runner.store import jobs as jobs_store
 from runner.store import migrate
 from runner.store.control import cancel as cancel_runs

@@ -15,7 +15,7 @@ from runner.app.costs import cost_fields
 from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.prices import BY, Spending
-from runner.queries.jobs import show_run
+from runner.queries.transcript import show_run
 from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.queries.jobs import list_jobs, list_runs, show_run
+from runner.queries.jobs import list_jobs, list_runs
+from runner.queries.transcript import show_run
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.own_folders import make_source, worktree, write_job

@@ -24,7 +24,7 @@ from runner.core import (
     model_calls,
 )
 from runner.core.conversation import ToolOutcome
-from runner.core.run import TRANSITIONS
+from runner.core.run import LEASE_SECONDS, TRANSITIONS
 from runner.engine import dispatcher, worker
 from runner.permissions import AnswerEffect, Effect, Request, ResolvedPath, Rule, ToolContext
 from runner.permissions.accesses import paths_of
@@ -122,7 +122,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("a wait of up to 5 seconds", 5, model_calls.IN_HAND_SECONDS),
         ("doubles from one second", 1, model_calls.FIRST_DELAY),
         ("to ten minutes", 600, model_calls.LONGEST_DELAY),
-        ("expire together, 15 seconds after", 15, leases.LEASE_SECONDS),
+        ("expire together, 15 seconds after", 15, LEASE_SECONDS),
         ("which it does every 5", 5, worker.RENEW_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
         ("for over 5 seconds (an outage", 5, dispatcher.OUTAGE_SECONDS),

@@ -22,7 +22,7 @@ from runner.cli import exit_codes
 from runner.core import context, model_calls
 from runner.core.budget import Ceiling, JobBudget
 from runner.core.prices import Spending
-from runner.core.run import STATES, Requeued, WaitReason
+from runner.core.run import LEASE_SECONDS, STATES, Requeued, WaitReason
 from runner.core.spec import Asking, Patience
 from runner.engine import dispatcher, worker
 from runner.llm import stream
@@ -72,7 +72,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
     [
         ("What still runs after ten seconds is cut", 10, worker.DRAIN_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
-        ("15 seconds after its last renewal", 15, leases.LEASE_SECONDS),
+        ("15 seconds after its last renewal", 15, LEASE_SECONDS),
         ("so 4 with 16 slots", 4, connections_for(16)),
         ("at most 8 connections", 8, POSTGRES_CONNECTIONS),
         ("gives up after 30 seconds with exit code 5", 30, BUSY_TIMEOUT_SECONDS),

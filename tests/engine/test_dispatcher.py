@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.core.budget import Budget
-from runner.core.run import Author
+from runner.core.run import LEASE_SECONDS, Author
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
@@ -211,7 +211,7 @@ def test_after_an_outage_others_get_a_lease_to_renew(post: Post) -> None:
     for seconds in range(61, 74):
         post.pass_at(seconds)
     assert post.state(run_id) == "running"
-    post.pass_at(60 + leases.LEASE_SECONDS)
+    post.pass_at(60 + LEASE_SECONDS)
     assert post.state(run_id) == "queued"
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from runner.core.agents import AgentType, Coordinator
 from runner.core.budget import Limits
-from runner.core.children import spec_of
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, spec_of
 from runner.permissions import Rule
 
 from .conftest import Load, Problems

@@ -20,8 +20,7 @@ from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError
 from runner.queries import transcript
-from runner.queries.jobs import show_run
-from runner.queries.transcript import sent_request
+from runner.queries.transcript import sent_request, show_run
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.journal import StoredJournal

@@ -17,8 +17,8 @@ from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.permissions import Rule
 from runner.queries import decisions, transcript
-from runner.queries.jobs import current_runs, list_runs, show_job, show_run
-from runner.queries.transcript import sent_request, tool_output
+from runner.queries.jobs import current_runs, list_runs, show_job
+from runner.queries.transcript import sent_request, show_run, tool_output
 from runner.store import ids
 from runner.store.control import cancel
 from runner.store.database import Database

@@ -19,9 +19,9 @@ from runner.queries.jobs import (
     list_runs,
     runs_without_workspace,
     show_job,
-    show_run,
 )
 from runner.queries.timeline import events_after
+from runner.queries.transcript import show_run
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel, pause
 from runner.store.database import Database

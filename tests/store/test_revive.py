@@ -15,7 +15,7 @@ from runner.core.entries import ModelCallFailed, TimeWorked
 from runner.core.steps import CallModel, RunTools
 from runner.core.workspace import Workspace
 from runner.errors import UsageError
-from runner.queries.jobs import show_run
+from runner.queries.transcript import show_run
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel, pause
 from runner.store.database import Database

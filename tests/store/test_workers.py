@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import update
 
+from runner.core.run import LEASE_SECONDS
 from runner.queries.jobs import item_runs, list_runs
 from runner.queries.workers import backlog, list_workers, shown_states, shown_states_by_job
 from runner.store import jobs as jobs_store
@@ -13,7 +14,7 @@ from runner.store.tables import workers
 from tests.store.attempts import WORKER, add_worker, claim, run_row, submit_one
 from tests.store.examples import NOW, submission
 
-LATER = NOW + leases.LEASE_SECONDS + 1
+LATER = NOW + LEASE_SECONDS + 1
 
 
 def test_a_worker_is_listed_with_its_state_and_what_it_has_in_hand(database: Database) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from runner.core.agents import AgentType, Coordinator
 from runner.core.budget import Limits
-from runner.core.children import spec_of
 from runner.core.context import Context
+from runner.core.spec import spec_of
 from runner.core.workspace import Verify, Workspace, result_tool
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS
 from tests.core.story import a_spec

@@ -27,10 +27,10 @@ from runner.queries.costs import cost_rows, model_rows
 from runner.queries.decisions import approval_rows, decision_rows
 from runner.queries.files import file_rows
 from runner.queries.filters import Filters
-from runner.queries.jobs import show_run
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows
 from runner.queries.timeline import changes_of_job, timeline_rows
+from runner.queries.transcript import show_run
 from runner.settings import Settings
 from runner.store import ids
 from runner.store.database import Database

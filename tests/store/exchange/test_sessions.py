@@ -22,7 +22,8 @@ from runner.exchange.sessions import SessionReader, SessionRun
 from runner.llm.prices import load_prices
 from runner.queries import transcript
 from runner.queries.costs import costs_by
-from runner.queries.jobs import show_job, show_run
+from runner.queries.jobs import show_job
+from runner.queries.transcript import show_run
 from runner.store.database import Database
 from runner.store.exports import load_recorded
 from runner.store.fork import fork

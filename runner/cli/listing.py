@@ -1,0 +1,139 @@
+"""``list``: jobs, and the runs of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from runner.app import costs as app_costs
+from runner.app import handle, listing
+from runner.app.humanize import counts, moment
+from runner.cli.options import json_option, state_option, with_app
+from runner.cli.terminal import note, say_json, say_pages, say_table
+from runner.core.run import RunStatus
+
+
+@click.command("list")
+@click.argument("job", required=False)
+@state_option
+@click.option(
+    "--tree",
+    "whole_trees",
+    is_flag=True,
+    help="The runs of a job, or of the newest, with the sub-agents that they have started.",
+)
+@click.option("--after", default="", metavar="RUN", help="Only the runs after this one.")
+@click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
+@json_option
+@with_app
+def list_(
+    app: handle.App,
+    job: str | None,
+    state: RunStatus | None,
+    whole_trees: bool,
+    after: str,
+    every: bool,
+    as_json: bool,
+) -> None:
+    """List the jobs, or the runs of a job: the first 200, and with --all every one as it is read.
+
+    The runs are the items'. Their usage and denials include their sub-agents'; with --tree
+    sub-agents have lines of their own, and each run shows only its own numbers.
+
+    A run whose worker is dead is shown as interrupted, and a due run is marked while no worker is
+    alive. In JSON that is shown_state; state is the stored one, which --state filters by.
+
+    \b
+    Example:
+      runner list
+      runner list job_01jd9k --state failed
+      runner list job_01jd9k --all --json
+      runner list --tree
+    """
+    jobs = [] if job else listing.list_jobs(app, None if whole_trees else state)
+    if job is None and not (whole_trees and jobs):
+        if as_json:
+            say_json(app_costs.with_costs(app, "job", jobs))
+        else:
+            _say_jobs(jobs)
+        return
+    job_id = app.find_job(job) if job else jobs[-1]["id"]
+    after = after and app.find(after, "run").id
+    found = listing.list_runs(app, job_id, state, whole_trees=whole_trees, after=after)
+    pages = (page.runs for page in found) if every else _first_page(app, job_id, found)
+    if not as_json:
+        _say_runs(app, job_id, pages, whole_trees)
+        return
+    for runs in pages:
+        priced = app_costs.with_costs(app, "run" if whole_trees else "tree", runs)
+        for value in priced if every else [priced]:
+            say_json(value, on_one_line=every)
+
+
+def _first_page(
+    app: handle.App, job_id: str, pages: Iterator[listing.Page]
+) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the runs of the first page, and say on stderr afterwards if there are more."""
+    page = next(pages)
+    yield page.runs
+    if page.next is not None:
+        (job,) = listing.list_jobs(app, None, job_id)
+        note(
+            f"{len(page.runs)} runs of {sum(job['runs'].values()):,} ({counts(job['shown_runs'])}): "
+            f"go on with --after {page.next}, or --all"
+        )
+
+
+def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
+    say_table(
+        ("job", "name", "state", "runs", "turns", "tokens", "denied", "submitted"),
+        (
+            (
+                *(job["id"], job["name"], job["shown_state"]),
+                *(counts(job["shown_runs"]), job["turns"]),
+                f"{job['charged_tokens']:,}",
+                job["denials"] or "",
+                moment(job["created_at"]),
+            )
+            for job in jobs
+        ),
+    )
+
+
+def _say_runs(
+    app: handle.App, job_id: str, pages: Iterable[Sequence[Mapping[str, Any]]], whole_trees: bool
+) -> None:
+    """Print runs in lines, with advice for waiting ones. Only jobs that verify have a column for
+    it, and only jobs with sub-agents one for these. In ``whole_trees`` each run has a line with its
+    own numbers."""
+    some = listing.columns_of(app, job_id)
+
+    def rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
+        waiting = listing.what_runs_wait_for(app, runs)
+        return (_run_row(run, some, waiting, whole_trees) for run in runs)
+
+    columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
+    say_pages(columns, map(rows, pages))
+
+
+def _run_row(
+    run: Mapping[str, Any], some: Sequence[str], waiting: Mapping[str, str], whole_trees: bool
+) -> Sequence[Any]:
+    tokens, denials = (
+        ("charged_tokens", "denials") if whole_trees else ("tree_tokens", "tree_denials")
+    )
+    name, origin = run["item_key"], ""
+    if run["depth"]:  # below its parent
+        name = f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
+    if run["fresh_run"]:
+        origin = f"begun afresh as {run['fresh_run']}"
+    elif run["fork_of"]:
+        origin = f"fork of {run['fork_of']}@{run['fork_turn']}"
+    return (
+        *(run["id"], name, run["shown_state"], run["reason"]),
+        *(run[name] or "" for name in some),
+        *(run["turns"], f"{run[tokens]:,}", run[denials] or ""),
+        waiting.get(run["id"]) or run["detail"] or origin,
+    )
