@@ -143,6 +143,7 @@ class Dispatcher:
         self._leases: dict[str, tuple[float, float]] = {}
         self._choosing = threading.Lock()
         self._shares = Shares()
+        self._windows = times.Windows(self.database)
         self._surplus: Counter[str] = Counter()  # runs of this worker that may yield, by job
         self._last_good = self.clock.monotonic() - PASS_SECONDS
         self._reaps_expired_from = self.clock.monotonic() + OUTAGE_SECONDS
@@ -256,7 +257,8 @@ class Dispatcher:
         if most <= 0:
             return []
         with self._choosing:
-            return runs.due_to_notify(self.database, most, self.clock.now(), self._shares)
+            now, close = self.clock.now(), self._windows.close
+            return runs.due_to_notify(self.database, most, now, self._shares, close)
 
     def next_instead_of(self, run_id: str) -> str | None:
         """The run that is next by now, in place of one whose queue message is stale."""

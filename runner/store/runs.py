@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -394,7 +394,7 @@ _IS_FIRST = (
     & (runs.c.rank == bindparam("rank", type_=Integer))
     & (runs.c.due_at <= bindparam("now", type_=Float))
 )
-_FIRST = (
+FIRST = (
     select(runs.c.id)
     .where(_IS_FIRST)
     .order_by(*_order(runs))
@@ -402,7 +402,7 @@ _FIRST = (
 )
 # Apart from the update: as a part of it Postgres may look for them anew for each row, and so take more
 # than ``most`` (https://www.postgresql.org/docs/current/queries-with.html).
-_TAKEN = _FIRST.with_for_update(skip_locked=True).cte("taken")
+_TAKEN = FIRST.with_for_update(skip_locked=True).cte("taken")
 _TAKE = (
     update(runs)
     .where(runs.c.id.in_(select(_TAKEN.c.id)))
@@ -436,14 +436,21 @@ def _take(connection: Connection, pick: Pick, most: int, now: float) -> deque[st
 
 
 def due_to_notify(
-    database: Database, most: int, now: float, shares: Shares | None = None
+    database: Database,
+    most: int,
+    now: float,
+    shares: Shares | None = None,
+    close: Callable[[Sequence[JobLoad], float], bool] = lambda loads, now: False,
 ) -> list[str]:
     """The ids of at most ``most`` due runs to notify of, the next one first; each is stamped as notified.
 
     Args:
         shares: chooses among the jobs; None: as if nothing had been chosen before.
+        close: lets due runs of some of these jobs wait; true if it did (``times.Windows.close``).
     """
     loads = job_loads(database, most, now)
+    if close(loads, now):
+        loads = job_loads(database, most, now)
     return take(database, (shares or Shares()).choose(loads, most), now)
 
 

@@ -1,17 +1,22 @@
-"""Moves the time from which no model call of a job begins, and queues the runs that wait for that."""
+"""The times of jobs' model calls: moving ``finish_by``, and runs that wait while a window is closed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, select, update
+from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, func, select, update
 
 from runner.core.events import signed_event
-from runner.core.run import RUNNER, Author
+from runner.core.run import FRESH, RUNNER, Author
+from runner.core.shares import JobLoad
+from runner.core.spec import JobSpec
 from runner.core.times import Moment
 from runner.store.changes import MOST_AT_ONCE, add_job_events, locked_runs, queued, signed_change
 from runner.store.database import Database
 from runner.store.rules import lock_rules
+from runner.store.runs import FIRST
+from runner.store.statements import execute
 from runner.store.tables import jobs, runs
 
 _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "finish_by")
@@ -61,3 +66,51 @@ def queue_moved(
     while run_ids := [run.id for run in database.rows(waiting)]:
         moved += database.write(partial(work, run_ids=run_ids))
     return moved
+
+
+_opens, _deadline = bindparam("opens", type_=Float), bindparam("deadline", type_=Float)
+# Of a run with a deadline: it ends then, in the window or not.
+_ends = func.coalesce(runs.c.created_at + _deadline, _opens)
+# A fork may have more to do before its next model call.
+_BEGIN_LATER = (
+    update(runs)
+    .where(
+        runs.c.id.in_(
+            FIRST.where(runs.c.fork_of.is_(None), _ends > bindparam("now")).with_for_update(
+                skip_locked=True
+            )
+        )
+    )
+    .values(due_at=case((_ends < _opens, _ends), else_=_opens), reason=bindparam("why"))
+    .returning(runs.c.id)
+)
+
+
+class Windows:
+    """Lets the runs of a job that have not begun wait together when its window closes: each would be
+    claimed only to wait. Remembers the specs of the jobs with due runs, for one worker."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._specs: dict[str, JobSpec] = {}
+
+    def close(self, loads: Sequence[JobLoad], now: float) -> bool:
+        """Let due runs of these jobs wait whose windows are closed. True if any run does."""
+        due = [load.job_id for load in loads if load.due]
+        known = {job_id: self._specs[job_id] for job_id in due if job_id in self._specs}
+        if unknown := [job_id for job_id in due if job_id not in known]:
+            query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(unknown))
+            rows = self._database.rows(query)
+            known |= {row.id: JobSpec.from_json(row.spec) for row in rows}
+        self._specs = known
+        return sum(self._close(job_id, spec, now) for job_id, spec in known.items()) > 0
+
+    def _close(self, job_id: str, spec: JobSpec, now: float) -> bool:
+        if spec.times.window is None or (start := spec.times.next_start(now)) is None:
+            return False
+        values = {"job": job_id, "rank": FRESH, "now": now, "most": MOST_AT_ONCE}
+        values |= {"opens": start[0], "why": start[1], "deadline": spec.limits.deadline}
+        found = False
+        while self._database.write(lambda connection: execute(connection, _BEGIN_LATER, values)):
+            found = True
+        return found

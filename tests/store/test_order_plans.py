@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from runner.store import jobs, runs
+from runner.store import jobs, runs, times
 from runner.store.database import Database
 from runner.store.statements import execute
 from tests.store.attempts import claim, submit_one
@@ -21,6 +21,10 @@ LOOKS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "lines": (runs._WAITING_BY_JOB, {"most": MOST, "now": NOW}),
     "in hand": (runs._IN_HAND_BY_JOB, {}),
     "take": (runs._TAKE, {"job": "", "rank": 2, "most": MOST, "now": NOW}),
+    "window": (
+        times._BEGIN_LATER,
+        {"job": "", "rank": 2, "most": MOST, "now": NOW, "opens": NOW, "deadline": None, "why": ""},
+    ),
     "lost messages": (runs._LOST, {"before": NOW - 15, "now": NOW}),
 }
 _COLUMNS = "id, job_id, item_key, state, created_at, due_at, max_turns, token_ceiling, progress"
@@ -100,6 +104,7 @@ def test_choosing_reads_no_more_rows_the_more_are_queued(database: Database, ana
         ("lines", "SEARCH rank_2 USING INDEX ix_runs_job_id_rank_due_at_id (job_id=? AND rank=?"),
         ("in hand", "SEARCH runs USING INDEX ix_runs_rung_at"),
         ("take", "SEARCH runs USING INDEX ix_runs_job_id_rank_due_at_id (job_id=? AND rank=?"),
+        ("window", "SEARCH runs USING INDEX ix_runs_job_id_rank_due_at_id (job_id=? AND rank=?"),
     ],
 )
 def test_choosing_looks_into_an_index_of_what_waits(

@@ -16,10 +16,13 @@ from runner.core.steps import CallModel, Done
 from runner.core.times import Moment, Times, Window
 from runner.store.control import pause, resume
 from runner.store.database import Database
-from runner.store.tables import job_events, jobs
-from runner.store.times import move_finish_by, queue_moved
+from runner.store.jobs import submit
+from runner.store.leases import give_back
+from runner.store.runs import due_to_notify
+from runner.store.tables import job_events, jobs, runs
+from runner.store.times import Windows, move_finish_by, queue_moved
 from tests.store.attempts import claim, event_types, run_row, submit_one, tool_use
-from tests.store.examples import NOW, SPEC
+from tests.store.examples import NOW, SPEC, submission
 
 pytestmark = pytest.mark.dialect
 
@@ -109,3 +112,28 @@ def test_a_run_that_waits_since_finish_by_can_be_paused(database: Database) -> N
     assert run_row(database, run_id).reason == "paused"
     moment = Moment("", "", at(9 * HOUR))
     assert move_finish_by(database, job_id, moment, NOW, author=ADA) == []
+
+
+@pytest.mark.parametrize("deadline", [None, 3 * HOUR])
+def test_runs_that_have_not_begun_wait_together_when_the_window_closes(
+    database: Database, deadline: float | None
+) -> None:
+    limits, times = Limits(deadline=deadline), Times(window=Window(clock(0), clock(HOUR), "UTC"))
+    spec = replace(SPEC, times=times, limits=limits)
+    submit(database, submission(*"abcd", spec=spec), NOW)
+    begun, *others = sorted(row.id for row in database.rows(select(runs.c.id)))
+    attempt = claim(database, begun)
+    attempt.reply(tool_use(1, "Bash"), stop="tool_use")
+    give_back(database, attempt.lease, NOW)
+    overdue = others.pop() if deadline else None  # it has to end, in the window or not
+    if overdue:
+        database.execute(update(runs).where(runs.c.id == overdue).values(created_at=NOW - 2 * HOUR))
+    other_job, closed, close = submit_one(database), at(HOUR) + 60, Windows(database).close
+    due = set(due_to_notify(database, 9, closed, close=close))
+    assert due == {begun, other_job, overdue or begun}
+    for run_id in others:  # of no interest to the claim until then
+        run = run_row(database, run_id)
+        assert (run.state, run.reason, run.attempt, run.rung_at) == ("queued", "window", 0, None)
+        assert run.due_at == (NOW + deadline if deadline else at(24 * HOUR))
+    opened = at(24 * HOUR) + 1
+    assert set(others) == set(due_to_notify(database, 9, opened, close=close))
