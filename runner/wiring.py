@@ -226,7 +226,7 @@ def _surroundings(
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
-    from runner.store.runs import endings
+    from runner.store.runs import endings, job_of
     from runner.telemetry.start import start_telemetry
     from runner.tools.host_process import run_is_quiet
     from runner.tools.sandbox import TmpRemover
@@ -243,6 +243,7 @@ def _surroundings(
         lock_dir=locks.folder,
         secrets=secrets,
         stored_output=lambda run_id, name: tool_output(database, run_id, name),
+        job_of=partial(job_of, database),
     )
     opened.callback(tools.close)
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))

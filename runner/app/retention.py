@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.queries.search.search import open_index
 from runner.store import prune as store
 from runner.store.prune import OldJob
+from runner.tools.sandbox_caches import FOLDER as CACHES
 from runner.tools.sandbox_mounts import TMP
 from runner.workspace import leftovers
 from runner.workspace.snapshot_store import collect, forget, store_id, store_of, stores_in
@@ -97,5 +98,6 @@ def _remove_files(app: App, job: OldJob, author: Author, now: float, *, force: b
     for run_id in job.run_ids:
         shutil.rmtree(home / "outputs" / run_id, ignore_errors=True)
         shutil.rmtree(home / TMP / run_id, ignore_errors=True)
+    shutil.rmtree(home / CACHES / job.id, ignore_errors=True)
     store.forget_workspaces(app.database, job.id, store_id(home))
     return ""

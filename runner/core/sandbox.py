@@ -13,16 +13,16 @@ SandboxMode = Literal["auto", "required", "off"]
 # The containment of a call. "none": nothing contained it.
 Kind = Literal["bubblewrap", "landlock", "none"]
 
-# Folders of the home that hold the caches of build tools, by preset.
-CACHES: Mapping[str, tuple[str, ...]] = {
-    "cargo": (".cargo/registry", ".cargo/git"),
-    "go": ("go/pkg/mod", ".cache/go-build"),
-    "gradle": (".gradle/caches",),
-    "maven": (".m2/repository",),
-    "npm": (".npm",),
-    "pip": (".cache/pip",),
-    "uv": (".cache/uv",),
-    "yarn": (".cache/yarn",),
+# Folders of the home that hold the caches of build tools, by preset, and where they are in a copy.
+CACHES: Mapping[str, Mapping[str, str]] = {
+    "cargo": {".cargo/registry": "registry", ".cargo/git": "git"},
+    "go": {"go/pkg/mod": "mod", ".cache/go-build": "build"},
+    "gradle": {".gradle/caches": "caches"},
+    "maven": {".m2/repository": "."},
+    "npm": {".npm": "."},
+    "pip": {".cache/pip": "."},
+    "uv": {".cache/uv": "."},
+    "yarn": {".cache/yarn": "."},
 }
 
 
@@ -57,7 +57,8 @@ class Sandbox:
     cpu: float | None = None  # cores
     disk: int | None = None  # bytes of the workspace
     hooks: bool = False  # hooks run in it too
-    caches: tuple[str, ...] = ()  # presets of ``CACHES``
+    caches: tuple[str, ...] = ()  # presets of ``CACHES`` that calls can read
+    writable_caches: tuple[str, ...] = ()  # of which the job has a copy that calls can change
     file: str | None = None  # the job file, which no call may change
 
     @property

@@ -412,6 +412,8 @@ SANDBOX = Table("sandbox", (
     Key("hooks", flag, False, "Whether [hooks](#hooksevent) run in it too."),
     Key("caches", list_of(choice(*CACHES), unique=True), [], "Caches of the home that calls can read: "
         + ", ".join(f'`"{name}"`' for name in CACHES) + "."),
+    Key("writable_caches", list_of(choice(*CACHES), unique=True), [], "Caches, named so, that calls can "
+        "read and change: in a [copy of the job's own](#sandbox)."),
 ))
 LIMITS = Table("limits", (
     Key("max_turns", _count, 50, "Model replies of a run. Parallel tool calls are one turn; retries and "

@@ -118,6 +118,15 @@ def look_at(database: Database, run_id: str, now: float) -> DueRun | None:
     return None
 
 
+_JOB = select(runs.c.job_id).where(runs.c.id == bindparam("run"))
+
+
+def job_of(database: Database, run_id: str) -> str:
+    """Return the id of a run's job."""
+    ((job_id,),) = database.find(_JOB, {"run": run_id})
+    return str(job_id)
+
+
 _ENDED_IN_TREE = select(runs.c.id).where(
     runs.c.root_run == bindparam("root"), runs.c.ended_at.is_not(None)
 )

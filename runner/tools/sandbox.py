@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from runner.errors import Interrupted, SandboxMissing
 from runner.logs import log_event
 from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
-from runner.tools import proxy_launcher, sandbox_landlock
+from runner.tools import proxy_launcher, sandbox_caches, sandbox_landlock
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import CallLimits, Ended, Gate, Start, ToolHost, boot
 from runner.tools.sandbox_gate import OPTIONS
@@ -63,9 +63,16 @@ class Sandboxes:
     Args:
         home: RUNNER_HOME.
         environment: of the tools.
+        job_of: returns the id of a run's job.
     """
 
-    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        environment: Mapping[str, str],
+        job_of: Callable[[str], str] = lambda run_id: run_id,
+    ) -> None:
+        self._job_of = cache(job_of)
         self._home = home
         self._environment = dict(environment)
         self._probing = threading.Lock()
@@ -162,6 +169,14 @@ class Sandboxes:
             read_only=(Path(sandbox.file),) if sandbox.file else (),
             caches=sandbox.caches,
         )
+        if sandbox.writable_caches:
+            user = Path(self._environment.get("HOME") or Path.home())
+            folder = self._home / sandbox_caches.FOLDER / self._job_of(start.run_id)
+            copies = {
+                preset: sandbox_caches.writable_copy(preset, user, folder)
+                for preset in sandbox.writable_caches
+            }
+            view = replace(view, copies=copies)
         rules = Policy() if policy is None else policy
         tmp = run_tmp(self._home, start.run_id)
         return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp, kind)

@@ -23,7 +23,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,7 @@ from typing import Literal
 from runner.core.sandbox import CACHES, Kind
 from runner.errors import HostFaultError
 from runner.permissions.decisions import Policy
+from runner.tools import sandbox_caches
 from runner.tools.file_access import ToolFailure, inside, open_folder
 from runner.tools.sandbox_denials import Denied, denials_of
 from runner.tools.sandbox_landlock import grants
@@ -80,16 +81,6 @@ _WITHHELD_VARIABLES = (
     "SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST",
     "XDG_RUNTIME_DIR", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "TMUX", "VSCODE_IPC_HOOK_CLI",
 )
-# Where build tools keep what they fetch, unless the job asks for the preset of that name.
-_PRIVATE_CACHES: Mapping[str, Mapping[str, str]] = {
-    "cargo": {"CARGO_HOME": "cargo"},
-    "go": {"GOMODCACHE": "go-mod"},
-    "gradle": {"GRADLE_USER_HOME": "gradle"},
-    "npm": {"npm_config_cache": "npm"},
-    "pip": {"PIP_CACHE_DIR": "pip"},
-    "uv": {"UV_CACHE_DIR": "uv"},
-    "yarn": {"YARN_CACHE_FOLDER": "yarn"},
-}
 NAMESPACES = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
     "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
@@ -119,7 +110,8 @@ class View:
     outputs: Path  # the run's
     readable: tuple[Path, ...] = ()  # wherever they are
     read_only: tuple[Path, ...] = ()  # in the workspace or not: the job file
-    caches: tuple[str, ...] = ()  # presets
+    caches: tuple[str, ...] = ()  # presets, of the home
+    copies: Mapping[str, Path] = field(default_factory=dict)  # of presets, to write
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +202,7 @@ class Mounts:
         self._add("read", ["/etc/resolv.conf"])  # often a link into /run
         caches = (os.path.join(user, path) for name in view.caches for path in CACHES[name])
         self._add("read", (*map(str, (*view.readable, view.outputs)), *caches))
+        self._add("write", map(str, view.copies.values()))
         self._commondir = ""  # the file that would lead git to other settings; "": none
         if self._workspace is not None:
             self._add("write", [self._workspace])
@@ -232,7 +225,7 @@ class Mounts:
         self.arguments = (*NAMESPACES, *seccomp, *_words(needed, blanks, tmp))
         # Of its command; those that are None are unset.
         here = _TMP if kind == "bubblewrap" or tmp is None else str(tmp)
-        self.variables = _variables(environment, view.caches, here)
+        self.variables = _variables(environment, view, here)
         self.grants = grants(needed, here) if kind == "landlock" else []
         self.exposed = any(  # what is hidden, and can be read all the same
             kind == "landlock" and _kind_at(needed, os.path.dirname(path)) in ("write", "pin")
@@ -467,14 +460,8 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _variables(
-    environment: Mapping[str, str], presets: Sequence[str], tmp: str
-) -> dict[str, str | None]:
+def _variables(environment: Mapping[str, str], view: View, tmp: str) -> dict[str, str | None]:
     """Return changes of the environment: nothing in it leads to what is not there."""
     found: dict[str, str | None] = dict.fromkeys(_WITHHELD_VARIABLES)
     found |= {name: tmp for name in ("TMPDIR", "TMP", "TEMP") if name in environment or tmp != _TMP}
-    found["GOCACHE"] = f"{tmp}/.cache/go-build"
-    for preset, variables in _PRIVATE_CACHES.items():
-        if preset not in presets:
-            found |= {name: f"{tmp}/.cache/{folder}" for name, folder in variables.items()}
-    return found
+    return found | dict(sandbox_caches.variables(view.caches, view.copies, tmp))

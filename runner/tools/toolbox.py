@@ -49,6 +49,7 @@ class LocalTools:
         secrets: what no tool may find in its environment.
         stored_output: the whole output of a call by its run and its id, Runner's or the model's, from
             the store; None when there is none.
+        job_of: returns the id of a run's job.
         watchdog_seconds: tools are killed when ``alive`` was not called for so long.
 
     ``host`` starts every process, in ``environment``; other programs in a run's workspace are
@@ -61,6 +62,7 @@ class LocalTools:
         lock_dir: Path,
         secrets: Secrets | None = None,
         stored_output: Callable[[str, str], bytes | None] = lambda run_id, name: None,
+        job_of: Callable[[str], str] = lambda run_id: run_id,
         watchdog_seconds: float = WATCHDOG_SECONDS,
     ) -> None:
         lock_dir.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,7 @@ class LocalTools:
         self.environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
-        self.sandboxes = Sandboxes(home, self.environment)
+        self.sandboxes = Sandboxes(home, self.environment, job_of)
 
     def require(self, sandbox: Sandbox) -> None:
         self.sandboxes.containment_of(sandbox)

@@ -38,12 +38,13 @@ cpu = 1.5
 disk = 2_000_000
 hooks = true
 caches = ["pip", "npm"]
+writable_caches = ["go"]
 """
     submission = load_text(job(section))
     spec = submission.spec
     assert sandbox_of(submission) == Sandbox(
         *("required", ("example.com", "*.example.org"), 4 * 2**30, 512, 1.5, 2_000_000),
-        *(True, ("pip", "npm")),
+        *(True, ("pip", "npm"), ("go",)),
     )
     assert JobSpec.from_json(spec.to_json()) == spec
     assert JobSpec.from_json({**spec.to_json(), "sandbox": None}).sandbox is None
@@ -62,6 +63,7 @@ caches = ["pip", "npm"]
         ("memory = 10", "sandbox.memory: must be from 1,048,576 to"),
         ("processes = 0", "sandbox.processes: must be at least 1"),
         ('caches = ["chrome"]', "sandbox.caches[0]: must be"),
+        ('writable_caches = ["go", "go"]', "sandbox.writable_caches"),
     ],
 )
 def test_mistakes_are_told(problems_of: Problems, line: str, said: str) -> None:

@@ -488,7 +488,25 @@ def test_caches_of_a_preset_are_seen_and_others_are_the_run_s_own(
     said = bash(denied, command, sandbox=Sandbox(caches=("pip",))).content
     assert "cached" in said
     assert "Read-only" in said
-    assert said.splitlines()[-1] == "/tmp/.cache/go-build"
+    assert said.splitlines()[-1] == "/tmp/.cache/go/build"
+
+
+def test_a_writable_cache_is_a_copy_of_the_job_s_own(denied: Workbench, user: Path) -> None:
+    cached = user / ".cache" / "pip"
+    cached.mkdir(parents=True)
+    (cached / "wheel").write_text("cached")
+    sandbox = Sandbox(writable_caches=("pip", "maven"))
+    command = "cat $PIP_CACHE_DIR/*; echo -n made > $PIP_CACHE_DIR/new; echo $MAVEN_ARGS"
+    for seen in ("cached", "madecached"):
+        said = bash(denied, command, sandbox=sandbox).content
+        copies = denied.home / "caches" / "run_1"  # here a run is its own job
+        assert said == f"{seen}-Dmaven.repo.local={copies}/maven\n"
+    assert sorted(each.name for each in copies.iterdir()) == ["maven", "pip"]
+    assert [each.name for each in cached.iterdir()] == ["wheel"]
+    (denied.home / "caches").rename(denied.home / "moved")
+    (denied.home / "caches").touch()
+    with pytest.raises(HostFaultError, match="cannot copy the cache of pip for the job"):
+        bash(denied, command, sandbox=sandbox)
 
 
 def test_calls_side_by_side_are_contained_each(denied: Workbench) -> None:

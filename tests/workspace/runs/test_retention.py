@@ -16,6 +16,7 @@ from runner.app.retention import prune
 from runner.core.run import Author, Lease
 from runner.settings import Settings
 from runner.store.database import Database
+from runner.store.runs import job_of
 from runner.store.tables import jobs, runs
 from runner.workspace.snapshot_store import has_trees, store_git, store_of
 from tests.workspace.repository.made import Made
@@ -53,7 +54,7 @@ def refs(host: Host, repository: Made) -> set[str]:
     return {ref.split("/")[3] for ref in listed}
 
 
-def test_a_job_is_removed_with_its_workspace_snapshots_and_outputs(
+def test_a_job_is_removed_with_its_workspace_snapshots_outputs_and_caches(
     store: Database, host: Host, repository: Made, begin: Claim, pruned: Callable[..., Any]
 ) -> None:
     old, new = begin("old"), begin("new")
@@ -61,6 +62,7 @@ def test_a_job_is_removed_with_its_workspace_snapshots_and_outputs(
         done(store, host, lease)
         outputs = host.home / "outputs" / lease.run_id
         outputs.mkdir(parents=True)
+        (host.home / "caches" / job_of(store, lease.run_id)).mkdir(parents=True)
     age(store, old)
     assert refs(host, repository) == {old.run_id, new.run_id}
     (told,) = pruned(host, dry_run=True)
@@ -72,6 +74,8 @@ def test_a_job_is_removed_with_its_workspace_snapshots_and_outputs(
     assert told["why_kept"] == ""
     assert refs(host, repository) == {new.run_id}
     assert [path.name for path in (host.home / "outputs").iterdir()] == [new.run_id]
+    kept = job_of(store, new.run_id)
+    assert [path.name for path in (host.home / "caches").iterdir()] == [kept]
     assert (host.path(old).exists(), host.path(new).exists()) == (False, True)
     assert store.rows(select(runs.c.id)) == [(new.run_id,)]
     branches = repository.git("branch", "--list", "runner/*")
