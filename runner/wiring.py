@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from runner.ports import Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
-    from runner.tools.sandbox import Containment
+    from runner.tools.sandbox import Sandboxes
     from runner.workspace.run_workspaces import RunWorkspaces
 
 logger = logging.getLogger(__name__)
@@ -80,12 +80,12 @@ def load_submission(path: Path, settings: Settings) -> Submission:
     )
 
 
-def sandbox_here(settings: Settings) -> Containment:
+def sandboxes_here(settings: Settings) -> Sandboxes:
     """Return what this host has to contain calls of tools."""
     from runner.tools.environment import tool_environment
     from runner.tools.sandbox import Sandboxes
 
-    return Sandboxes(settings.home, tool_environment(os.environ)).probe()
+    return Sandboxes(settings.home, tool_environment(os.environ))
 
 
 def submit(
@@ -246,6 +246,7 @@ def _surroundings(
         job_of=partial(job_of, database),
     )
     opened.callback(tools.close)
+    tools.sandboxes.containers.remove_left_aside()
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home, tools)
     observers += [

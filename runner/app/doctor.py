@@ -235,12 +235,14 @@ def _program(name: str) -> str:
 
 
 def _sandbox(settings: Settings) -> str:
-    found = wiring.sandbox_here(settings)
+    here = wiring.sandboxes_here(settings)
+    found, engine = here.probe(), here.containers.engine()
+    images = f"no images: {engine}" if isinstance(engine, str) else f"images by {engine.name}"
     if found.kind == "none":
-        raise RunnerError(f"nothing contains tool calls on this host: {found.missing}")
+        raise RunnerError(f"nothing contains tool calls on this host: {found.missing}; {images}")
     if not found.missing:
-        return found.kind
-    return f"{found.kind}, and no jobs that require a sandbox, because {found.missing}"
+        return f"{found.kind}; {images}"
+    return f"{found.kind}, and no jobs that require a sandbox, because {found.missing}; {images}"
 
 
 def _versions(settings: Settings) -> str:

@@ -11,7 +11,7 @@ from runner import wiring
 from runner.app.handle import App
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec, Submission
-from runner.errors import RunnerError, UsageError
+from runner.errors import RunnerError, SandboxMissing, UsageError
 from runner.queries.jobs import RunSummary, current_runs, list_runs, show_job
 from runner.settings import Settings
 
@@ -28,11 +28,13 @@ def load_job(settings: Settings, path: Path) -> Submission:
 
 def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
     """Return why this host cannot work a job that requires a sandbox, or None."""
-    if spec.sandbox is None or spec.sandbox.mode != "required":
+    if spec.sandbox is None or not spec.sandbox.is_required:
         return None
-    found = wiring.sandbox_here(settings)
-    missing = f"the job requires a sandbox, and this host has none: {found.missing}"
-    return missing if found.kind != "bubblewrap" else None
+    try:
+        wiring.sandboxes_here(settings).containment_of(spec.sandbox)
+    except SandboxMissing as missing:
+        return str(missing)
+    return None
 
 
 def submit(
@@ -83,6 +85,8 @@ def wait_for_end(worker: Worker) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """The progress of a job."""
+
     runs: Sequence[RunSummary]  # all runs, sub-agents included
 
     @property
@@ -105,4 +109,5 @@ class Progress:
 
 
 def progress_of(app: App, job_id: str) -> Progress:
+    """Return how far a job is."""
     return Progress(list_runs(app.database, job_id, whole_trees=True))

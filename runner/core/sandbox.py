@@ -11,7 +11,7 @@ from runner.core.hosts import HostPattern
 
 SandboxMode = Literal["auto", "required", "off"]
 # The containment of a call. "none": nothing contained it.
-Kind = Literal["bubblewrap", "landlock", "none"]
+Kind = Literal["bubblewrap", "landlock", "docker", "podman", "none"]
 
 # Folders of the home that hold the caches of build tools, by preset, and where they are in a copy.
 CACHES: Mapping[str, Mapping[str, str]] = {
@@ -43,6 +43,7 @@ _REACHING: Mapping[str, tuple[str, ...]] = {
     "gem": ("install", "push"),
     "composer": ("install", "update", "require"),
 }
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.\-/:@]*")  # nothing that an engine takes for an option
 _SEPARATORS = re.compile(r"[;&|\n()]+")
 
 
@@ -60,10 +61,16 @@ class Sandbox:
     caches: tuple[str, ...] = ()  # presets of ``CACHES`` that calls can read
     writable_caches: tuple[str, ...] = ()  # of which the job has a copy that calls can change
     file: str | None = None  # the job file, which no call may change
+    image: str | None = None  # that each call has a container of; no call runs without
 
     @property
     def is_on(self) -> bool:
         return self.mode != "off"
+
+    @property
+    def is_required(self) -> bool:
+        """True if no call runs without it. An image has the programs that calls are to find."""
+        return self.mode == "required" or self.image is not None
 
 
 def host_problem(text: str) -> str | None:
@@ -73,6 +80,11 @@ def host_problem(text: str) -> str | None:
     except ValueError as error:
         return f"{error}; give one such as 'example.org', '*.example.com' or 'example.org:8443'"
     return None
+
+
+def image_problem(text: str) -> str | None:
+    """Return why a text names no image of a container, or None."""
+    return None if _IMAGE.fullmatch(text) else "is no image; give one such as 'python:3.12'"
 
 
 def seems_to_reach(script: str) -> bool:

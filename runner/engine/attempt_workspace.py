@@ -67,7 +67,7 @@ class AttemptWorkspace:
         Returns:
             The entries to store, and the files of the run with what only this attempt knows.
         """
-        if state.spec.sandbox is not None and state.spec.sandbox.mode == "required":
+        if state.spec.sandbox is not None and state.spec.sandbox.is_required:
             self.tools.require(state.spec.sandbox)
         last, busy = state.files.tree, children_work_in(state, now=True)
         unrecorded = self._beside(state, left_by(state, "Bash"), self.interrupt)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
-from runner.core.sandbox import CACHES, SandboxMode, host_problem
+from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import OnTimeout, ParallelTools, Provider, Trust
 from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
@@ -410,6 +410,8 @@ SANDBOX = Table("sandbox", (
     Key("disk", size(2**20), None, "How large the workspace may grow. The call that makes it larger is "
         "ended.", "unlimited", example="10G"),
     Key("hooks", flag, False, "Whether [hooks](#hooksevent) run in it too."),
+    Key("image", text(300, check=image_problem), None, "[Image of the container](#images) that calls run "
+        "in.", "none: they run this host's programs", example="python:3.12"),
     Key("caches", list_of(choice(*CACHES), unique=True), [], "Caches of the home that calls can read: "
         + ", ".join(f'`"{name}"`' for name in CACHES) + "."),
     Key("writable_caches", list_of(choice(*CACHES), unique=True), [], "Caches, named so, that calls can "

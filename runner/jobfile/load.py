@@ -254,6 +254,11 @@ class _Job:
         limits, asking = top["limits"], top["permissions"]
         if asking["trust"] and top["sandbox"]["mode"] != "required":
             asking.note('needs the sandbox: give mode = "required" in [sandbox] too', "trust")
+        sandbox = top["sandbox"]
+        if sandbox["image"]:
+            for key in ("mode", "caches", "writable_caches"):
+                if sandbox[key] == "off" or (key != "mode" and sandbox[key]):
+                    sandbox.note("does not go with image: leave one of them out", key)
         verify = Verify(
             top["verify"], top["on_failure"], top["verify_rounds"], top["verify_timeout"]
         )

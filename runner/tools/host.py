@@ -101,6 +101,8 @@ class Start:
     needs: Sequence[Path] = ()  # folders that it has to see, in a sandbox too
     # Paths of files that it finds open for reading, by descriptor (100 and above).
     descriptors: Mapping[int, str] = field(default_factory=dict)
+    # The command that ends its container, run by the keeper unless the process ends by itself.
+    removal: Sequence[str] = ()
     limits: CallLimits = CallLimits()
     variables: Mapping[str, str | None] = field(default_factory=dict)  # that differ; None: unset
     landlock: Restriction | None = None  # that it is under; None: none
@@ -203,6 +205,7 @@ class ToolHost:
             "merge": start.merge,
             "timeout": start.timeout,
             "descriptors": dict(start.descriptors),
+            "removal": list(start.removal),
             "most_bytes": MOST_OUTPUT_BYTES,
             "lock_file": self._lock_file,
             "lock_offset": lock_offset(start.run_id),

@@ -60,6 +60,7 @@ EXITED = "exited"
 TIMED_OUT = "timed_out"
 CUT = "cut"  # the worker closed its end
 ABANDONED = "abandoned"  # the host is gone
+ENGINE_FAILED = 125  # exit code of a container engine's client
 NOT_STARTED = "not_started"
 LIMITED = "limited"  # it passed a limit
 
@@ -79,6 +80,7 @@ _RESET_SIGNALS = (
     signal.SIGCONT,
 )
 _KEEPERS_PATIENCE = 5.0  # for keepers to end their calls, and for processes to die
+_REMOVAL_PATIENCE = 4.0  # less: for a container to be removed
 _LOOK_AGAIN = 0.01
 
 
@@ -356,18 +358,36 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
     limits.kill()
     status = end_descendants(main).get(main, status)
     limits.end()
+    exit_code = os.waitstatus_to_exitcode(status)
+    if request["removal"] and (end != EXITED or exit_code < 0 or exit_code == ENGINE_FAILED):
+        _run_aside(request["removal"])
     if limits.passed and end == EXITED:
         end = LIMITED
     for collected in pipes:
         collected.drain()
     os.close(lock)
-    exit_code = os.waitstatus_to_exitcode(status)
     if gate is not None and end in (EXITED, NOT_STARTED):
         said = bytes(errors.kept or output.kept).decode("utf-8", "replace")
         if problem := gate.problem(exit_code, said):
             _answer(call, NOT_STARTED, output=problem.encode())
             return
     _answer(call, end, exit_code, output.kept, errors.kept, output.cut, limits.passed)
+
+
+def _run_aside(arguments: list[str]) -> None:
+    """Run a program for some time, whatever comes of it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        streams = [(os.POSIX_SPAWN_DUP2, null, descriptor) for descriptor in range(3)]
+        pid = os.posix_spawn(arguments[0], arguments, os.environ, file_actions=streams)
+    except OSError:
+        return
+    finally:
+        os.close(null)
+    until = monotonic() + _REMOVAL_PATIENCE
+    while pid not in reap() and monotonic() < until:
+        time.sleep(_LOOK_AGAIN)
+    end_descendants()
 
 
 def _answer(

@@ -41,6 +41,7 @@ from runner.core.hosts import (
 from runner.core.text import shorten
 from runner.errors import HostFaultError
 from runner.tools import proxy_launcher
+from runner.tools.sandbox_mounts import Mount
 
 T = TypeVar("T")
 
@@ -171,9 +172,9 @@ class Door:
     served: _Served
 
     @property
-    def mount(self) -> list[str]:
-        """The options of bubblewrap that show the sandbox the socket."""
-        return ["--bind", str(self.socket), SOCKET_INSIDE]
+    def mount(self) -> Mount:
+        """Shows a sandbox the socket."""
+        return Mount(SOCKET_INSIDE, str(self.socket), writable=True)
 
     def launch(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs ``command`` in the sandbox, with the variables of a proxy."""

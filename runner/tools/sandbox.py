@@ -24,10 +24,11 @@ from runner.logs import log_event
 from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
 from runner.tools import proxy_launcher, sandbox_caches, sandbox_landlock
+from runner.tools.containers import Containers, image_needs
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import CallLimits, Ended, Gate, Start, ToolHost, boot
 from runner.tools.sandbox_gate import OPTIONS
-from runner.tools.sandbox_mounts import NAMESPACES, TMP, Blanks, Mounts, View, run_tmp
+from runner.tools.sandbox_mounts import FOLDER, NAMESPACES, TMP, Blanks, Mounts, View, run_tmp
 
 if TYPE_CHECKING:
     from runner.tools.proxy import Door, Proxy
@@ -64,6 +65,7 @@ class Sandboxes:
         home: RUNNER_HOME.
         environment: of the tools.
         job_of: returns the id of a run's job.
+        lock_dir: of the tool host; None where no call is run.
     """
 
     def __init__(
@@ -71,9 +73,12 @@ class Sandboxes:
         home: Path,
         environment: Mapping[str, str],
         job_of: Callable[[str], str] = lambda run_id: run_id,
+        lock_dir: Path | None = None,
     ) -> None:
         self._job_of = cache(job_of)
         self._home = home
+        marker = home / FOLDER / "containers"
+        self.containers = Containers(environment, lock_dir or home, marker)
         self._environment = dict(environment)
         self._probing = threading.Lock()
         self._probed: Containment | None = None
@@ -91,14 +96,24 @@ class Sandboxes:
                 self._probed = _probe(self._environment)
             return self._probed
 
+    def require(self, sandbox: Sandbox) -> None:
+        """Raise ``SandboxMissing`` if this host cannot contain the calls of a job that requires it. Remove
+        containers that dead workers left."""
+        self.containment_of(sandbox)
+        if sandbox.image is not None:
+            self.containers.remove_left()
+
     def containment_of(self, sandbox: Sandbox | None) -> Containment:
         """Return what will contain a call of a job with this sandbox. Raises ``SandboxMissing`` if the
         job requires one and this host has none."""
         if sandbox is None or not sandbox.is_on:
             return Containment("none", "the job has none")
+        if sandbox.image is not None:
+            return Containment(self.containers.image(sandbox).engine.name)
         found = self.probe()
         if found.kind != "bubblewrap" and sandbox.mode == "required":
-            raise SandboxMissing(f"the job requires a sandbox: {found.missing}")
+            why = f"the job requires a sandbox, and this host has none: {found.missing}"
+            raise SandboxMissing(why)
         return found
 
     @contextmanager
@@ -118,13 +133,15 @@ class Sandboxes:
         if kind == "none" or sandbox is None:
             yield Entered(start, kind)
             return
-        hosts = sandbox.network if kind == "bubblewrap" else None
+        hosts = sandbox.network if kind != "landlock" else None
         with self._door(hosts) if hosts else nullcontext() as door:
             mounts = self._mounts(start, sandbox, policy, surroundings, kind)
             start = replace(start, variables=mounts.variables)
             if kind == "landlock":
                 restriction = (found.abi, sandbox.network != (), mounts.grants)
                 start = replace(start, landlock=restriction)
+            elif sandbox.image is not None:
+                start = self.containers.start(start, sandbox, mounts, door)
             else:
                 start = self._in_bubblewrap(start, mounts, sandbox, door)
             try:
@@ -161,11 +178,12 @@ class Sandboxes:
         surroundings: Surroundings,
         kind: Kind,
     ) -> Mounts:
+        needs = start.needs if sandbox.image is None else image_needs(start.needs, sandbox)
         view = View(
             self._home,
             surroundings.workspace,
             surroundings.outputs,
-            readable=tuple(start.needs),
+            readable=tuple(needs),
             read_only=(Path(sandbox.file),) if sandbox.file else (),
             caches=sandbox.caches,
         )
@@ -262,7 +280,7 @@ class Contained:
         kind = (self.containment or "none").partition(",")[0]
         if sandbox is None or kind == "none" or (kind == "landlock" and sandbox.network):
             return ""
-        return hint(sandbox.network, self.connections, said, loopback=kind == "bubblewrap")
+        return hint(sandbox.network, self.connections, said, loopback=kind != "landlock")
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. The log has the
@@ -270,12 +288,19 @@ class Contained:
         try:
             with self._sandboxes.enter(start, *self._about) as entered:
                 self.containment, self._door = entered.containment, entered.door
-                return self._host.call(entered.start, interrupt)
+                return self._run(entered.start, interrupt)
         except Interrupted:
             for made in self.connections:
                 fields = {name: value for name, value in asdict(made).items() if value}
                 log_event(logger, "connection of a call that was cut", run=start.run_id, **fields)
             raise
+
+    def _run(self, start: Start, interrupt: Interrupt) -> Ended:
+        sandbox, *_ = self._about
+        if sandbox is None or not start.removal:
+            return self._host.call(start, interrupt)
+        work = partial(self._host.call, start, interrupt)
+        return self._sandboxes.containers.watch(work, start, sandbox)
 
 
 def _network(sandbox: Sandbox) -> list[str]:

@@ -97,7 +97,7 @@ class Gate:
         except (FileNotFoundError, ProcessLookupError):  # bubblewrap has ended, and said why
             return ""
         for path in self._mounts:
-            if _NEW_ROOT + _escaped(path) not in mounted:
+            if _NEW_ROOT + escaped(path) not in mounted:
                 return f"{path} was moved meanwhile: try again"
         if self._port:
             _hand_over_port(pid, self._port, self._worker)
@@ -110,7 +110,7 @@ class Gate:
             return
 
 
-def _escaped(path: str) -> bytes:
+def escaped(path: str) -> bytes:
     """Return a path as in mountinfo of proc(5)."""
     for each in "\\ \t\n":
         path = path.replace(each, f"\\{ord(each):03o}")

@@ -6,6 +6,7 @@
     RUNNER_HOME          empty, but for the run's own workspace, repository and outputs
     credentials at home  unreadable
 
+In a container of an image there is nothing of this machine but the workspace, its repository and outputs.
 https://github.com/containers/bubblewrap. Mounts are made in the order of their paths, so that what is
 further down stands over what it lies in. No path given to bubblewrap has a symlink in it.
 """
@@ -38,6 +39,7 @@ from runner.tools.sandbox_landlock import grants
 from runner.tools.sandbox_seccomp import seccomp_program
 
 SECCOMP_DESCRIPTOR = 100  # that bubblewrap reads its filter from
+FOLDER = "sandbox"  # of RUNNER_HOME
 TMP = "tmp"  # the folder of RUNNER_HOME with the /tmp of each run
 MOST_DENIED = 200  # mounts for denied paths: each takes longer than the one before
 
@@ -115,6 +117,22 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """One mount of a sandbox."""
+
+    target: str
+    source: str | None  # None: a new, empty file system in memory
+    writable: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As arguments of bubblewrap."""
+        if self.source is None:
+            return ("--tmpfs", self.target)
+        return ("--bind" if self.writable else "--ro-bind", self.source, self.target)
+
+
+@dataclass(frozen=True, slots=True)
 class Blanks:
     """Files in RUNNER_HOME that sandboxes are made with."""
 
@@ -125,7 +143,7 @@ class Blanks:
     @classmethod
     def make(cls, home: Path) -> Blanks:
         """Make them where they are missing. Raises ``HostFaultError`` if they cannot be made."""
-        folder, program = home / "sandbox", _filter()
+        folder, program = home / FOLDER, _filter()
         seccomp = folder / f"seccomp-{zlib.crc32(program):08x}"
         blanks = cls(
             str(folder / "file"), str(folder / "folder"), str(seccomp) if program else None
@@ -170,7 +188,8 @@ class Mounts:
     Args:
         environment: of the call's processes.
         tmp: an existing folder that is the run's /tmp; None: each call has a new one.
-        kind: Landlock cannot hold what is denied or hidden in a writable folder.
+        kind: Landlock cannot hold what is denied or hidden in a writable folder; a container has a root of
+            its own.
 
     Raises:
         ToolFailure: the rules deny more than can be mounted, or all of the workspace.
@@ -193,13 +212,17 @@ class Mounts:
         # Rules about files outside of the workspace that are too many to look for.
         self.unheld: tuple[str, ...] = ()
         self.unheld_inside: tuple[str, ...] = ()  # in the workspace
+        is_container = kind in ("docker", "podman")
+        if is_container:
+            self._plan["/"] = "hide"
+        else:
+            self._add("read", ["/etc/resolv.conf"])  # often a link into /run
         self._add("private", [_TMP])
         self._add("hide", _EMPTY)
         self._add("hide", _credentials(user))
         if os.geteuid() == 0:
             self._add("hide", _CREDENTIALS_OF_ROOT)
         self._add("hide", [self._home])
-        self._add("read", ["/etc/resolv.conf"])  # often a link into /run
         caches = (os.path.join(user, path) for name in view.caches for path in CACHES[name])
         self._add("read", (*map(str, (*view.readable, view.outputs)), *caches))
         self._add("write", map(str, view.copies.values()))
@@ -215,16 +238,20 @@ class Mounts:
             self._add_denied(())
         else:
             self._add_denied(below)
+        if is_container:
+            self.unheld = ()  # nothing of theirs is mounted
         self._before = self._unmakeable(below if self._is_recorded else ())
         self._plan = needed = _needed(self._plan)
         self._started = time.time_ns() - _CLOCK_STEP_NS
         seccomp = () if blanks.seccomp is None else ("--seccomp", str(SECCOMP_DESCRIPTOR))
         # Files that bubblewrap reads from, by their descriptors.
         self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
+        self.mounts = tuple(_mounts(needed, blanks, tmp))  # a folder before what is in it
         # Of bubblewrap, before its command.
-        self.arguments = (*NAMESPACES, *seccomp, *_words(needed, blanks, tmp))
+        words = (word for mount in self.mounts for word in mount.words)
+        self.arguments = (*NAMESPACES, *seccomp, *words)
         # Of its command; those that are None are unset.
-        here = _TMP if kind == "bubblewrap" or tmp is None else str(tmp)
+        here = str(tmp) if kind == "landlock" and tmp is not None else _TMP
         self.variables = _variables(environment, view, here)
         self.grants = grants(needed, here) if kind == "landlock" else []
         self.exposed = any(  # what is hidden, and can be read all the same
@@ -234,7 +261,7 @@ class Mounts:
         )
         top = self._workspace or ""
         within = [path for path in needed if top and path != top and inside(path, top)]
-        # Where somebody may put a link in the place of a folder before bubblewrap mounts on it.
+        # Where somebody may put a link in the place of a folder before it is mounted on.
         self.movable = within
 
     def remove_denied(self) -> str:
@@ -422,36 +449,34 @@ def _needed(plan: Mapping[str, _Kind]) -> dict[str, _Kind]:
     kept: dict[str, _Kind] = {}
     for path in sorted(plan, key=lambda path: path.split("/")):
         kind, above = plan[path], _kind_at(kept, os.path.dirname(path))
-        nothing_there = above == "deny" or (kind in _HIDDEN and above in _HIDDEN)
+        nothing_there = above == "deny" or (kind in _HIDDEN and above in _HIDDEN and path != _TMP)
         fixed = (kind, above) == ("pin", "read") or (kind == above and kind != "pin")
         if not nothing_there and not fixed:
             kept[path] = kind
     return kept
 
 
-def _words(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> list[str]:
-    """Return a plan's mounts as arguments."""
+def _mounts(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> Iterator[Mount]:
+    """Yield a plan's mounts."""
     parents = {
         above for path in kept for above in _above(path) if kept.get(above) in ("hide", "private")
     }
-    words: list[str] = []
     for path, kind in kept.items():
         match kind:
             case "read":
-                words += ["--ro-bind", path, path]
+                yield Mount(path, path)
             case "write" | "pin":
-                words += ["--bind", path, path]
+                yield Mount(path, path, writable=True)
             case "private":
                 # A mount below it would be made in the folder, where a link may lie in wait.
-                if tmp is not None and path == _TMP and path not in parents:
-                    words += ["--bind", str(tmp), path]
-                else:
-                    words += ["--tmpfs", path]
+                is_kept = tmp is not None and path == _TMP and path not in parents
+                yield Mount(path, str(tmp) if is_kept else None, writable=True)
+            case "hide" if path == "/":  # that of the image
+                continue
             case "hide" if path in parents or path in _EMPTY:
-                words += ["--tmpfs", path]
+                yield Mount(path, None)
             case _:
-                words += ["--ro-bind", blanks.folder if os.path.isdir(path) else blanks.file, path]
-    return words
+                yield Mount(path, blanks.folder if os.path.isdir(path) else blanks.file)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -73,10 +73,10 @@ class LocalTools:
         self.environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
-        self.sandboxes = Sandboxes(home, self.environment, job_of)
+        self.sandboxes = Sandboxes(home, self.environment, job_of, lock_dir)
 
     def require(self, sandbox: Sandbox) -> None:
-        self.sandboxes.containment_of(sandbox)
+        self.sandboxes.require(sandbox)
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         schema = tool.input_schema

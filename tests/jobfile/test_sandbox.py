@@ -51,6 +51,8 @@ writable_caches = ["go"]
     on = load_text(job('[sandbox]\nnetwork = "on"'))
     assert sandbox_of(on) == Sandbox(network=None)
     assert JobSpec.from_json(on.spec.to_json()) == on.spec
+    inside = sandbox_of(load_text(job('[sandbox]\nimage = "registry.example.org:5000/a/b:1"')))
+    assert (inside.image, inside.is_required) == ("registry.example.org:5000/a/b:1", True)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,10 @@ writable_caches = ["go"]
         ("processes = 0", "sandbox.processes: must be at least 1"),
         ('caches = ["chrome"]', "sandbox.caches[0]: must be"),
         ('writable_caches = ["go", "go"]', "sandbox.writable_caches"),
+        ('image = "--privileged"', "sandbox.image: is no image; give one such as 'python:3.12'"),
+        ('image = "a"\nmode = "off"', "sandbox.mode: does not go with image"),
+        ('image = "a"\ncaches = ["pip"]', "sandbox.caches: does not go with image"),
+        ('image = "a"\nwritable_caches = ["go"]', "sandbox.writable_caches: does not go with"),
     ],
 )
 def test_mistakes_are_told(problems_of: Problems, line: str, said: str) -> None:

@@ -100,7 +100,8 @@ def test_a_host_without_bubblewrap_runs_no_call_of_a_job_that_requires_a_sandbox
     bench: Workbench, tmp_path: Path
 ) -> None:
     bench.tools.sandboxes = without = Sandboxes(tmp_path, {"PATH": str(tmp_path)})
-    with pytest.raises(HostFaultError, match="requires a sandbox: bwrap is not on the PATH"):
+    missing = "requires a sandbox, and this host has none: bwrap is not on the PATH"
+    with pytest.raises(HostFaultError, match=missing):
         bash(bench, "touch made", Sandbox("required"))
     assert not (bench.workspace / "made").exists()
     assert bash(bench, "touch made", Sandbox("auto")).containment == without.probe().kind

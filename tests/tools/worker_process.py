@@ -1,7 +1,7 @@
 """A worker to be killed in a test: runs one Bash command, says all the while that it is alive, and
 prints what came of it.
 
-    worker_process.py HOME WORKSPACE WATCHDOG_SECONDS COMMAND
+    worker_process.py HOME WORKSPACE WATCHDOG_SECONDS COMMAND [IMAGE]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from runner.core.sandbox import Sandbox
 from runner.errors import Interrupted
 from runner.permissions import Decision, Rule, digest_of
 from runner.permissions.decisions import Authorization, Policy
@@ -33,9 +34,8 @@ def main() -> None:
     policy = Policy((Rule("allow", "Bash"),))
     try:
         authorization = Authorization(Decision("allow"), None, digest_of(given), policy)
-        call = ToolCall(
-            "call_1", "run_1", BUILTIN["Bash"], given, authorization, surroundings, 100.0
-        )
+        bash, sandbox = BUILTIN["Bash"], Sandbox(image=sys.argv[5]) if sys.argv[5:] else None
+        call = ToolCall("call_1", "run_1", bash, given, authorization, surroundings, 100.0, sandbox)
         print(tools.run(call, Interrupt()).outcome)
     except Interrupted as interrupted:
         print(interrupted)
