@@ -30,6 +30,7 @@ NAMES = (
     "audit",
     "fleet",
     "sandbox",
+    "context",
 )
 
 

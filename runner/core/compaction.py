@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.core import conversation
-from runner.core.context import Compaction, TruncatedResult, difference
+from runner.core.context import Compaction, TruncatedResult, difference, tokens_of
 from runner.core.entries import SummaryReplied
+from runner.core.prices import FREE, USUAL_RATES, Rates
 from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS
 
@@ -99,13 +100,21 @@ def cut_points(state: RunState) -> list[int]:
     return [n for n in range(first, len(roles)) if roles[n - 1 : n + 1] == ["user", "assistant"]]
 
 
-def tail_start(state: RunState) -> int:
-    """Return the number of the first recent message: the job's minimum is kept; 1 if all are."""
-    most = len(state.messages) - state.spec.context.keep_messages
-    return max((number for number in cut_points(state) if number <= most), default=1)
+def tail_starts(state: RunState) -> list[int]:
+    """Return the numbers that the first recent message may have: as many messages as the job wants
+    are recent, then half as many, down to the last reply and what came after it; 1 if all are."""
+    cuts, keep, starts = cut_points(state), state.spec.context.keep_messages, list[int]()
+    while keep:
+        most = len(state.messages) - keep
+        starts.append(max((number for number in cuts if number <= most), default=1))
+        keep //= 2
+    return list(dict.fromkeys(starts))
 
 
-ENOUGH = 0.75  # of the limit: a compaction that leaves less free comes back too soon
+ENOUGH = 0.75  # of the limit: what is sent after turns were dropped
+NEAR_CHEAPEST = 1.05  # of the cheapest turn: for so much more, the milder compaction is taken
+LEAST_TURNS = 2  # of growth that a compaction frees, unless none frees as much
+EXPECTED_SUMMARY = 6_000  # characters
 MOST_REPLACEMENT = 0.25  # of the limit: no replacement of messages takes more
 LEAST_CHARACTERS = 2_000
 LEAST_PER_ESTIMATED = 0.01
@@ -199,11 +208,12 @@ class SummaryQuestion:
     most_output: int  # tokens of the answer
 
 
-def summary_question(state: RunState) -> SummaryQuestion | None:
-    """Return the request for a summary of the messages between the task and the recent ones; None
-    if only an earlier summary is there, or nothing fits the summary model's window."""
-    start, settings = tail_start(state), state.spec.context
-    if start - 1 <= state.context.compacted.last:
+def summary_question(state: RunState, last: int | None = None) -> SummaryQuestion | None:
+    """Return the request for a summary of the messages between the task and message ``last``, by
+    default all but those that the job keeps. None if only an earlier summary is there, or nothing
+    fits the summary model's window."""
+    last, settings = tail_starts(state)[0] - 1 if last is None else last, state.spec.context
+    if last <= state.context.compacted.last:
         return None
     system = _SYSTEM
     if settings.summary_instructions:
@@ -213,10 +223,10 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
     free = int(0.9 * state.context.summary_window) - most_output - _OVERHEAD_TOKENS
     per_estimated = max(LEAST_PER_ESTIMATED, token_estimate(state).per_estimated)
     most = int(max(0, free) * settings.chars_per_token / per_estimated) - len(system)
-    if (text := _conversation(state, start, most)) is None:
+    if (text := _conversation(state, last + 1, most)) is None:
         return None
     text += "\n\nWrite the summary of this conversation."
-    return SummaryQuestion(system, text, start - 1, most_output)
+    return SummaryQuestion(system, text, last, most_output)
 
 
 def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplied:
@@ -239,7 +249,9 @@ def summarised(state: RunState, reply: conversation.ModelReply) -> SummaryReplie
 
 def _stood_in(state: RunState, text: str) -> Compaction | None:
     """Return the compaction that sends a summary; None if it is not shorter."""
-    made = Compaction("summary", 1, tail_start(state) - 1, f"{HEADING}\n\n{text}")
+    call = state.model.open_call
+    last = tail_starts(state)[0] - 1 if call is None or call.last is None else call.last
+    made = Compaction("summary", 1, last, f"{HEADING}\n\n{text}")
     found = _measured(state, token_estimate(state), made)
     return found if found is not None and found.tokens_after < found.tokens_before else None
 
@@ -267,8 +279,10 @@ def _conversation(state: RunState, start: int, most: int) -> str | None:
             first.append(_line("earlier_summary", text=compacted.text))
         lines = [
             line
-            for message in messages[compacted.last + 1 :]
-            for line in _message_lines(message, message.role, most_shown, names)
+            for number, message in enumerate(messages[compacted.last + 1 :], compacted.last + 1)
+            for line in _message_lines(
+                compacted.as_sent(message, number), message.role, most_shown, names
+            )
         ]
         if sum(map(_size, first + lines)) <= most:
             return "\n".join(first + lines)
@@ -315,12 +329,106 @@ def _size(line: str) -> int:
     return len(json.dumps(line, ensure_ascii=False))
 
 
-def shortened(state: RunState, now: TokenEstimate) -> Compaction | None:
-    """Return the mildest compaction without a model that is enough: truncate old results, or drop
-    the oldest turns; it should reach the goal and must fit. Only if the recent turns alone are too
-    long are their results truncated, and at last the turns dropped."""
-    ways = _Shortening(state, now)
-    tried = (ways.shorten_old, ways.truncate_recent, ways.drop_and_truncate)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A compaction, and the expected cost of a turn after it."""
+
+    made: Compaction | SummaryQuestion
+    start: int  # number of the first recent message
+    cost: float
+    freed: int  # tokens
+
+    @property
+    def mildness(self) -> tuple[bool, int, float]:
+        """Truncation is milder than a summary, and more recent messages are than fewer."""
+        return isinstance(self.made, Compaction), -self.start, -self.cost
+
+
+def cheapest(
+    state: RunState, now: TokenEstimate, *, summaries: bool = True
+) -> Compaction | SummaryQuestion | None:
+    """Return the compaction of old messages after which a turn costs least, or a milder one that
+    costs hardly more. None if none makes the prompt fit."""
+    compacted, prices = state.context.compacted, _Prices.of(state)
+    new = state.messages[compacted.end + 1 :]
+    tokens = round(tokens_of(new, now.chars_per_token) * now.per_estimated)
+    growth = tokens // max(1, sum(message.role == "assistant" for message in new))
+    plans = []
+    for start in tail_starts(state):
+        made = _Shortening(state, now, start).truncate_old(now.limit)
+        if made is not None:
+            cost = prices.turn(now.tokens - tokens, made, growth, now.limit)
+            plans.append(_Plan(made, start, cost, now.tokens - made.tokens_after))
+        question = summary_question(state, start - 1) if summaries else None
+        if question is None:
+            continue
+        length = max(EXPECTED_SUMMARY, len(compacted.text))
+        text = "x" * min(length, now.characters(MOST_REPLACEMENT))
+        made = _measured(state, now, Compaction("summary", 1, start - 1, text))
+        if made is not None and made.tokens_after <= now.limit:
+            shared = round(state.spec.shared_tokens * now.per_estimated)
+            asked = (len(question.system) + len(question.text)) / now.chars_per_token
+            extra = prices.summary(asked, len(text) / now.chars_per_token) * now.per_estimated
+            cost = prices.turn(shared, made, growth, now.limit, extra)
+            plans.append(_Plan(question, start, cost, now.tokens - made.tokens_after))
+    if not plans:
+        return None
+    best = min(plans, key=lambda plan: plan.cost)
+    near = (
+        plan
+        for plan in plans
+        if plan.cost <= NEAR_CHEAPEST * best.cost and plan.freed >= LEAST_TURNS * growth
+    )
+    return max(near, key=lambda plan: plan.mildness, default=best).made
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """The rates by which compactions of a run are compared."""
+
+    own: Rates
+    other: Rates  # of the model for summaries
+    hour_cache: bool
+
+    @classmethod
+    def of(cls, state: RunState) -> _Prices:
+        """A model without a price costs as much as is usual."""
+        tariffs, spec = state.money.tariffs, state.spec
+        found = [tariffs.get(model, FREE).standard for model in (spec.model, spec.summary_model)]
+        own, other = found if all(rates.input for rates in found) else (USUAL_RATES, USUAL_RATES)
+        asked = spec.hour_cache
+        return cls(own, other, state.model.pace.is_worth_an_hour if asked is None else asked)
+
+    def summary(self, prompt: float, output: float) -> float:
+        """Return the cost of a call for a summary."""
+        return float(self.other.input) * prompt + float(self.other.output) * output
+
+    def turn(
+        self, read: int, made: Compaction, growth: int, limit: int, extra: float = 0.0
+    ) -> float:
+        """Return the expected cost of a turn from a compaction until the next one.
+
+        Args:
+            read: tokens of the prompt that are still in the cache.
+            growth: tokens that a turn of this run adds.
+            limit: tokens above which the next compaction is due.
+            extra: the cost of the compaction itself.
+        """
+        after, rates = made.tokens_after, self.own
+        reading = float(rates.cache_read)
+        writing = float(rates.cache_write_1h if self.hour_cache else rates.cache_write_5m)
+        more = max(0, limit - after) // max(1, growth)  # turns after the first
+        first = extra + reading * read + writing * (after - read)
+        rest = more * (writing * growth + reading * (after + growth * (more - 1) / 2))
+        return (first + rest) / (1 + more)
+
+
+def fitting(state: RunState, now: TokenEstimate) -> Compaction | None:
+    """Return the mildest compaction without a model that makes a prompt fit where truncating what
+    is old does not: the oldest turns are dropped. Only if the recent turns alone are too long are
+    their results truncated, and at last the turns dropped."""
+    ways = _Shortening(state, now, tail_starts(state)[0])
+    tried = (ways.drop_old, ways.truncate_recent, ways.drop_and_truncate)
     made = (way(limit) for way in tried for limit in (now.goal, now.limit))
     return next(filter(None, made), None)
 
@@ -328,17 +436,19 @@ def shortened(state: RunState, now: TokenEstimate) -> Compaction | None:
 class _Shortening:
     """Ways to make a prompt fit a limit in tokens, each None if it is not enough."""
 
-    def __init__(self, state: RunState, now: TokenEstimate) -> None:
+    def __init__(self, state: RunState, now: TokenEstimate, start: int) -> None:
         self._state = state
         self._now = now
-        self._start = tail_start(state)
+        self._start = start
         self._cuts = cut_points(state)
         self._results = tuple(sent_results(state))
 
-    def shorten_old(self, limit: int) -> Compaction | None:
-        """Truncate old results, or drop as few as possible of the oldest turns, never a recent one."""
-        if (whole := self._fitting(limit, 0, None)) is not None:
-            return whole
+    def truncate_old(self, limit: int) -> Compaction | None:
+        """Truncate all old results."""
+        return self._fitting(limit, 0, None)
+
+    def drop_old(self, limit: int) -> Compaction | None:
+        """Drop as few as possible of the oldest turns, never a recent one."""
         old = [cut for cut in self._cuts if cut <= self._start]
         found = bisect_left(old, True, key=lambda cut: bool(self._fitting(limit, cut, None)))
         return self._made(old[found], None) if found < len(old) else None

@@ -101,6 +101,7 @@ class Compacted:
     # The texts of truncated results, by message and position.
     truncated: Mapping[tuple[int, int], str] = field(default_factory=dict)
     count: int = 0  # of the compactions
+    ends: tuple[int, ...] = ()  # the last message changed so far, after each of the last two
 
     def after(self, compaction: Compaction) -> Compacted:
         """Return the compactions with one more."""
@@ -110,7 +111,21 @@ class Compacted:
         added = {(result.message, result.position): result.text for result in compaction.truncated}
         truncated = {**self.truncated, **added}
         kept = {place: shorter for place, shorter in truncated.items() if place[0] > last}
-        return Compacted(last, text, kept, self.count + 1)
+        ends = (*self.ends, max([last, *(number for number, _ in kept)]))[-2:]
+        return Compacted(last, text, kept, self.count + 1, ends)
+
+    @property
+    def end(self) -> int:
+        """The number of the last message that is not sent as it was said; 0 if all are."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def stable(self) -> tuple[int, ...]:
+        """The places, among the messages sent, where what compactions changed ends now, and where it
+        ended before the last one: that part of the prompt is still cached."""
+        shift = self.last - 1 if self.last else 0
+        before = (end for end in self.ends[-2:] if end >= self.last)
+        return tuple(dict.fromkeys(end - shift for end in before))
 
     @property
     def replacement(self) -> tuple[Message, ...]:

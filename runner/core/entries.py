@@ -35,6 +35,7 @@ class ModelCallStarted:
     reservation: Reservation
     at: float = 0.0  # seconds since the epoch
     purpose: Purpose = "turn"
+    last: int | None = None  # number of the last message that a summary is of
 
 
 @dataclass(frozen=True, slots=True)

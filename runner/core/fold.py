@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
@@ -139,7 +140,7 @@ def _started(state: RunState, entry: entries.ModelCallStarted) -> RunState:
         state,
         model=replace(
             model,
-            open_call=OpenCall(entry.number, state.attempt, call, entry.purpose),
+            open_call=OpenCall(entry.number, state.attempt, call, entry.purpose, entry.last),
             calls=entry.number,
             tries=model.tries + is_turn,
             pace=model.pace.after(entry.at) if is_turn else model.pace,
@@ -243,11 +244,31 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
     if call is not None and call.purpose == "summary" and (too_long or entry.retry_at is None):
         state, failure = _context(state, summary_failed=True), None
     elif too_long:
-        refusals = state.context.refusals + 1
-        state, failure = _context(state, refusals=refusals, must_shrink=True), None
+        state, failure = replace(state, context=_too_long(state.context, entry.message)), None
     elif entry.kind in OUR_OWN_FAILURES:
         failure = before
     return replace(state, model=replace(state.model, failure=failure))
+
+
+# "prompt is too long: 205119 tokens > 200000 maximum"
+_LENGTHS = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum", re.ASCII)
+
+
+def _too_long(context: ContextState, message: str) -> ContextState:
+    """Return the state after the API found a prompt too long. The lengths that it states count
+    from then on, unless the prompt cannot have that length."""
+    context = replace(context, refusals=context.refusals + 1, must_shrink=True)
+    stated = _LENGTHS.search(message)
+    if stated is None or not is_measurement(real := int(stated[1]), context.estimate):
+        return context
+    window = int(stated[2])
+    return replace(
+        context,
+        measured=real,
+        estimate_since=0,
+        stated_window=window,
+        window=min(window, context.window),
+    )
 
 
 def _compacted(state: RunState, compaction: Compaction) -> RunState:

@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from runner.core import entries
 from runner.core.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
-from runner.core.compaction import TokenEstimate, shortened, summary_question, token_estimate
+from runner.core.compaction import (
+    SummaryQuestion,
+    TokenEstimate,
+    cheapest,
+    fitting,
+    summary_question,
+    token_estimate,
+)
+from runner.core.context import Compaction
 from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
 from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
@@ -68,7 +76,9 @@ def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Res
     )
 
 
-def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> Step:
+def _start(
+    state: RunState, model: str, call: Reservation, purpose: Purpose, last: int | None = None
+) -> Step:
     budget = state.money.budget
     most = (state.limits.cost_ceiling, budget and budget.most_cost)
     if most != (None, None) and model not in state.money.tariffs:
@@ -85,7 +95,7 @@ def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> 
         )
     if budget is not None and verdict == "never":
         return entries.RunSettled(Waiting("budget", _lacking(budget, call)))
-    return entries.ModelCallStarted(state.model.calls + 1, call, state.now, purpose)
+    return entries.ModelCallStarted(state.model.calls + 1, call, state.now, purpose, last)
 
 
 def _lacking(job_budget: JobBudget, call: Reservation) -> str:
@@ -164,6 +174,7 @@ def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
         system=state.spec.system,
         tools=state.spec.tools,
         messages=state.sent,
+        stable=state.context.compacted.stable,
         max_tokens=call.reservation.max_tokens,
         options=state.spec.model_options,
         run_id=state.run_id,
@@ -184,7 +195,7 @@ def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
     """Return the request for a summary: without tools, and with only those model options that
     control sending and billing. Fast mode is asked for only from the job's own model: not every
     model has it."""
-    question, spec = summary_question(state), state.spec
+    question, spec = summary_question(state, call.last), state.spec
     if question is None:
         raise ValueError(f"there is nothing to summarise in {state.run_id}")
     names = _SENDING | _BILLING | ({"speed"} if spec.summary_model == spec.model else set())
@@ -247,9 +258,19 @@ def _is_in_doubt(state: RunState, found: TokenEstimate) -> bool:
 
 
 def _shrink(state: RunState, found: TokenEstimate) -> Step:
-    """Compact what is sent. A summary by a model comes before dropping turns without one."""
-    if (made := shortened(state, found)) is not None:
-        return (_summary(state) if made.kind == "prune" else None) or entries.ContextCompacted(made)
+    """Compact what is sent, the cheapest way. A summary by a model comes before dropping turns
+    without one."""
+    made = cheapest(state, found, summaries=not state.context.summary_failed)
+    if isinstance(made, SummaryQuestion):
+        if (step := _summary(state, made)) is not None:
+            return step
+        made = cheapest(state, found, summaries=False)
+    if made is None and (made := fitting(state, found)) is not None and made.kind == "prune":
+        asked = None if state.context.summary_failed else summary_question(state)
+        if asked is not None and (step := _summary(state, asked)) is not None:
+            return step
+    if isinstance(made, Compaction):
+        return entries.ContextCompacted(made)
     if state.context.must_shrink:
         return _stopped(
             "the API found the prompt too long, and nothing of it can be made shorter: give the job "
@@ -262,16 +283,14 @@ def _shrink(state: RunState, found: TokenEstimate) -> Step:
     )
 
 
-def _summary(state: RunState) -> Step | None:
-    """Return the call for a summary; None if it is useless or over budget."""
-    asked, model = summary_question(state), state.spec.summary_model
-    if state.context.summary_failed or asked is None:
-        return None
+def _summary(state: RunState, asked: SummaryQuestion) -> Step | None:
+    """Return the call for a summary; None if it is over budget."""
+    model = state.spec.summary_model
     prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
     call = _reserved(state, model, prompt, asked.most_output)
     if not isinstance(call, Reservation):
         return None
-    match step := _start(state, model, call, "summary"):
+    match step := _start(state, model, call, "summary", asked.last):
         case entries.RunSettled(Ended() | Waiting()):
             return None
     return step

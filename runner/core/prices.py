@@ -130,6 +130,7 @@ class Terms:
 
 
 FREE = Tariff(Rates(*(Decimal(0),) * 5))
+USUAL_RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))  # in prices of input
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class OpenCall:
     attempt: int  # that started it
     reservation: Reservation
     purpose: Purpose = "turn"
+    last: int | None = None  # number of the last message that a summary is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class ContextState:
     must_shrink: bool = False  # the last refusal is not answered by a compaction yet
     summary_failed: bool = False  # the last call for a summary gave none
     checked_window: int | None = None  # the window that the last prompt was checked against
+    stated_window: int | None = None  # the model's, as the API stated it when a prompt was too long
     compacted: Compacted = field(default=Compacted(), metadata=IN_ROWS)
     window: int = field(default=DEFAULT_WINDOW, compare=False)  # of the run's model, in tokens
     summary_window: int = field(default=DEFAULT_WINDOW, compare=False)  # of the one for summaries

@@ -207,7 +207,8 @@ class _Attempt:
             return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
 
         spec, context = self._state.spec, self._state.context
-        window = summary_window = spec.context.window or find(spec.model)
+        window = spec.context.window or find(spec.model)
+        window = summary_window = min(window, context.stated_window or window)
         if spec.summary_model != spec.model:
             summary_window = find(spec.summary_model)
         if (window, summary_window) != (context.window, context.summary_window):

@@ -52,9 +52,9 @@ def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
 def request_body(request: ModelRequest) -> bytes:
     """Return the request as JSON.
 
-    What does not change from turn to turn comes first and byte for byte the same. There are three
-    cache breakpoints: the tools and the system prompt end with one, the last block of the previous
-    request has one, and the API sets one at the last block of all. They share their
+    What does not change from turn to turn comes first and byte for byte the same. There are at most
+    four cache breakpoints, as many as the API takes: the tools and the system prompt end with one,
+    the API sets one at the last block of all, and two are in between (``_places``). They share their
     ``cache_control``, the job's own if its options have one, else the request's: the API refuses a
     long lifetime after a short one. A summary is asked for once, so nothing of it is cached. The
     stored blocks are not changed. ``effort`` stands for ``output_config.effort``. No option, and
@@ -86,16 +86,30 @@ def _body(request: ModelRequest) -> dict[str, Any]:
     elif tools:
         tools[-1].update(mark)
     sent = [message.as_api() for message in request.messages]
-    # A breakpoint where the previous request ended, before the last reply: from the one at the end the
-    # API looks back at 20 positions at most, and a turn may have added more.
-    replies = [at for at, message in enumerate(request.messages) if message.role == "assistant"]
-    before = request.messages[: replies[-1]] if replies else ()
-    heard = [at for at, message in enumerate(before) if message.role == "user"]
-    if heard:
-        content = sent[heard[-1]]["content"]
+    for place in _places(request):
+        content = sent[place]["content"]
         content[-1] = {**content[-1], **mark}
     body["messages"] = sent
     return body
+
+
+_LOOK_BACK = 20  # positions before a breakpoint at which the API looks for what it has cached
+
+
+def _places(request: ModelRequest) -> tuple[int, ...]:
+    """Return the places of messages that end with a breakpoint, two at most: where compacted
+    messages end, because the next compaction keeps that much of the prompt; and where they ended
+    before the last compaction, or where the previous request ended, before the last reply. The
+    breakpoint at the end finds the latter by itself unless the turn added many blocks."""
+    messages = request.messages
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    before = messages[: replies[-1]] if replies else ()
+    heard = [at for at, message in enumerate(before) if message.role == "user"][-1:]
+    since = messages[heard[-1] + 1 :] if heard else ()
+    stable = [place for place in request.stable[::-1] if place < len(messages) - 1]
+    if sum(len(message.blocks) for message in since) >= _LOOK_BACK:
+        stable = stable[:1]
+    return tuple(dict.fromkeys([*stable, *heard]))[:2]
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

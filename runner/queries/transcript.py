@@ -238,14 +238,13 @@ def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
     def work(connection: Connection) -> ModelRequest:
         run, spec = _run(connection, run_id)
         call = _model_call(connection, run_id, turn)
+        compacted = load_compacted(connection, run_id, sent_in=call.number)
         return ModelRequest(
             model=run.model or spec.model,
             system=spec.system,
             tools=spec.tools,
-            messages=sent_messages(
-                _messages_before(connection, run_id, call),
-                load_compacted(connection, run_id, sent_in=call.number),
-            ),
+            messages=sent_messages(_messages_before(connection, run_id, call), compacted),
+            stable=compacted.stable,
             max_tokens=call.max_tokens,
             options=spec.model_options,
             run_id=run_id,
