@@ -51,7 +51,9 @@ TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     """Units, breaks and cached share of each shape of run."""
-    table = Table("context", f"(k) {TURNS} turns of prompts that outgrow the window, in input tokens")
+    table = Table(
+        "context", f"(k) {TURNS} turns of prompts that outgrow the window, in input tokens"
+    )
     kept = (8,) if quick else KEPT
     for growth, window in product(GROWTHS, WINDOWS):
         others = {name: play(growth, window, 8, policy) for name, policy in POLICIES.items()}
@@ -68,7 +70,7 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
                 row |= {"the case": held(run.units, MOST_UNITS)}
             table.rows.append(row)
     table.notes += [
-        "units (millions of input tokens), breaks of the cached prefix, share of prompts read from the cache",
+        "units (millions of input tokens), breaks of the cached prefix, share of prompts read",
         "a written token counts 1.25, a read one 0.1, a token of a summary 5; replies are left out",
         "naive: at 40 % of the window all of the prompt is summarised; truncate: at the limit the oldest",
         "results, to 30 %; summary: at 60 % all but the last exchange. They keep no more messages",
@@ -131,7 +133,6 @@ class Played:
             kept["input_tokens"],
             kept["cache_read_input_tokens"],
             kept["cache_creation_input_tokens"],
-            output_tokens=200,
         )
         new = sum(
             len(json.dumps(block)) // 4
@@ -191,7 +192,9 @@ def truncate(run: Played, now: TokenEstimate) -> Iterator[Compaction]:
             made.append(shorter)
             tokens -= (len(result.sent) - len(shorter.text)) / 4
     if made:
-        yield _measured(state, Compaction("clip", made[0].message, made[-1].message, "", tuple(made)))
+        yield _measured(
+            state, Compaction("clip", made[0].message, made[-1].message, "", tuple(made))
+        )
 
 
 def summary(run: Played, now: TokenEstimate) -> Iterator[Compaction]:
@@ -234,7 +237,7 @@ def play(
         system="You work through the parts of a project, one a turn. " * 20,
         tools=tuple(BUILTIN[name] for name in TOOLS),
         rules=(Rule("allow", "*"),),
-        limits=Limits(max_turns=turns + 1, token_ceiling=10**12),
+        limits=Limits(max_turns=max(50, turns + 10), token_ceiling=10**12),
         context=Context(keep_messages=keep, compaction="auto" if policy is None else "off"),
     )
     state = changed(a_run(spec), window=window, summary_window=window)

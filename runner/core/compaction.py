@@ -112,7 +112,7 @@ def tail_starts(state: RunState) -> list[int]:
 
 
 ENOUGH = 0.75  # of the limit: what is sent after turns were dropped
-NEAR_CHEAPEST = 1.05  # of the cheapest turn: for so much more, the milder compaction is taken
+NEAR_CHEAPEST = 1.1  # of the cheapest turn: for so much more, the milder compaction is taken
 LEAST_TURNS = 2  # of growth that a compaction frees, unless none frees as much
 EXPECTED_SUMMARY = 6_000  # characters
 MOST_REPLACEMENT = 0.25  # of the limit: no replacement of messages takes more
@@ -384,8 +384,9 @@ def cheapest(
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """The rates by which compactions of a run are compared."""
+    """The rates by which compactions of a run are compared, and the turns that it may still make."""
 
+    turns: int
     own: Rates
     other: Rates  # of the model for summaries
     hour_cache: bool
@@ -396,8 +397,10 @@ class _Prices:
         tariffs, spec = state.money.tariffs, state.spec
         found = [tariffs.get(model, FREE).standard for model in (spec.model, spec.summary_model)]
         own, other = found if all(rates.input for rates in found) else (USUAL_RATES, USUAL_RATES)
-        asked = spec.hour_cache
-        return cls(own, other, state.model.pace.is_worth_an_hour if asked is None else asked)
+        hour_cache, left = spec.hour_cache, state.limits.max_turns - state.turns
+        if hour_cache is None:
+            hour_cache = state.model.pace.is_worth_an_hour
+        return cls(max(1, left), own, other, hour_cache)
 
     def summary(self, prompt: float, output: float) -> float:
         """Return the cost of a call for a summary."""
@@ -406,7 +409,7 @@ class _Prices:
     def turn(
         self, read: int, made: Compaction, growth: int, limit: int, extra: float = 0.0
     ) -> float:
-        """Return the expected cost of a turn from a compaction until the next one.
+        """Return the expected cost of a turn from a compaction until the next one or the run's end.
 
         Args:
             read: tokens of the prompt that are still in the cache.
@@ -417,7 +420,7 @@ class _Prices:
         after, rates = made.tokens_after, self.own
         reading = float(rates.cache_read)
         writing = float(rates.cache_write_1h if self.hour_cache else rates.cache_write_5m)
-        more = max(0, limit - after) // max(1, growth)  # turns after the first
+        more = min(max(0, limit - after) // max(1, growth), self.turns - 1)  # after the first
         first = extra + reading * read + writing * (after - read)
         rest = more * (writing * growth + reading * (after + growth * (more - 1) / 2))
         return (first + rest) / (1 + more)

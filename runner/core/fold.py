@@ -255,20 +255,16 @@ _LENGTHS = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum", re.AS
 
 
 def _too_long(context: ContextState, message: str) -> ContextState:
-    """Return the state after the API found a prompt too long. The lengths that it states count
-    from then on, unless the prompt cannot have that length."""
+    """Return the state after the API found a prompt too long. If it states the window, that counts
+    from then on; and so does the prompt's length, if it is plausible."""
     context = replace(context, refusals=context.refusals + 1, must_shrink=True)
-    stated = _LENGTHS.search(message)
-    if stated is None or not is_measurement(real := int(stated[1]), context.estimate):
+    if (stated := _LENGTHS.search(message)) is None:
         return context
-    window = int(stated[2])
-    return replace(
-        context,
-        measured=real,
-        estimate_since=0,
-        stated_window=window,
-        window=min(window, context.window),
-    )
+    real, window = map(int, stated.groups())
+    context = replace(context, stated_window=window, window=min(window, context.window))
+    if not is_measurement(real, context.estimate):
+        return context
+    return replace(context, measured=real, estimate_since=0)
 
 
 def _compacted(state: RunState, compaction: Compaction) -> RunState:

@@ -143,6 +143,10 @@ class ContextState:
     summary_window: int = field(default=DEFAULT_WINDOW, compare=False)  # of the one for summaries
     counted: CountedPrompt | None = field(default=None, compare=False)
 
+    def within(self, window: int) -> int:
+        """Return a window that is at most the one that the API stated."""
+        return min(window, self.stated_window or window)
+
     @property
     def tokens(self) -> int:
         """The best estimate of the next prompt's tokens."""

@@ -170,13 +170,13 @@ class _Attempt:
 
     def _reload(self) -> None:
         """Load the stored state, and keep its transient fields."""
-        context, files = self._state.context, self._state.files
+        before, files = self._state.context, self._state.files
         state = self._retry(lambda: self._ports.journal.load(self._lease))
+        window = state.context.within(before.window)
+        context = replace(state.context, window=window, summary_window=before.summary_window)
         self._state = replace(
             state,
-            context=replace(
-                state.context, window=context.window, summary_window=context.summary_window
-            ),
+            context=context,
             files=replace(state.files, outputs=files.outputs, unrecorded=files.unrecorded),
         )
 
@@ -207,8 +207,7 @@ class _Attempt:
             return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
 
         spec, context = self._state.spec, self._state.context
-        window = spec.context.window or find(spec.model)
-        window = summary_window = min(window, context.stated_window or window)
+        window = summary_window = context.within(spec.context.window or find(spec.model))
         if spec.summary_model != spec.model:
             summary_window = find(spec.summary_model)
         if (window, summary_window) != (context.window, context.summary_window):

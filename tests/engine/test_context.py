@@ -264,6 +264,30 @@ def test_prompt_that_stays_too_long_ends_the_run_in_words(begin: Begin) -> None:
     assert 1 <= len(bench.model.requests) <= 3
 
 
+def test_the_window_that_a_refusal_states_outlives_the_worker(begin: Begin, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a line\n")
+    spec = replace(talks_much(tmp_path, 5), context=Context(reserve=5_000))
+    bench = begin(spec, windows={OWN: 70_000})
+    bench.ports = replace(bench.ports, workspaces=_In(tmp_path))
+    interrupt = Interrupt()
+
+    def call() -> None:
+        if len(bench.model.requests) == 4:
+            words = "prompt is too long: 20001 tokens > 20000 maximum"
+            raise ModelCallError("prompt_too_long", words, status=400, billed=False)
+        if len(bench.model.requests) == 5:
+            interrupt.set("dropped")
+            interrupt.check()
+
+    bench.model.on_call = call
+    with pytest.raises(Interrupted):
+        bench.work(interrupt)
+    bench.watching.states.clear()
+    assert bench.work() == Ended("succeeded", "end_turn")
+    windows = [state.context.window for state in bench.watching.states]
+    assert set(windows) == {20_000}, "not even the list of models says otherwise"
+
+
 def talks_much(folder: Path, turns: int) -> JobSpec:
     """A run whose replies are long and whose results are short: only a summary makes it shorter."""
     reads = {

@@ -10,7 +10,7 @@ from runner.core.compaction import (
     MOST_REPLACEMENT,
     cut_points,
     summarised,
-    tail_start,
+    tail_starts,
     token_estimate,
 )
 from runner.core.context import Context, estimate, tokens_of
@@ -125,12 +125,13 @@ def least_tokens(state):
 
 @settings(max_examples=50)
 @given(st.data(), states())
-def test_recent_messages_stay_whole_where_leaving_out_older_ones_is_enough(data, state):
+def test_the_last_exchange_stays_whole_where_leaving_out_older_messages_is_enough(data, state):
     before = changed(state, summary_failed=True)
     state, end = shrunk(data.draw, before)
-    recent = before.messages[tail_start(before) :]
-    if end is not None or state.sent[len(state.sent) - len(recent) :] == recent:
+    newest = before.messages[tail_starts(before)[-1] :]
+    if end is not None or state.sent[len(state.sent) - len(newest) :] == newest:
         return
+    recent = before.messages[tail_starts(before)[0] :]
     # Some were touched: they are too long beside what may stand in for all that is older.
     per_token, found, counted = (
         state.spec.context.chars_per_token,

@@ -142,18 +142,20 @@ def test_a_long_run_stays_in_its_window_and_forgets_no_fact(turns, ratio, counts
     assert set(FACT.findall(run.sent_text)) == set(run.facts)
     assert run.state.context.estimate == estimated(run.state)
     assert abs(run.state.context.correction - ratio) < 0.1 * ratio + 0.05
-    assert {"clip", "summary"} <= set(run.compactions)
+    assert "clip" in run.compactions
     # Each of them breaks the cache of what follows it.
     assert len(run.compactions) < turns / 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("summaries", "ratio"), [(0.0, 1.0), (0.5, 1.5)])
-def test_without_useful_summaries_the_run_goes_on_all_the_same(summaries, ratio):
+@pytest.mark.parametrize(
+    ("summaries", "ratio", "kind"), [(0.0, 1.0, "prune"), (0.5, 1.5, "summary")]
+)
+def test_without_useful_summaries_the_run_goes_on_all_the_same(summaries, ratio, kind):
     run = Marathon(150, ratio, summaries)
     assert run.run().state == "succeeded"
     assert run.refusals == 0
-    assert "prune" in run.compactions
+    assert kind in run.compactions
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
 import pytest
 
 from runner.core.compaction import HEADING, prompt_limit, token_estimate
+from runner.core.context import Pace
 from runner.core.conversation import text_block
-from runner.core.entries import SummaryReplied
+from runner.core.entries import ContextCompacted, SummaryReplied
 from runner.core.model_calls import summary_request
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens
@@ -180,14 +181,59 @@ def test_a_summary_that_broke_off_is_used_and_says_so():
     assert talk.state.context.compacted.text.endswith("We looked\n[the summary was cut off here]")
 
 
-def test_recent_results_stay_whole_where_they_leave_little_room_but_fit():
+def whole(talk, length):
+    """How many of the newest results are sent whole."""
+    results = [message.blocks[0]["content"] for message in talk.state.sent[2::2]]
+    return next(
+        (n for n, text in enumerate(reversed(results)) if len(text) <= length), len(results)
+    )
+
+
+def test_all_messages_of_the_tail_stay_whole_where_fewer_would_save_little():
+    talk = Talk(keep=4)
+    talk.fill(2_000)
+    assert talk.kinds == ["clip"]
+    assert whole(talk, 2_000) == 2
+
+
+def test_the_tail_is_halved_where_all_of_it_would_leave_little_room():
     talk = Talk(keep=8)
-    for _ in range(6):
-        talk.settle_count(talk.exchange(11_500))
-    assert talk.kinds
-    newest = [message.blocks[0]["content"] for message in talk.state.sent[-8:][1::2]]
-    assert [len(text) > 11_500 for text in newest] == [True] * 4
-    assert ENOUGH < token_estimate(talk.state).tokens <= ROOM
+    talk.fill(11_500)
+    assert talk.kinds == ["clip"]
+    assert whole(talk, 11_500) == 1
+    assert token_estimate(talk.state).tokens < ROOM / 2
+
+
+def test_a_compaction_frees_two_turns_growth_where_a_shorter_tail_can():
+    for length in (6_000, 11_500, 14_000, 20_000):
+        talk = Talk(keep=8)
+        talk.fill(length)
+        [made] = [e.compaction for e in talk.entries if isinstance(e, ContextCompacted)]
+        freed = made.tokens_before - made.tokens_after
+        assert freed >= 2 * length / 4 or whole(talk, length) == 1
+
+
+def test_old_results_that_leave_too_little_room_are_summarised():
+    talk, effect = Talk(), None
+    while not (effect and talk.is_summary(effect)):
+        talk.entries.clear()
+        effect = talk.fill(2_000)
+    assert talk.state.context.compacted.count, "results were truncated before"
+    talk.summarise("We looked.")
+    assert talk.state.context.compacted.text.endswith("We looked.")
+
+
+def test_a_summary_covers_what_was_decided_when_its_call_began():
+    talk = Talk(keep=8)
+    talk.fill(500, speech=WORDS)
+    call = talk.state.model.open_call
+    asked = summary_request(talk.state, call)
+    talk.state = changed(
+        talk.state, pace=Pace(slow=0.5), window=2 * WINDOW
+    )  # prices and room are others now
+    assert summary_request(talk.state, call).messages == asked.messages
+    talk.summarise()
+    assert talk.state.context.compacted.last == call.last
 
 
 def test_a_summary_takes_no_more_than_a_quarter_of_the_room():
@@ -269,7 +315,7 @@ def test_a_result_larger_than_the_window_is_cut_before_it_is_sent():
 
 def test_the_longest_recent_results_are_cut_first():
     talk = Talk(keep=8)
-    for length in (2_000, 30_000, 45_000):
+    for length in (2_000, 30_000, 70_000):
         effect = talk.settle_count(talk.exchange(length))
     assert isinstance(effect, CallModel)
     lengths = [len(message.blocks[0]["content"]) for message in talk.state.sent[2::2]]
@@ -290,7 +336,8 @@ def test_recent_turns_are_left_out_only_when_nothing_else_helps():
     talk = Talk(keep=8)
     for _ in range(3):
         effect = talk.settle_count(talk.exchange(10, speech="I think. " * 2_300))
-    assert isinstance(effect, CallModel)
+    assert talk.is_summary(effect)
+    assert isinstance(talk.summarise(""), CallModel)
     assert talk.kinds == ["prune"]
     assert talk.state.sent[-2:] == talk.state.messages[-2:]
 

@@ -44,6 +44,40 @@ def test_a_prompt_found_too_long_that_is_short_already_is_not_said_to_lack_room(
     assert outcome.detail.startswith("the API found the prompt too long, and nothing of it can be")
 
 
+def stated(talk, real, window):
+    message = f"prompt is too long: {real} tokens > {window} maximum"
+    failed = ModelCallFailed(PROMPT_TOO_LONG, message, 400, "r", 0, talk.now, talk.now)
+    return talk.settle_count(talk.go_on(failed))
+
+
+def test_the_window_that_a_refusal_states_is_the_window_from_then_on():
+    talk = Talk()
+    for _ in range(6):
+        talk.exchange(6_000)
+    assert isinstance(stated(talk, 11_500, 11_000), CallModel)
+    assert talk.state.context.window == 11_000
+    [entry] = [one for one in talk.entries if isinstance(one, ContextCompacted)]
+    assert entry.compaction.tokens_before == 11_500, "it is as long as the API said"
+    talk.entries.clear()
+    longest = 0
+    for _ in range(20):
+        talk.settle_count(talk.exchange(6_000))
+        longest = max(longest, token_estimate(talk.state).tokens)
+    assert longest <= 11_000 * 3 / 4
+    assert talk.kinds
+
+
+def test_a_length_that_no_prompt_can_have_is_not_taken_for_one():
+    talk = Talk()
+    for _ in range(4):
+        talk.exchange(6_000)
+    before = talk.state.context.tokens
+    stated(talk, 900_000, 200_000)
+    assert talk.state.context.window == WINDOW, "the job's own is smaller"
+    [entry] = [one for one in talk.entries if isinstance(one, ContextCompacted)]
+    assert before < entry.compaction.tokens_before == WINDOW
+
+
 def test_a_reply_between_begins_the_count_anew():
     talk = Talk()
     for _ in range(3):

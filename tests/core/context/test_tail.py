@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.compaction import cut_points, tail_start
+from runner.core.compaction import cut_points, tail_starts
 from runner.core.context import Compacted, Context
 from runner.core.conversation import Message
 from tests.core.context.histories import a_state, messages, result
@@ -34,7 +34,15 @@ def test_a_cut_parts_no_call_from_its_result_and_no_paused_turn():
 
 @pytest.mark.parametrize(("keep", "start"), [(1, 6), (2, 6), (3, 3), (5, 3), (6, 1), (99, 1)])
 def test_at_least_as_many_messages_stay_whole_as_the_job_wants(keep, start):
-    assert tail_start(state_of(SAID, keep)) == start
+    assert tail_starts(state_of(SAID, keep))[0] == start
+
+
+@pytest.mark.parametrize(
+    ("keep", "starts"), [(8, [13, 17, 19]), (16, [5, 13, 17, 19]), (3, [17, 19]), (1, [19])]
+)
+def test_fewer_messages_stay_whole_by_halves_down_to_the_last_exchange(keep, starts):
+    said = SAID[:1] + 10 * SAID[1:3]
+    assert tail_starts(state_of(said, keep)) == starts
 
 
 def test_what_has_been_left_out_is_not_cut_again():
