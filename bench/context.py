@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -42,41 +43,55 @@ TURNS = 40
 GROWTHS = (2, 10, 25, 45)  # thousands of characters that a turn's tool prints
 WINDOWS = (50_000, 100_000, 200_000)
 KEPT = (2, 8, 16)
-MOST_OVER_BEST, MOST_OVER_BOUND = 1.15, 1.4
-THE_CASE, MOST_UNITS = (45, 100_000, 8), 900_000
+MOST_OF_BEST, MOST_OF_BOUND = 1.15, 1.4
+THE_CASE, MOST_UNITS = (TURNS, 45, 100_000, 8), 900_000
+LONG = 160  # turns
 SAID = "I note what this says and go on with the next part. " * 12
+NO_TOOLS = {"type": "none"}
 SUMMARY = "What was done, and what came of it. " * 140
 TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 
 
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
-    """Units, breaks and cached share of each shape of run."""
-    table = Table(
-        "context", f"(k) {TURNS} turns of prompts that outgrow the window, in input tokens"
-    )
-    kept = (8,) if quick else KEPT
-    for growth, window in product(GROWTHS, WINDOWS):
-        others = {name: play(growth, window, 8, policy) for name, policy in POLICIES.items()}
-        best = min(other.units for other in others.values())
-        for keep in kept:
-            run = play(growth, window, keep)
-            shape = {"KB a turn": growth, "window": window, "keep": keep}
-            row = shape | {"runner": run.told}
-            row |= {name: other.told for name, other in others.items()}
-            row |= {"bound": f"{run.bound / 1e6:.3f} M"}
-            row |= {"over best": held(round(run.units / best, 3), MOST_OVER_BEST)}
-            row |= {"over bound": held(round(run.units / run.bound, 3), MOST_OVER_BOUND)}
-            if tuple(shape.values()) == THE_CASE:
-                row |= {"the case": held(run.units, MOST_UNITS)}
-            table.rows.append(row)
+    """Units, breaks and cached share of each shape of run, and what summaries cost."""
+    table = Table("context", "(k) prompts that outgrow the window, in millions of input tokens")
+    asked = Table("summaries", "(k) what asking for the summaries of these runs costs, by the way")
+    for turns, kept in {TURNS: (8,)}.items() if quick else {TURNS: KEPT, LONG: (8,)}.items():
+        ways = Counter[str]()
+        for growth, window in product(GROWTHS, WINDOWS):
+            others = {
+                name: play(growth, window, 8, policy, turns) for name, policy in POLICIES.items()
+            }
+            for keep in kept:
+                run = play(growth, window, keep, turns=turns)
+                table.rows.append(_row(run, keep, others))
+                ways.update(run.ways)
+        asked.rows.append({"turns": turns, **{way: n / 1e6 for way, n in ways.items()}})
     table.notes += [
-        "units (millions of input tokens), breaks of the cached prefix, share of prompts read",
+        "units, breaks of the cached prefix, share of the prompts that was read from the cache",
         "a written token counts 1.25, a read one 0.1, a token of a summary 5; replies are left out",
         "naive: at 40 % of the window all of the prompt is summarised; truncate: at the limit the oldest",
-        "results, to 30 %; summary: at 60 % all but the last exchange. They keep no more messages",
+        "results, to 30 %; summary: at 60 % all but the last exchange, as Runner asks for it",
         "bound: the same prompts, had each turn been written once and the rest been read",
+        f"targets are for {TURNS} turns",
     ]
-    return [table]
+    asked.notes += [
+        "millions of input tokens; apart: a request of its own; within: the prompt and an instruction"
+    ]
+    return [table, asked]
+
+
+def _row(run: Played, keep: int, others: Mapping[str, Played]) -> dict[str, Any]:
+    shape = (run.turns, run.growth // 1_000, run.state.context.window, keep)
+    best, bound = run.units / min(other.units for other in others.values()), run.units / run.bound
+    row: dict[str, Any] = dict(zip(("turns", "KB", "window", "keep"), shape, strict=True))
+    row |= {"runner": run.told, **{name: other.told for name, other in others.items()}}
+    row |= {"bound": f"{run.bound / 1e6:.3f}", "of best": best, "of bound": bound}
+    if run.turns == TURNS:
+        row["best"], row["least"] = held(best, MOST_OF_BEST), held(bound, MOST_OF_BOUND)
+    if shape == THE_CASE:
+        row["the case"] = held(run.units, MOST_UNITS)
+    return row
 
 
 @dataclass
@@ -94,10 +109,13 @@ class Played:
     read: int = 0
     before: int = 0  # tokens of the last prompt
     ended: int = 0  # messages when it was sent
+    ways: Counter[str] = field(
+        default_factory=Counter
+    )  # units of its summaries, by the way of asking
 
     @property
     def told(self) -> str:
-        return f"{self.units / 1e6:.3f} M, {self.breaks}, {self.read / self.prompts:.0%}"
+        return f"{self.units / 1e6:.3f}, {self.breaks}, {self.read / self.prompts:.0%}"
 
     def run(self, policy: Policy | None) -> None:
         """Drive the run to its end. A policy compacts in Runner's stead."""
@@ -159,7 +177,15 @@ class Played:
         )
 
     def _summary(self, call: OpenCall) -> Entry:
-        self.pay_summary(_prompt(summary_request(self.state, call)).tokens)
+        apart = _prompt(summary_request(self.state, call)).tokens
+        self.pay_summary(apart)
+        self.ways["apart"] += apart
+        body = json.loads(request_body(next_request(self.state)))
+        body["messages"].append({"role": "user", "content": [text_block(SAID)]})
+        for way, choice in {"within": {}, "within, no tools": {"tool_choice": NO_TOOLS}}.items():
+            prompt = Prompt.of(body | choice)
+            read = prompt.tokens_to(self.cache.find(prompt))
+            self.ways[way] += round(_units(Usage(prompt.tokens - read, read)))
         usage = Usage(output_tokens=len(SUMMARY) // 4)
         reply = ModelReply((text_block(SUMMARY),), "end_turn", usage, "a-model")
         return summarised(self.state, reply)

@@ -445,7 +445,8 @@ CONTEXT = Table("context", (
         "most half of it.", "see below"),
     Key("chars_per_token", number(1.0, 32.0), 4.0, "Characters of a token, for "
         "estimates. Real counts correct these as the run goes on."),
-    Key("keep_messages", _count, 8, "Newest messages that are not summarised."),
+    Key("keep_messages", _count, 8, "Newest messages that a compaction leaves as they are, if "
+        "that pays: else half as many, a quarter …"),
     Key("compaction", choice("auto", "off"), "auto", 'With `"off"` everything is sent as it is, and the '
         "run stops when it no longer fits."),
     Key("summary_model", _line, None, "The model that writes summaries.", "the job's model"),
