@@ -195,7 +195,7 @@ def _prints(position: int) -> Reply:
 
 def _muses(position: int) -> Reply:
     """No truncation shortens its own words."""
-    return Reply([text(f"I muse ({position}). " * 400), bash(position, 0, "")])
+    return Reply([text(f"I muse ({position}). " * 900), bash(position, 0, "")])
 
 
 COMPACTED = Scenario(
@@ -212,7 +212,7 @@ COMPACTED = Scenario(
     denied=frozenset(),
     context=Context(window=9_000, reserve=2_000, keep_messages=4),
     budget=Budget(usd=2.0),
-    compactions=("summary", "clip", "clip", "prune"),
+    compactions=("clip", "clip", "summary", "prune"),
 )
 
 BATCHES = replace(ALL_AT_ONCE, workspace="git")
