@@ -108,7 +108,9 @@ def opening(
         estimate=alone.estimate + estimate_text(text, spec.context.chars_per_token),
         appended_bytes=alone.appended_bytes + conversation.text_bytes(text),
     )
-    progress = Progress(context=context, model=ModelState(warms_cache=warms_cache))
+    progress = Progress(context=context)
+    if warms_cache:  # else as all new runs have it, which ``progress_to_json`` knows
+        progress = replace(progress, model=ModelState(warms_cache=True))
     return (conversation.Message("user", (block,)),), progress
 
 

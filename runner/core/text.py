@@ -76,12 +76,7 @@ def read_json(text: str, deepest: int = DEEPEST, *, once: bool = False) -> Any:
         ValueError: it is not JSON, or holds NaN, Infinity or a number beyond a float's range.
         RecursionError: more than ``deepest`` lists and objects lie in one another.
     """
-    value = json.loads(
-        text,
-        parse_constant=_finite,
-        parse_float=_finite,
-        object_pairs_hook=_each_once if once else None,
-    )
+    value = (_ONCE if once else _ANY).decode(text)
     if text.count("[") + text.count("{") > deepest:
         level = [value] if isinstance(value, list | dict) else []
         for _ in range(deepest):
@@ -113,6 +108,10 @@ def _finite(digits: str) -> float:
             f"{digits} is not JSON" if is_name else f"{digits[:20]} is too large a number"
         )
     return value
+
+
+_ANY = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+_ONCE = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_each_once)
 
 
 CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."

@@ -245,7 +245,9 @@ def render_texts(
 
 def _parse(text: str) -> Template:
     try:
-        return _ENVIRONMENT.from_string(text)
+        template = _ENVIRONMENT.from_string(text)
+        template.globals = dict(template.globals)  # a ChainMap, which takes most of a rendering
+        return template
     except TemplateSyntaxError as error:
         message = f"line {error.lineno} of the template does not parse: {error.message}"
         raise BadValueError(message) from error

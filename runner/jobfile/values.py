@@ -141,26 +141,29 @@ def line_problem(text: str, most: int) -> str | None:
 def json_problem(value: Any, path: tuple[Part, ...] = (), *, any_text: bool = False) -> str | None:
     """Return why a value from TOML or JSON, at a place for the message, cannot be stored as JSON,
     or None; ``any_text`` accepts NULs and lone surrogates in strings."""
-    at = f"{place(*path)} " if path else ""
+
+    def at(problem: str) -> str:
+        return f"{place(*path)} {problem}" if path else problem
+
     if len(path) > MOST_LEVELS:
         return f"is nested more than {MOST_LEVELS} levels deep"
     if isinstance(value, str):
         problem = None if any_text else text_problem(value)
-        return f"{at}{problem}" if problem else None
+        return at(problem) if problem else None
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{at}is {value}, which JSON has no word for"
+        return at(f"is {value}, which JSON has no word for")
     if isinstance(value, int) and abs(value) >= 2**64:
-        return f"{at}is a number of more than 64 bits; write it as a string"
+        return at("is a number of more than 64 bits; write it as a string")
     if value is None or isinstance(value, int | float):
         return None
     if not isinstance(value, dict | list):
-        return f"{at}is a {type(value).__name__}, which JSON has no word for; write it as a string"
+        return at(f"is a {type(value).__name__}, which JSON has no word for; write it as a string")
     steps: Iterable[tuple[Part, Any]] = (
         value.items() if isinstance(value, dict) else enumerate(value)
     )
     for step, inner in steps:
         if isinstance(step, str) and not any_text and (problem := text_problem(step)):
-            return f"{at}has a key that {problem}"
+            return at(f"has a key that {problem}")
         if problem := json_problem(inner, (*path, step), any_text=any_text):
             return problem
     return None

@@ -13,6 +13,7 @@ from typing import Literal
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
+_PLACES = range(120, -1, -10)  # of pairs, in bits
 _RANDOM_BITS = 80
 # A child's id goes on with its numbers in its parents. INTEGER can hold nine digits.
 _CALL_ID = re.compile(r"call_([0-9a-z]+(?:\.[0-9]{1,9})*)_([0-9]{1,9})_([0-9]{1,9})")
@@ -33,11 +34,7 @@ def new(kind: Kind, now: float) -> str:
         else:
             _last = first | secrets.randbits(_RANDOM_BITS - 1)
         value = _last
-    digits = ""
-    for _ in range(13):
-        value, pair = divmod(value, len(_PAIRS))
-        digits = _PAIRS[pair] + digits
-    return f"{kind}_{digits}"
+    return f"{kind}_{''.join([_PAIRS[value >> place & 1023] for place in _PLACES])}"
 
 
 def call_id(run_id: str, turn: int, position: int) -> str:
