@@ -25,6 +25,21 @@ def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> 
     return [with_shown_state(job, shown[job["id"]]) for job in found]
 
 
+def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
+    """Return, by job, why and until when the first of its runs waits for the times of its model calls."""
+    idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
+    first: dict[str, dict[str, Any]] = {}
+    for wait in jobs.first_waits(app.database, list(idle)):
+        job_id = wait["job_id"]
+        if wait["state"] == idle[job_id]:
+            first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
+    now, said = app.now(), dict[str, str]()
+    for job_id, wait in first.items():
+        if wait["due_at"] is None or wait["due_at"] > now:
+            said |= times.waits_for_times(app, [{**wait, "id": job_id}])
+    return said
+
+
 def with_shown_state(job: JobSummary, instead: Mapping[tuple[str, str], int]) -> dict[str, Any]:
     """Return a job with its ``shown_state`` and its ``shown_runs`` by state: runs that no worker works are
     not shown as running."""

@@ -42,6 +42,8 @@ def list_(
     The runs are the items'. Their usage and denials include their sub-agents'; with --tree
     sub-agents have lines of their own, and each run shows only its own numbers.
 
+    A job whose runs wait for the times of its model calls says until when.
+
     A run whose worker is dead is shown as interrupted, and a due run is marked while no worker is
     alive. In JSON that is shown_state; state is the stored one, which --state filters by.
 
@@ -54,10 +56,12 @@ def list_(
     """
     jobs = [] if job else listing.list_jobs(app, None if whole_trees else state)
     if job is None and not (whole_trees and jobs):
+        waits = listing.what_jobs_wait_for(app, jobs)
         if as_json:
+            jobs = [{**job, "waits_for": waits.get(job["id"])} for job in jobs]
             say_json(app_costs.with_costs(app, "job", jobs))
         else:
-            _say_jobs(jobs)
+            _say_jobs(jobs, waits)
         return
     job_id = app.find_job(job) if job else jobs[-1]["id"]
     after = after and app.find(after, "run").id
@@ -86,9 +90,9 @@ def _first_page(
         )
 
 
-def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
+def _say_jobs(jobs: Sequence[Mapping[str, Any]], waits: Mapping[str, str]) -> None:
     say_table(
-        ("job", "name", "state", "runs", "turns", "tokens", "denied", "submitted"),
+        ("job", "name", "state", "runs", "turns", "tokens", "denied", "submitted", "detail"),
         (
             (
                 *(job["id"], job["name"], job["shown_state"]),
@@ -96,6 +100,7 @@ def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
                 f"{job['charged_tokens']:,}",
                 job["denials"] or "",
                 moment(job["created_at"]),
+                waits.get(job["id"], ""),
             )
             for job in jobs
         ),

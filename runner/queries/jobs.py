@@ -16,7 +16,9 @@ from runner.core.agents import place_of, tree_order
 from runner.core.run import STATES, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.times import Times
+from runner.queries.find import in_batches
 from runner.queries.runs import Descendants, descendants_by_run
+from runner.store import tables
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
 from runner.store.database import Database
 from runner.store.tables import (
@@ -197,6 +199,24 @@ def times_of(database: Database, job_id: str) -> tuple[Times, str | None]:
     query = select(jobs.c.spec, jobs.c.finish_by_text).where(jobs.c.id == job_id)
     (row,) = database.rows(query)
     return JobSpec.from_json(row.spec).times, row.finish_by_text
+
+
+def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each of these jobs, state (queued or waiting) and reason: when the first of its runs is due."""
+    group = (runs.c.job_id, runs.c.state, runs.c.reason)
+    query = select(*group, func.min(runs.c.due_at).label("due_at")).group_by(*group)
+    query = query.where(runs.c.state.in_(("queued", "waiting")))
+    return [
+        dict(row._mapping)
+        for some in in_batches(job_ids)
+        for row in database.rows(query.where(runs.c.job_id.in_(some)))
+    ]
+
+
+def pruned_jobs(database: Database) -> list[dict[str, Any]]:
+    """The rows of the jobs that were pruned, the last one last."""
+    query = select(tables.pruned_jobs).order_by("pruned_at", "job_id")
+    return [dict(row._mapping) for row in database.rows(query)]
 
 
 def runs_without_workspace(database: Database) -> dict[str, int]:

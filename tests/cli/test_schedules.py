@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from runner.app.humanize import moment
 from runner.cli import exit_codes
 from runner.core.times import Moment, Times, Window
 from runner.store.database import Database
+from runner.store.tables import jobs
 from tests.cli.conftest import Result
 from tests.cli.test_budget import summarise_job
 from tests.store.attempts import claim, run_row, submit_one
@@ -92,6 +94,32 @@ def test_list_and_show_say_why_a_run_waits_and_until_when(
     run_id = submit_one(database, spec=replace(SPEC, times=Times(not_before)))
     said = f"waits until {moment(run.due_at)} (not_before {clock(HOUR)} UTC)"
     assert said in command("show", run_id).out
+
+
+def test_list_says_until_when_jobs_wait(command: Callable[..., Result], database: Database) -> None:
+    window = Window(clock(HOUR), clock(2 * HOUR), "UTC")
+    later, due = Moment("2099-01-01 22:00", "UTC", 4_070_980_800.0), Moment("then", "", NOW)
+    ids = [
+        run_row(database, submit_one(database, spec=replace(SPEC, times=times))).job_id
+        for times in (Times(), Times(later), Times(later, window), Times(due), Times())
+    ]
+    past = submit_one(database, spec=replace(SPEC, times=Times(finish_by=later)))
+    past_job = run_row(database, past).job_id
+    database.execute(update(jobs).where(jobs.c.id == past_job).values(finish_by=NOW))
+    claim(database, past)
+    found = {job["id"]: job["waits_for"] for job in command("list", "--json").json}
+    opens = Times(later, window).next_start(NOW)
+    assert opens is not None
+    assert found == {
+        **dict.fromkeys(ids),
+        ids[1]: f"waits until {moment(later.at)} (not_before {later})",
+        ids[
+            2
+        ]: f"waits until {moment(opens[0])} ({opens[1]} {window if opens[1] == 'window' else later})",
+        past_job: f"no model call begins since finish_by {later}: runner finish-by {past_job} TIME",
+    }
+    listed = command("list").out
+    assert all(said in listed for said in found.values() if said)
 
 
 def test_a_person_moves_finish_by(command: Callable[..., Result], database: Database) -> None:
