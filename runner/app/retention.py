@@ -12,6 +12,7 @@ from runner.app.humanize import plural
 from runner.app.workspaces import environment
 from runner.core.run import Author
 from runner.errors import RunnerError
+from runner.queries.jobs import pruned_jobs
 from runner.queries.search.search import open_index
 from runner.store import prune as store
 from runner.store.prune import OldJob
@@ -63,6 +64,11 @@ def prune(
                 warn(f"the space of removed snapshots in {folder} is not freed: {error}")
         open_index(app.database).drop_gone()
         store.forget_workers(app.database, before)
+
+
+def pruned(app: App) -> list[dict[str, Any]]:
+    """Return what is left of the jobs that were removed, the last one last."""
+    return pruned_jobs(app.database)
 
 
 _INNER = ("source", "run_ids", "elsewhere", "undelivered")

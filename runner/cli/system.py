@@ -25,6 +25,7 @@ from runner.cli.options import (
 from runner.cli.search import indexing
 from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.run import Author
+from runner.errors import UsageError
 from runner.settings import Settings
 
 
@@ -166,28 +167,37 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:
 @click.command()
 @click.option(
     "--older-than",
-    required=True,
     metavar="DURATION",
-    callback=lambda _context, _parameter, text: seconds(text, math.inf),
-    help="How long ago all runs of a job have ended: 90d, 12h.",
+    callback=lambda _context, _parameter, text: text and seconds(text, math.inf),
+    help="How long ago all runs of a job have ended: 90d, 12h. Without it, list what was removed.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--force", is_flag=True, help="Also jobs with changes that are saved nowhere else.")
 @changing
 def prune(
-    app: handle.App, older_than: float, dry_run: bool, force: bool, author: Author, as_json: bool
+    app: handle.App,
+    older_than: float | None,
+    dry_run: bool,
+    force: bool,
+    author: Author,
+    as_json: bool,
 ) -> None:
     """Remove jobs that ended long ago: runs, outputs, workspaces, snapshots and search rows.
 
     A job goes whole, or stays and says why: a run has not ended or ended later, changes of files are on
     no branch, or files are on another host. Branches and commits in your repositories stay. It may be
-    killed at any time; the next one goes on. Who removed what is kept in the table pruned_jobs.
+    killed at any time; the next one goes on. `runner prune` alone lists what was removed, and by whom.
 
     \b
     Example:
       runner prune --older-than 90d --dry-run
       runner prune --older-than 90d --reason "retention of 90 days"
     """
+    if older_than is None:
+        if dry_run or force:
+            raise UsageError("give --older-than: --dry-run and --force are for jobs to be removed")
+        _say_pruned(app, as_json)
+        return
     options: Any = {"force": force, "dry_run": dry_run, "warn": lambda line: note(cell(line))}
     jobs = app_retention.prune(app, older_than, author, **options)
     if as_json:
@@ -203,6 +213,24 @@ def prune(
     sums = (sum(job[name] for job in gone) for name in ("runs", "messages", "workspaces"))
     counts = "{:,} runs, {:,} messages, {:,} workspaces".format(*sums)
     note(f"{len(gone)} of {plural(len(found), 'job')} {done}: {counts}")
+
+
+def _say_pruned(app: handle.App, as_json: bool) -> None:
+    jobs = app_retention.pruned(app)
+    if as_json:
+        say_json(jobs)
+        return
+    say_table(
+        ("job", "name", "runs", "ended", "pruned", "by", "reason"),
+        (
+            (
+                *(job[name] for name in ("job_id", "name", "runs")),
+                *(moment(job[name]) for name in ("ended_at", "pruned_at")),
+                *(job[name] for name in ("pruned_by", "why")),
+            )
+            for job in jobs
+        ),
+    )
 
 
 @click.command()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import text, update
 
 import runner
 from runner.core.commands import Target
@@ -17,7 +18,7 @@ from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.migrate import HEAD
 from runner.store.runs import look_at, wait_for_workspace
-from runner.store.tables import pruned_jobs, workers
+from runner.store.tables import workers
 from tests.cli.conftest import Result
 from tests.store.attempts import submit_one
 from tests.store.examples import NOW, submission
@@ -237,6 +238,22 @@ def test_prune_says_what_it_removes_and_what_it_would(
     done = command("prune", "--older-than", "90d", "--as", "ann", "--json")
     assert (done.json["id"], done.json["runs"], done.json["why_kept"]) == (job_id, 2, "")
     assert command("show", job_id).code == 2
-    (row,) = database.rows(select(pruned_jobs))
-    assert (row.job_id, row.pruned_by) == (job_id, "ann")
     assert command("prune", "--older-than", "soon").code == 2
+
+
+def test_prune_alone_lists_what_was_removed_and_by_whom(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    cancel(database, Target("job", job_id), NOW)
+    assert command("prune", "--json").json == []
+    author = ("--as", "ann", "--reason", "retention\x1b[2J")
+    assert command("prune", "--older-than", "90d", *author).code == 0
+    (found,) = command("prune", "--json").json
+    assert (found["job_id"], found["runs"], found["pruned_by"]) == (job_id, 2, "ann")
+    listed = command("prune").out
+    assert re.search(rf"{job_id}  mend  2 .* ann  retention", listed), listed
+    assert "\x1b" not in listed
+    assert command("prune", "--dry-run").err == (
+        "runner: give --older-than: --dry-run and --force are for jobs to be removed\n"
+    )
