@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -42,6 +43,7 @@ _FULL_SILENCE_SECONDS = 600.0  # between two warnings of a full server
 _READERS_ON_SQLITE = 4
 _WRITES_PER_COMMIT = 64
 _LOCK_PAUSE_SECONDS = 0.001  # between two looks at a lock of SQLite
+_LONGEST_TURN_SECONDS = 0.25  # that others wait for the process that is the next to write
 _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
 
 # Classes of Postgres errors that are the server's own trouble: it is full, shutting down, or read-only
@@ -305,20 +307,28 @@ def _taking_turns(engine: Engine) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        turn = os.open(folder, os.O_RDONLY)
-        try:
-            with driver_errors(connection):
-                _take(lambda: fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB))
-                _take(lambda: connection.info["cursor"].execute("BEGIN IMMEDIATE"))
-        finally:
-            os.close(turn)
+        with _turn(folder), driver_errors(connection):
+            begin = partial(connection.info["cursor"].execute, "BEGIN IMMEDIATE")
+            _take(begin, BUSY_TIMEOUT_SECONDS)
 
     return engine
 
 
-def _take(lock: Callable[[], Any]) -> None:
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Be the next process to write, or one of several: if the next one is frozen, nobody waits long for
+    it, and a file system may have no such locks."""
+    with ExitStack() as opened:
+        with suppress(OSError, sqlite3.OperationalError):
+            turn = os.open(folder, os.O_RDONLY)
+            opened.callback(os.close, turn)
+            _take(partial(fcntl.flock, turn, fcntl.LOCK_EX | fcntl.LOCK_NB), _LONGEST_TURN_SECONDS)
+        yield
+
+
+def _take(lock: Callable[[], Any], patience: float) -> None:
     """Take a lock as soon as it is free. Raises ``sqlite3.OperationalError`` if it is not for long."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    deadline = time.monotonic() + patience
     while True:
         try:
             lock()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +148,21 @@ def test_a_process_that_writes_all_the_time_lets_another_have_its_turns(
         finally:
             stopping.set()
     assert meanwhile <= 2 * 20
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_a_process_that_is_frozen_when_it_is_the_next_to_write_holds_nobody_up(
+    database: Database,
+) -> None:
+    folder = Path(database.url.database or "").parent
+    turn = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        for number in range(3):
+            database.write(lambda connection, number=number: add(connection, f"worker_{number}"))  # type: ignore[misc]
+    finally:
+        os.close(turn)
+    assert count(database) == 3
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
