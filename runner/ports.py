@@ -70,8 +70,7 @@ class Interrupt:
 
     @contextmanager
     def past_shutdown(self) -> Iterator[Interrupt]:
-        """While the block runs: an interrupt that only ``dropped`` sets, for what is still to be done
-        before a shutdown."""
+        """Yield an interrupt that only ``dropped`` sets, for what a shutdown waits for."""
         only_dropped = Interrupt(self._may_act)
 
         def pass_on() -> None:
@@ -141,8 +140,7 @@ class Model(Protocol):
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
-        """Make one model call, streamed; ``on_text`` gets text as it comes. Raises
-        ``ModelCallError`` without a complete reply."""
+        """Make one streamed model call; ``on_text`` gets text. Raises ``ModelCallError``."""
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
         """Return the tokens of a request's prompt, None if the API does not tell soon."""
@@ -206,8 +204,7 @@ class Tools(Protocol):
         """Return the problem with a call's input, for the model; None if it fits the tool."""
 
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
-        """Return a run's folders and where ``paths`` lead from there. Never raises: a path that
-        leads nowhere is left out."""
+        """Return a run's folders and where ``paths`` lead, if anywhere. Never raises."""
 
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
         """Run one call to its end; whatever goes wrong with the tool is in the result."""
@@ -219,8 +216,7 @@ class Tools(Protocol):
         """Run a hook of the job to its end, whatever that is."""
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
-        """Read the workspace's instructions for agents, where the run's rules allow it; else empty.
-        Never raises."""
+        """Read the workspace's instructions that the run's rules let it read. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +234,7 @@ class Workspaces(Protocol):
     ``Interrupted`` when ``interrupt`` was set meanwhile."""
 
     def surroundings(self, lease: Lease, folder: Path | None) -> Surroundings:
-        """Return where the tools of a run work that has no workspace of its own: in its job's
-        folder, if any."""
+        """Return where tools work without an own workspace: in the job's folder, if any."""
 
     def prepare(
         self,
@@ -268,12 +263,10 @@ class Workspaces(Protocol):
         file of Claude Code, in its folder for long outputs."""
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """Record the workspace, and push the snapshot if the job has a remote; None if it is not
-        recorded."""
+        """Record the workspace, and push it if the job has a remote; None if unrecorded."""
 
     def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """Record the parent's folder that this run works in; None if it is not recorded or the run
-        has its own folder."""
+        """Record the parent's folder if the run works in it; None if it is not recorded."""
 
     def holds(self, lease: Lease, path: str) -> bool:
         """True if snapshots hold a file of the workspace: not if git ignores it."""
@@ -286,8 +279,7 @@ class Workspaces(Protocol):
         """Put the workspace back to a snapshot."""
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
-        """Commit the run's files to its branch, once for each end; return the commit's id. Only for
-        ``mode = "git"``."""
+        """Commit the run's files to its branch (``mode = "git"``), once for each end."""
 
 
 class Live(Protocol):

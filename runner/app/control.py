@@ -86,8 +86,7 @@ def _changed(
 
 
 def priority(app: App, name: str, author: Author, weight: float | None) -> tuple[str, float]:
-    """Return a job's id and its weight among the jobs that share the workers' slots; set it first if
-    ``weight`` says to what."""
+    """Return a job's id and its weight, set to ``weight`` if there is one."""
     job_id, database = app.find_job(name), app.database
     if weight is not None:
         app.change(lambda now: shares.set_priority(database, job_id, weight, now, author))

@@ -41,8 +41,7 @@ class Costs:
 
 
 def costs(app: App, job: str | None, by: By | None) -> Costs:
-    """Return the costs of a job (an id or a part of it), or of all jobs, by default by run or by
-    job."""
+    """Return the costs of one job (by run) or of all jobs (by job), or ``by`` something else."""
     prices = app.prices()
     job_id = app.find_job(job) if job else None
     by = by or ("run" if job_id else "job")

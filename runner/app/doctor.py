@@ -138,8 +138,7 @@ def _workspaces(settings: Settings) -> str:
 
 
 def _workers(settings: Settings) -> str:
-    """The workers that are alive. Amiss: one whose host is at fault, one of another version, and one
-    that died with runs in hand."""
+    """The living workers; amiss: a host at fault, another version, a death with runs in hand."""
     if schema_status(settings).state != "current":
         return "see the database"
     with handle.open_app(settings) as app:

@@ -123,8 +123,7 @@ def cost_line(spending: Spending) -> str:
 
 
 def decider(call: Mapping[str, Any]) -> str:
-    """Return the rule that decided on a call with its reason (``queries.decisions.Why``), or the
-    words for no rule."""
+    """Return the rule that decided on a call with its reason, or the words for no rule."""
     if call["rule"] is None:
         return cell(call["decision_reason"] or "no rule of the job allows it")
     why = f" ({call['why']})" if call["why"] else ""
@@ -157,8 +156,7 @@ def answer(approval: Mapping[str, Any]) -> str:
 
 
 def contained(by: str | None) -> str:
-    """Return what contained the processes of a call: ``in bubblewrap``, ``not contained``; nothing for
-    a call that started none."""
+    """Return what contained a call's processes: ``in bubblewrap``; nothing if it started none."""
     if by is None:
         return ""
     return "not contained" if by == "none" else f"in {cell(by)}"

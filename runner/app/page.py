@@ -119,8 +119,7 @@ def _digest(content: str) -> str:
 
 
 def _fold(text: str) -> tuple[str, str, str]:
-    """Split a long text at the end of a line where one is near: its beginning, the rest and how long that
-    is."""
+    """Split a long text, if possible at a line's end: beginning, rest, length of the rest."""
     text = text.removesuffix("\n")
     at = 0
     for _ in range(_FIRST_LINES):
@@ -153,8 +152,7 @@ def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _spans(text: str) -> Iterator[tuple[str, str]]:
-    """Split a paragraph into tags and texts; a text has no tag, code in ticks "code", headings and bold
-    text "b"."""
+    """Split a paragraph into tags and texts: code in ticks "code", bold and headings "b"."""
     at = 0
     for found in _MARKED.finditer(text):
         yield "", text[at : found.start()]

@@ -245,8 +245,7 @@ def markdown(report: Report) -> str:
 
 @cache
 def markdown_environment() -> Environment:
-    """Return the environment of Markdown templates: an expression is a code span unless it is a number or
-    marked as safe."""
+    """Return an environment that shows an expression as code unless it is a number or safe."""
     found = environment(code)
     own_words = ("cost", "duration", "moment", "plural")
     found.filters |= {name: _safe(getattr(humanize, name)) for name in own_words}

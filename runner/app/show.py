@@ -145,8 +145,7 @@ def child_line(child: Mapping[str, Any]) -> str:
 
 
 def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict[str, Any]]]:
-    """Return the events of a run or its ``whole_tree``, or the changes to a job and its runs; and
-    the kind of the two."""
+    """Return the events of a run or its ``whole_tree``, or the changes to a job; and their kind."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
         return found.kind, timeline.events_after(app.database, found.id, whole_tree=whole_tree)

@@ -340,8 +340,7 @@ class _Composer:
 
 
 def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[StoredBlock]]:
-    """Yield a sub-agent's own messages. Its conversation begins with its parent's, of whose copy
-    only the last block is its own."""
+    """Yield a sub-agent's own messages: the last block of its parent's copy, and all after it."""
     for is_inherited, some in groupby(messages, key=lambda message: message[0]["turn"] == 0):
         yield from (message[-1:] for message in deque(some, maxlen=1)) if is_inherited else some
 

@@ -73,8 +73,7 @@ def start_worker(
 
 
 def wait_for_end(worker: Worker) -> None:
-    """Wait until a worker has drained; signals are handled meanwhile. Raises ``RunnerError`` with
-    what made it end."""
+    """Wait until a worker has drained, open to signals. Raises the error that ended it."""
     while not worker.wait(_LOOK_SECONDS):
         pass
     if isinstance(worker.failure, RunnerError):

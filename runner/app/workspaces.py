@@ -68,8 +68,7 @@ def recorded_in(app: App) -> RecordedChanges:
 
 
 def whereabouts(app: App, run: RunSnapshots) -> Whereabouts:
-    """Return the location of a run's snapshots; a fork's first ones belong to the run that it was
-    forked from."""
+    """Return the location of a run's snapshots; a fork's first ones belong to its original."""
     line = [run]
     while (origin := line[-1].fork_of) is not None:
         line.append(snapshots_of_run(app.database, origin))

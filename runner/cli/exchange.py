@@ -84,8 +84,7 @@ def import_(
 
 @contextmanager
 def _opened(name: str) -> Iterator[IO[bytes]]:
-    """A file that can be read twice; a copy of one that cannot, such as a pipe. Raises
-    ``UsageError``."""
+    """Open a file, or a copy of one that cannot be read twice (a pipe). Raises ``UsageError``."""
     with ExitStack() as opened:
         try:
             file: IO[bytes] = sys.stdin.buffer

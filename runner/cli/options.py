@@ -69,8 +69,7 @@ def open_app(settings: Settings, **options: Any) -> Iterator[handle.App]:
 
 
 def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the opened app as first argument, and take the global options. Raises what
-    ``open_app`` raises."""
+    """Give a command the opened app as first argument, and take the global options."""
 
     @wraps(command)
     def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
@@ -122,8 +121,7 @@ def usd(text: str) -> float:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Return the host and port of ``ADDR:PORT``, ``:PORT`` or ``PORT``; without a host that of this
-    machine alone."""
+    """Return the host (default: this machine alone) and port of ``ADDR:PORT`` or ``PORT``."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise click.BadParameter(f"{text!r} is not an address such as 9100 or 0.0.0.0:9100")
@@ -150,8 +148,7 @@ def load_job(settings: Settings, spec: Path) -> Submission:
 
 
 def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Command], Command]:
-    """Give a command ``--as`` and ``--reason`` (with a limit in characters), and the ``author``
-    that they make as an argument."""
+    """Give a command its ``author``, from ``--as`` and ``--reason`` (limited in characters)."""
 
     def decorate(command: Callable[..., Any]) -> Any:
         @wraps(command)

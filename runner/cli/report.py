@@ -45,8 +45,7 @@ def report(app: handle.App, job: str, output: Path | None) -> None:
 
 
 def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) -> int:
-    """Print the outcomes of a job's items and the commands to look further; return the exit
-    code."""
+    """Print the outcomes of a job's items and further commands; return the exit code."""
     runs = [each.run for each in report.runs]
     code = exit_code((run["state"] for run in runs), interrupted=interrupted)
     if as_json:

@@ -92,8 +92,7 @@ def say_pages(
     numbers: Collection[int] = (),
     widest: int = 32,
 ) -> None:
-    """Print a table page by page as they come: on a terminal as one table each, piped with the widths
-    of the first page."""
+    """Print a table page by page: a table each on a terminal, else with the first page's widths."""
     heads = [cell(name) for name in columns]
     widths: list[int] = []
     for page in pages:
@@ -164,8 +163,7 @@ def console_on(stream: IO[str]) -> Console:
 
 
 def say_bytes(content: bytes, path: Path | None = None) -> None:
-    """Write untrusted bytes to a file, else print them as they are; at a terminal with control characters
-    visible."""
+    """Write untrusted bytes to a file or stdout; a terminal shows their control characters."""
     if path is not None:
         write_file(path, content)
     elif sys.stdout.isatty():

@@ -145,8 +145,7 @@ def transcript(
 
 
 def lines_of(transcript: told.Transcript, *, is_folded: bool) -> Iterator[Line]:
-    """Yield the lines of a transcript as its parts are read; folded, long outputs have only their
-    beginning and end."""
+    """Yield a transcript's lines as its parts are read; folded, long outputs lose their middle."""
     width = max((len(name) for name, _ in transcript.facts), default=0)
     for name, value in transcript.facts:
         words = moment(value) if isinstance(value, float) else value

@@ -72,8 +72,7 @@ class JobBudget:
     reserved_cost: int = 0
 
     def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:
-        """Return if a call may begin now, later (when other calls release their reservations) or
-        never (unless a cap is raised)."""
+        """Return if a call may begin now, after others release reservations, or never."""
         tokens, cost = self.spent_tokens + call.worst_case, self.spent_cost + call.worst_cost
         if not self._holds(tokens, cost):
             return "never"

@@ -149,8 +149,7 @@ def answer_calls(state: RunState) -> Step | None:
 
 
 def given_by_children(state: RunState) -> Step | None:
-    """Return the next result of a call whose sub-agents have ended, for a run that is about to end;
-    None if all are recorded."""
+    """Return the next result of ended sub-agents' calls for a run about to end, or None."""
     pending = (call for call in state.calls if call.result is None)
     return _next_result(state, (call for call in pending if children.children_of(state, call)))
 

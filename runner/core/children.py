@@ -35,8 +35,7 @@ _MOST_STARTED = (
 def outcome_of(
     outcome: Ended, said: str, submitted: Mapping[str, Any] | None, left: tuple[str, str] | None
 ) -> ToolResult:
-    """Return the result of an ended child: its last text or submission, or why it did not finish;
-    and its branch and commit."""
+    """Return the result of an ended child: its last text, submission or failure; and its branch."""
     files = "" if left is None else _LEFT.format(*left)
     if outcome.state != "succeeded":
         why = f"{outcome.state} ({outcome.reason})"
@@ -88,8 +87,7 @@ def _under_headings(call: Call, results: Sequence[ToolResult]) -> str:
 
 
 def coordinate(state: RunState) -> Step | None:
-    """Return a coordinator's next step beside its calls: split the task, or get its whole
-    result."""
+    """Return a coordinator's next step beside its calls: split the task, or get its result."""
     if state.spec.coordinator is None:
         return None
     if not state.children.split:

@@ -93,8 +93,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. A scripted model finds its line by the fields from ``item_key`` on; the API
-    never sees them."""
+    """One model call. The fields from ``item_key`` on are for a scripted model only."""
 
     model: str
     system: str | None

@@ -22,8 +22,7 @@ MOST_RESULT_NUDGES = 2
 def advance(
     state: RunState, now: float, draining: bool, yields: bool = False
 ) -> tuple[list[Applied], Action]:
-    """Return the entries up to the next effect, and that effect (carried out after they are stored)
-    or the end of the attempt."""
+    """Return the entries to store, and the effect to carry out then or the attempt's end."""
     decided: list[Applied] = []
     state = replace(state, now=now, draining=draining, yields=yields)
     while isinstance(step := decide(state), entries.Entry):

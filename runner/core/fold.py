@@ -427,8 +427,7 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> RunState:
 
 
 def _user_message(state: RunState, entry: entries.UserMessageAdded) -> RunState:
-    """Return the state after a new message: the run continues, and a verification's result is
-    told."""
+    """Return the state after a new message: the run continues, a verification's result is told."""
     blocks, cause = tuple(map(conversation.text_block, entry.texts)), entry.cause
     model, ending, hooks, children = state.model, state.ending, state.hooks, state.children
     before, tail = state.messages, state.messages[-1]

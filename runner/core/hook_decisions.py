@@ -89,8 +89,7 @@ def run_of(
 
 
 def decided_at(state: RunState, call: Call) -> int:
-    """Return the number of the last hook that started before a call was decided or asked about
-    again; 0 before the decision."""
+    """Return the number of the last hook before a call was decided or asked about, or 0."""
     decided = state.hooks.decided
     return decided[call.index] if decided else 0
 
@@ -101,8 +100,7 @@ def name_of(hook: Hook) -> str:
 
 
 def undoes_hook(state: RunState) -> bool:
-    """True if the changes of an unfinished hook are undone: it runs again, or is a RunEnd hook,
-    which must not change files."""
+    """True if an unfinished hook's changes are undone: it runs again, or is a RunEnd hook."""
     return any(
         run.event == "RunEnd"
         or (state.spec.hooks[run.hook].repeatable and not _looked_at_what_is_over(state, run))
@@ -152,8 +150,7 @@ def asks(state: RunState, call: Call) -> bool:
 
 
 def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
-    """Return the first hook that denies an undecided or edited call, else the first that wants a
-    person asked."""
+    """Return the first hook that denies an undecided or edited call, else the first that asks."""
     asking, since = None, decided_at(state, call)
     for run in state.hooks.runs:
         if run.event != "PreToolUse" or run.index != call.index:
@@ -171,8 +168,7 @@ def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
 
 
 def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookResult:
-    """Return the result of a hook on an edited call. The hook cannot change the input again: if it
-    tries, the call is denied."""
+    """Return a hook's result on an edited call: a hook that edits it again denies it."""
     updated, answer = result.updated_input, result.answer
     if updated is None or run.index is None or not state.calls[run.index].is_edited:
         return result
@@ -370,8 +366,7 @@ def end_run(state: RunState, outcome: Ended) -> Step | None:
 def _next_of(
     state: RunState, hooks: Iterable[tuple[int, Hook]], call: Call | None = None, *, since: int = 0
 ) -> Step | None:
-    """Return the next step of these hooks, about a call or none; None if all have run.
-    ``continue_hook`` handles a hook in hand."""
+    """Return the next step of these hooks; None if all have run. None of them is in hand."""
     index = None if call is None else call.index
     for place, hook in hooks:
         run = run_of(state, place, index, since=since)

@@ -14,8 +14,7 @@ _HARMFUL = re.compile(r"\r\n?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\ud
 
 
 def plain(text: str) -> str:
-    """Return ``text`` with control characters as escapes (``\\x1b``), carriage returns as line ends and
-    lone surrogates replaced."""
+    """Return ``text`` with controls as escapes (``\\x1b``), CR as line ends, no lone surrogates."""
     return _HARMFUL.sub(_spell, text)
 
 

@@ -30,8 +30,7 @@ Step = dict[str, Any]
 def trajectory(
     recorded: Recorded, version: str, subagents: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the trajectory of a run as one JSON object, with Runner's version and the trajectories
-    of the runs that it started."""
+    """Return a run's trajectory as a JSON object, with those of the runs that it started."""
     steps = _Steps(recorded).all()
     run, session = recorded.run, recorded.session
     agent: dict[str, Any] = {"name": "runner", "version": version}

@@ -97,8 +97,7 @@ _ID = re.compile(rf"(?:job|apr)_[0-9a-z]{{26}}|{_RUN_ID}", re.ASCII)
 
 
 def check_id(value: str, kind: str) -> None:
-    """Raise ``ValueError`` unless a value is the id of a job, a run or an approval (``kind``: job, run
-    or apr)."""
+    """Raise ``ValueError`` unless a value is an id of this ``kind``: job, run or apr."""
     if _ID.fullmatch(value) is None or not value.startswith(f"{kind}_"):
         raise ValueError(f"{value[:60]!a} is no id of ours ({kind}_ and 26 letters and digits)")
 

@@ -30,8 +30,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encoded(value: Any) -> bytes:
-    """Return a value as one line of JSON, in ASCII: no terminal obeys its content, and half of a
-    surrogate pair can be written."""
+    """Return a value as one line of ASCII JSON, which no terminal obeys and any file can hold."""
     return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
@@ -74,8 +73,7 @@ class Reader:
         self.job_id = job_id
 
     def rows(self) -> Iterator[tuple[int, str, Any]]:
-        """Yield the rows in order, unchecked, with the start of their lines in bytes and their tables;
-        then check the last line."""
+        """Yield unchecked rows in order, with offset and table; then check the last line."""
         count = 0
         while True:
             digest, start = self._digest.hexdigest(), self._next
@@ -107,8 +105,7 @@ class Reader:
 
 
 def parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON, read up to ``LONGEST_LINE + 1`` bytes. Raises
-    ``ValueError``."""
+    """Return the value of a line of JSON, not too long for a file. Raises ``ValueError``."""
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
     try:
@@ -208,8 +205,7 @@ class TableFormat:
         return encoded({"table": self.name, "row": values})
 
     def row(self, values: Any) -> dict[str, Any]:
-        """Return a row of a file as the database takes it. Raises ``ValueError`` with the column
-        and its problem."""
+        """Return a file's row for the database. Raises ``ValueError`` with column and problem."""
         if not isinstance(values, dict):
             raise ValueError(f"a row of {self.name} is an object")
         if unknown := values.keys() - {column.name for column in self._columns}:

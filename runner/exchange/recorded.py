@@ -78,8 +78,7 @@ class Recorded:
             yield RecordedMessage(number, of_message[0]["role"], of_message)
 
     def replies(self) -> dict[int, Row]:
-        """Return the model call of each turn's reply. A turn that was copied from another run has
-        none."""
+        """Return the model call of each turn's reply. Turns copied from another run have none."""
         return {
             call["turn"]: call
             for call in self.model_calls

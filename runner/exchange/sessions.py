@@ -471,8 +471,7 @@ class SessionRun:
 
 
 def _outcome(result: _Said, shown: str) -> str:
-    """Return the outcome of a call. Newer versions have a field for calls that were not let run, others
-    say it in the result."""
+    """Return the outcome of a call: newer versions have a field for denials, others only words."""
     if result.denial in _DENIED:
         return "denied"
     if result.denial is not None or shown.startswith(_INTERRUPTED):

@@ -244,8 +244,7 @@ class _Job:
     def spec(
         self, keys: Sequence[str], resolve_hooks: ResolveHooks
     ) -> tuple[JobSpec, tuple[str, ...]]:
-        """Return the spec of a job with the items of these keys, and notes of what the rules of its
-        settings file lack."""
+        """Return the spec with the items of these keys, and notes on its settings file."""
         top, script = self.top, None
         rules, notes = self._rules()
         if top["provider"] == "scripted" and top["script"]:
@@ -492,8 +491,7 @@ def _read_schema(path: Path) -> Mapping[str, Any]:
 
 
 def _read_settings(path: Path, tools: Sequence[str]) -> ImportedRules:
-    """Return the rules of a settings file of Claude Code that concern these tools. Raises
-    ``BadValueError``."""
+    """Return a Claude Code settings file's rules about these tools. Raises ``BadValueError``."""
     # Absolute, so that no file can pass its rules off as a person's answers by its name.
     origin = str(path.absolute())
     if wrong := line_problem(origin, 4_096):

@@ -23,8 +23,7 @@ _LOCALTIME = Path("/etc/localtime")
 
 
 def read_moment(text: str) -> Moment:
-    """Return the moment that a text such as ``22:00``, ``22:00 Europe/Berlin`` or ``2026-11-24 22:00``
-    names. Raises ``BadValueError``."""
+    """Return the moment of ``22:00`` or ``2026-11-24 22:00``. Raises ``BadValueError``."""
     if match := _TIME_OF_DAY.fullmatch(text):
         return Moment(f"{_clock(match[1]):%H:%M}", zone_named(match[2]))
     if match := _DATE_TIME.fullmatch(text):
@@ -45,8 +44,7 @@ def read_moment(text: str) -> Moment:
 
 
 def read_window(text: str) -> Window:
-    """Return the window that a text such as ``22:00-07:00 Europe/Berlin`` names. Raises
-    ``BadValueError``."""
+    """Return the window of a text: ``22:00-07:00 Europe/Berlin``. Raises ``BadValueError``."""
     match = _WINDOW.fullmatch(text)
     if match is None:
         raise BadValueError(

@@ -96,8 +96,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json_file(path: Path, *, once: bool = False) -> Any:
-    """Return the value of a JSON file that a job names; ``once`` refuses an object that has a key
-    twice. Raises ``BadValueError``."""
+    """Return the value of a JSON file; ``once`` refuses doubled keys. Raises ``BadValueError``."""
     try:
         return read_json(read_bytes(path).decode("utf-8-sig"), once=once)
     except OSError as error:

@@ -202,8 +202,7 @@ class MessagesClients:
     def stream(
         self, body: bytes, headers: Mapping[str, str], line: Line
     ) -> Iterator[anthropic.Stream[object]]:
-        """Yield the events of one call, as JSON objects. Raises what the SDK does: see
-        ``stream.FAILURES``."""
+        """Yield the events of a call as JSON objects. Raises ``stream.FAILURES``."""
         with (
             self._client() as client,
             line.held(),
@@ -219,8 +218,7 @@ class MessagesClients:
             yield events
 
     def ask(self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]) -> object:
-        """Return the answer to a call that is not streamed, as JSON; without a body it is a GET. Raises
-        as ``stream`` does."""
+        """Return the JSON answer to a call (GET without a body). Raises as ``stream`` does."""
         with self._client() as client, line.held():
             if body is None:
                 return client.get(path, options={"headers": headers}, cast_to=object)
@@ -330,8 +328,7 @@ class Watchdog:
     def watch(
         self, cut: Callable[[], None], stall_timeout: float, total_timeout: float
     ) -> Iterator[Watch]:
-        """In the block, ``cut`` is called after ``stall_timeout`` seconds without progress, or
-        ``total_timeout`` seconds in all."""
+        """In the block, call ``cut`` after a stall of seconds, or ``total_timeout`` in all."""
         now = monotonic()
         watch = Watch(cut, stall_timeout, now + total_timeout, now)
         with self._changed:

@@ -283,8 +283,7 @@ def file_access(
     unknown: bool = False,
     search: bool = False,
 ) -> File:
-    """Return the access of a path. ``place`` is where it leads, if the context does not say it;
-    ``redirect``: a command writes it."""
+    """Return the access of a path. ``redirect``: a command writes it; ``place``: its real path."""
     if place is None and text:
         place = context.places.get(text)
     obstacle = ""

@@ -110,8 +110,7 @@ class Policy(RuleSet):
     trusts_contained: bool = False
 
     def restricted(self, agent_type: str, rules: Iterable[Rule]) -> Policy:
-        """Return the policy of a sub-agent of that type below this one. ``rules`` are the type's
-        own, if any."""
+        """Return the policy of a sub-agent of that type below this one, by the type's ``rules``."""
         own = tuple(rules)
         if not own:
             return self
@@ -294,13 +293,11 @@ class Authorization:
             raise ValueError("a call cannot run with another input than the one that was approved")
 
     def check(self, tool: str, place: ResolvedPath, context: ToolContext) -> Decision:
-        """Return the decision (allow or deny) to show or change this file, by the path's real place
-        at the time of access."""
+        """Return the decision (allow or deny) to show or change the file at this real place."""
         return self._settled(may_touch(self.policy, tool, place, context), (place,))
 
     def check_again(self, request: Request) -> Decision:
-        """Return the decision (allow or deny) to run the call now, by the current real places of
-        its paths."""
+        """Return the decision (allow or deny) to run the call now, by its paths' places now."""
         return self._settled(evaluate(self.policy, request), request.context.places.values())
 
     def _settled(self, decision: Decision, places: Iterable[ResolvedPath]) -> Decision:

@@ -179,8 +179,7 @@ class PathPattern:
 
 @lru_cache(maxsize=8192)
 def path_pattern(specifier: str) -> PathPattern:
-    """Read the specifier of a rule about files. Raises ValueError when it can match nothing, or not
-    what its author meant."""
+    """Read a specifier of files. Raises ValueError if it matches nothing, or not what was meant."""
     if specifier.startswith("!"):
         raise ValueError("begins with '!', which no rule understands: write a deny rule")
     if specifier != specifier.strip():
@@ -285,8 +284,7 @@ def _below(path: str, root: str) -> str | None:
 
 
 def _overlap(name: str, pattern: str) -> bool:
-    """True if one name can fit both a glob of bash ("" for any name) and one of gitignore. A bracket
-    counts as any character."""
+    """True if one name can fit a glob of bash ("": any) and one of gitignore (brackets: any)."""
     if name[:1] in ("*", "?", "[") and pattern.startswith("."):
         return False  # bash lets these match no dot at the beginning
     one, other = _SIGNS.findall(name or "*"), _SIGNS.findall(pattern)

@@ -116,8 +116,7 @@ def command_pattern(specifier: str) -> CommandPattern:
 
 @lru_cache(maxsize=1024)
 def host_pattern(specifier: str) -> HostPattern:
-    """Read the specifier of a WebFetch rule. Raises ValueError unless it is ``domain:`` and a host's
-    name in ASCII."""
+    """Read a specifier of hosts. Raises ValueError unless it is ``domain:`` and a name in ASCII."""
     kind, _, host = specifier.partition(":")
     host = host.lower()
     if kind != "domain":
@@ -177,8 +176,7 @@ class Syntax:
 
 @lru_cache(maxsize=8192)
 def parse(text: str) -> Syntax:
-    """Read a rule's text. Raises ValueError when it is not a rule; the message goes on from "the rule
-    …"."""
+    """Read a rule's text. Raises ValueError, whose message goes on from "the rule …"."""
     if len(text) > _LONGEST:
         raise ValueError(f"is longer than {_LONGEST} characters")
     if any(unicodedata.category(sign) in _INVISIBLE for sign in text):
@@ -196,8 +194,7 @@ def parse(text: str) -> Syntax:
 
 
 def problem(text: str, effect: Effect = "deny") -> str | None:
-    """Return what is wrong with a rule's text, or why it is of no use as an ``allow``, in one line; None
-    if it is a rule."""
+    """Return why a rule is none, or allows nothing, in one line; None if it is all right."""
     try:
         specifier = parse(text).specifier
     except ValueError as error:

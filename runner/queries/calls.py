@@ -99,8 +99,7 @@ def tool_rows(database: Database, filters: Filters, *, limit: int | None = None)
 
 
 def containments(database: Database, job_id: str) -> dict[str, int]:
-    """Return how many tool calls of a job each containment had; calls that started no process are left
-    out."""
+    """Return how many tool calls of a job each containment had, of those that started a process."""
     by = tool_calls.c.containment
     query = (
         select(by, func.count())

@@ -141,8 +141,7 @@ def whys(database: Database, approval_ids: Sequence[str]) -> dict[str, Why]:
 
 
 def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
-    """Return details of the decision on a call: ``rule_why``, ``rule_origin``, and ``approval``,
-    the question with its answer, or None."""
+    """Return ``rule_why``, ``rule_origin`` and the question with its answer (``approval``)."""
     query = _calls_with_reasons(permission_rules.c.why, permission_rules.c.origin, *_APPROVAL)
     ((why, origin, *approval),) = database.rows(query.where(has_id(call_id)))
     asked = dict(zip((column.name for column in _APPROVAL), approval, strict=True))

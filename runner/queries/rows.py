@@ -73,8 +73,7 @@ class Rows:
         return frame
 
     def polars(self) -> pl.DataFrame:
-        """A ``polars.DataFrame``: times are UTC, JSON is text. Raises ``UsageError`` if polars is not
-        installed."""
+        """A ``polars.DataFrame``: times are UTC, JSON is text. Raises ``UsageError``."""
         library = _library("polars")
         found = dict(self._by_column())
         schema = {each.name: getattr(library, _TYPES.get(each.kind, _REAL)[1]) for each in found}

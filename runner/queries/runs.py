@@ -113,8 +113,7 @@ def descendants_of(database: Database, run_id: str) -> Descendants:
 def descendants_by_run(
     connection: Connection, condition: ColumnElement[bool]
 ) -> Mapping[str, Descendants]:
-    """The descendants of each run that has any, by its id, in the trees that meet a condition on
-    ``runs``."""
+    """The descendants of each run that has any, in trees that meet a condition on ``runs``."""
     sums = (func.sum(runs.c[name]) for name in ("turns", "charged_tokens", "denials"))
     children = select(runs.c.parent_run, func.count(), *sums).where(condition, ~IS_ITEM_RUN)
     found: defaultdict[str, Descendants] = defaultdict(Descendants)
@@ -138,8 +137,7 @@ class RunResult:
 
 
 def results_of_job(database: Database, job_id: str) -> list[RunResult]:
-    """The results of the runs of a job's items, in order. Runs that were started afresh are left out, as
-    in ``jobs.current_runs``."""
+    """The results of the current runs (``jobs.current_runs``) of a job's items, in order."""
     names = ("item_key", "state", "reason", "fork_of")
     query = (
         select(runs.c.id.label("run_id"), *(runs.c[name] for name in names))
@@ -190,8 +188,7 @@ def verifications_of_run(database: Database, run_id: str) -> list[Verification]:
 def last_verifications(
     database: Database, job_id: str, among: Sequence[str] | None = None
 ) -> dict[str, Verification]:
-    """The newest verification of each run of a job that has any, by the run's id. ``among``: only of these
-    runs."""
+    """The newest verification of each run of a job, or of the runs ``among`` them, that has any."""
     of_job: Select[Any] = select(runs.c.id).where(runs.c.job_id == job_id)
     condition = verifications.c.run_id.in_(of_job if among is None else among)
     return {each["run_id"]: each for each in _verifications(database, condition)}

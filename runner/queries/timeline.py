@@ -94,8 +94,7 @@ def _with_places(connection: Connection, found: Iterable[Any]) -> list[dict[str,
 
 
 def _call_of(data: Any) -> tuple[Any, ...]:
-    """The turn and position of the tool call that an event is about, if any. Data of imported events may
-    have any shape."""
+    """The turn and position of the call in an event's data, which may have any shape."""
     call = (data.get("turn"), data.get("call_index")) if isinstance(data, dict) else ()
     return call if all(isinstance(number, int) for number in call) else ()
 

@@ -161,8 +161,7 @@ def compactions_of_run(database: Database, run_id: str) -> list[StoredCompaction
 
 
 def show_call(database: Database, call_id: str) -> dict[str, Any]:
-    """Return a tool call: its row, its ``label`` in the tree, its whole input, and its stored
-    output. Raises ``NotFoundError``."""
+    """Return a call's row, label, whole input and stored output. Raises ``NotFoundError``."""
 
     def work(connection: Connection) -> dict[str, Any]:
         key = call_key(connection, call_id)

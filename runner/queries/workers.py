@@ -129,8 +129,7 @@ def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict
 def shown_states_by_job(
     database: Database, now: float, job_id: str | None = None
 ) -> Mapping[str, Counter[tuple[str, str]]]:
-    """Return the number of items' runs by job, stored state and a different state to show: see
-    ``shown_states``."""
+    """Return the number of items' runs by job, stored state and the different ``shown_states``."""
     shown = _shown(now)
     of_job = () if job_id is None else (runs.c.job_id == job_id,)
     query = (

@@ -77,8 +77,7 @@ class EmbeddedServer:
                     os.close(folder)
 
     def ensure(self) -> None:
-        """Start the server again if it died while it is in use here. Raises UnreachableError when it
-        does not start."""
+        """Start the server again if it died in use here. Raises UnreachableError."""
         if self._use is not None:
             with _door(self._use):
                 _ensure_running(self._folder)
@@ -197,8 +196,7 @@ def _client(folder: Path) -> redis.Redis:
 
 
 def _answers(folder: Path) -> bool:
-    """Return True if a server answers on the socket, False when none is there. Raises UnreachableError
-    when one is there and hangs."""
+    """Return True if a server answers on the socket. Raises UnreachableError if one hangs."""
     try:
         with _client(folder) as client:
             return bool(client.ping())

@@ -128,8 +128,7 @@ class Presence:
                 self._reached = True
 
     def _collect(self, seconds: float) -> tuple[list[_Note], bool]:
-        """Wait up to ``seconds`` for a note, then briefly for more. Return them, and True if it is
-        time to sign off."""
+        """Wait up to ``seconds`` for notes. Return them, and True if it is time to sign off."""
         notes: list[_Note] = []
         until = time.monotonic() + seconds
         try:
@@ -333,8 +332,7 @@ class QueueWorker:
             self._connection.lpush(self._queue_key, raw_id)
 
     def _read(self, raw_id: bytes) -> tuple[str, str | None]:
-        """Return the RQ job's id and its run id; no run id when the RQ job is gone. Raises ValueError
-        when it is no queue message."""
+        """Return the ids of the RQ job and its run ("" if gone). Raises ValueError."""
         job_id = raw_id.decode("ascii", errors="replace")
         if _JOB_ID.fullmatch(job_id) is None:
             raise ValueError("not a queue message: its id is not one of RQ's")

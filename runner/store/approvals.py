@@ -66,8 +66,7 @@ class Applied(NamedTuple):
 def apply_new_rules(
     database: Database, now: float, most: int = BATCH, job_id: str | None = None
 ) -> Applied:
-    """Answer questions that a job's changed rules now decide, at most ``most``, of one job or of
-    all jobs."""
+    """Answer at most ``most`` questions that changed rules now decide, of one job or of all."""
 
     def look(connection: Connection) -> dict[str, tuple[Question, Decision]]:
         changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]

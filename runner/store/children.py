@@ -166,8 +166,7 @@ def _result(connection: Connection, row: Any) -> ToolResult:
 
 
 def _said(connection: Connection, run_id: str) -> str:
-    """The text of a run's last message that has any, from where it began: a reply that was cut goes on
-    in the next one."""
+    """The text of a run's last message that has any, with the replies before it that were cut."""
     went_on = {row.turn for row in execute(connection, _WENT_ON, {"run": run_id})}
     said, began = "", 0
     texts = execute(connection, _SAID, {"run": run_id})
@@ -281,8 +280,7 @@ def attend(database: Database, now: float) -> list[str]:
     ids of the runs that are queued again."""
 
     def cancel(connection: Connection) -> None:
-        """Cancel sub-agents whose parent is still ended. The parent is locked too, because it may
-        be resumed at the same time."""
+        """Cancel sub-agents whose parent is still ended; its lock keeps it from being resumed."""
         family = {id_ for row in orphans for id_ in (row.id, row.parent_run)}
         locked = {run.id: run for run in locked_runs(connection, sorted(family))}
         for row in orphans:

@@ -96,8 +96,7 @@ def _lines(
 def _selected(
     connection: Connection, job_id: str | None, run_id: str | None
 ) -> tuple[str, list[str]]:
-    """Return the job, and the runs in order of their ids: a run follows its sources, and a
-    sub-agent its parents."""
+    """Return the job, and its runs by id: each after its sources, a sub-agent after its parents."""
     if run_id is None:
         query = select(runs.c.id).where(runs.c.job_id == job_id)
         return str(job_id), sorted(connection.execute(query).scalars(), key=tree_order)
@@ -118,8 +117,7 @@ def _selected(
 
 
 def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorded:
-    """Return a run as one value, with the prices of its model calls. Raises ``NotFoundError`` and
-    ``UnreachableError``."""
+    """Return a run with its calls' prices. Raises ``NotFoundError`` and ``UnreachableError``."""
 
     def work(connection: Connection) -> Recorded:
         found = _rows(connection, runs, runs.c.id == run_id)
@@ -156,8 +154,7 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
 
 
 def load_since(database: Database, recorded: Recorded, message: int) -> Recorded:
-    """Return a recorded run with its rows from a message on, and all of its compactions. Raises
-    ``UnreachableError``."""
+    """Return a recorded run with its rows from a message on. Raises ``UnreachableError``."""
 
     def work(connection: Connection) -> Recorded:
         def rows(name: str, column: str, first: int) -> tuple[dict[str, Any], ...]:

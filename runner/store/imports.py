@@ -71,8 +71,7 @@ class Section:
 
 
 def _check_file(file: IO[bytes], source: str) -> list[Section]:
-    """Check every line of a file, and return its job and then its runs. Raises ``UsageError`` with
-    the problem and its line."""
+    """Check a file, and return its job and then its runs. Raises ``UsageError`` with the line."""
     file.seek(0)
     reader: Reader | None = None
     try:

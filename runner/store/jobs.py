@@ -256,8 +256,7 @@ def _insert_job(
 
 
 def refuse_unstorable(what: str, text: str) -> None:
-    """Raise ``UsageError`` unless both databases can store a text unchanged: without NUL and lone
-    surrogates."""
+    """Raise ``UsageError`` if a text has NUL or lone surrogates, which no database stores."""
     if not is_storable(text):
         raise UsageError(f"{what} has a character that cannot be stored: leave it out")
 

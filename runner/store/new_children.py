@@ -59,8 +59,7 @@ def lock_tree(connection: Connection, run_id: str) -> None:
 def start_children(
     connection: Connection, jobs_read: JobReader, applied: Sequence[Applied], now: float
 ) -> None:
-    """Store the children that an attempt's entries start. The rows of the entries are stored, and the
-    run's own is locked."""
+    """Store the children that entries start. The entries' rows are stored, the run is locked."""
     for one in applied:
         if isinstance(one.entry, ChildrenStarted):
             query = select(tables.runs).where(tables.runs.c.id == one.before.run_id)

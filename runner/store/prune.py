@@ -51,8 +51,7 @@ class OldJob:
 
 
 def old_jobs(database: Database, before: float, store_id: str) -> Iterator[OldJob]:
-    """Yield the jobs whose runs have all ended before a time, the oldest first. ``store_id`` is this
-    host's."""
+    """Yield this host's (``store_id``) jobs whose runs all ended before a time, oldest first."""
     lasts = func.max(_ENDED_AT)
     query = (
         select(jobs.c.id, jobs.c.name, lasts, func.count(), func.sum(runs.c.message_count))

@@ -59,8 +59,7 @@ def waiting(database: Database, of: Target | None = None) -> list[Question]:
 def load_asked(
     connection: Connection, condition: ColumnElement[bool], most: int | None = None
 ) -> list[Question]:
-    """Questions, answered or not, by run and in its order. ``condition`` is over the columns of approvals,
-    runs and jobs."""
+    """Questions, answered or not, by run and in its order. ``condition`` may use jobs and runs."""
     query = (
         select(
             approvals,
@@ -202,8 +201,7 @@ class Notice:
 
 
 def take_notices(database: Database, now: float, most: int = 200) -> list[Notice]:
-    """Take the new questions of each job that wants to be notified, at most ``most``. Each question is
-    given once: who takes it, notifies."""
+    """Take new questions, each once and at most ``most``, of jobs that want to be notified."""
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)

@@ -149,8 +149,7 @@ def asked_for(database: Database, job_id: str) -> dict[int, str]:
 def remember_rules(
     connection: Connection, job_id: str, rules: Sequence[Rule], author: Author, now: float
 ) -> list[int]:
-    """Add rules to a job whose rules are locked, in a new snapshot and with an event each. Returns their
-    positions."""
+    """Add rules to a job, whose rules are locked, in a new snapshot. Returns their positions."""
     snapshot = new_snapshot(connection, job_id)
     positions = insert_rules(connection, job_id, rules, author, now, snapshot)
     happened = [

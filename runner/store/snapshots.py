@@ -25,8 +25,7 @@ def snapshot_after_turn(connection: Connection, run_id: str, turn: int) -> str |
 
 
 def changes_of_turn(connection: Connection, run_id: str, turn: int) -> tuple[str, str] | None:
-    """The snapshots before the first and after the last change of a turn; see
-    ``queries.runs.snapshots_around_turn``."""
+    """The snapshots before and after a turn: see ``queries.runs.snapshots_around_turn``."""
     run = _run(connection, run_id)
     if turn > run.turns:
         there = f"its last is {run.turns}" if run.turns else "it has none yet"

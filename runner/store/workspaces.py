@@ -176,8 +176,7 @@ def is_branch_of_another(database: Database, run_id: str, branch: str) -> bool:
 
 
 def origins(database: Database, run_id: str) -> list[str]:
-    """Return the run whose files a run began with, as a fork or a sub-agent, then that run's, and so
-    on."""
+    """Return the run that a run's files came from (fork, sub-agent), then that run's, and so on."""
     found: list[str] = []
     while rows := database.find(_ORIGIN, {"run": found[-1] if found else run_id}):
         origin = rows[0].fork_of or rows[0].parent_run

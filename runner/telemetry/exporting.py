@@ -132,8 +132,7 @@ class Exporting:
         self.metrics = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
 
     def close(self) -> None:
-        """Send what there is; a collector that does not take it in time is not waited for, and one that
-        is away not at all."""
+        """Send what there is. No collector is waited for that is away, or beyond its time."""
         for outage in self._outages:
             outage.end()
         ending = [

@@ -179,8 +179,7 @@ def measured(state: RunState, model: str) -> dict[str, Any]:
 
 
 def of_usage(usage: Usage) -> dict[str, int]:
-    """Return the tokens of a call. Input tokens include cache reads and writes, by the
-    conventions."""
+    """Return the tokens of a call; by the conventions, input includes cache reads and writes."""
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -213,8 +212,7 @@ def output_messages(reply: ModelReply) -> str:
 
 
 def new_messages(messages: Sequence[Message]) -> str:
-    """Return the messages since the last reply as JSON. The others are in the spans of the calls
-    before."""
+    """Return the messages since the last reply as JSON; earlier spans have the others."""
     replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
     new = messages[replies[-1] + 1 :] if replies else messages
     return as_json([{"role": each.role, "parts": list(map(_part, each.blocks))} for each in new])

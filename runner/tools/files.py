@@ -51,8 +51,7 @@ _CR_LF = "lines end with \\r\\n, which an Edit over several lines has to give to
 
 
 def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
-    """Make a file, or replace what is in it. Raises ``ToolFailure`` if it cannot or may not be
-    written."""
+    """Make a file, or replace its content. Raises ``ToolFailure`` if it cannot or may not."""
     path = call.input["file_path"]
     content = _encode(call.input["content"], "content")
     real = permitted(call, places, writing=True)
@@ -199,8 +198,7 @@ def _not_found(content: bytes, old: bytes, path: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    """Return the lines of a text without the white space around each, every one between two line
-    ends."""
+    """Return a text's lines, stripped of white space, each between two line ends."""
     return "\n" + "".join(f"{line.strip()}\n" for line in text.splitlines())
 
 

@@ -51,8 +51,7 @@ def ask_child(action: str, source: OwnSource, environment: Mapping[str, str]) ->
 
 
 def run_own(call: ToolCall, source: OwnSource, host: Starter, interrupt: Interrupt) -> ToolResult:
-    """Call the function once, in a child of its own. Raises ``ToolFailure`` if it ended its
-    process; ``Interrupted`` if it was cut."""
+    """Call a function in a child. Raises ``ToolFailure`` if it exits, ``Interrupted`` if cut."""
     folder = call.surroundings.workspace or source.folder
     if not folder.is_dir():
         raise ToolFailure(f"the folder that {call.tool.name} is to run in does not exist: {folder}")

@@ -94,8 +94,7 @@ class RecordedChanges:
     def touched(
         self, where: Whereabouts, changes: Sequence[Change]
     ) -> dict[Change, list[tuple[Touch, str]]]:
-        """Return the files that each change touched, where its snapshots are here. Nothing is
-        fetched."""
+        """Return the files of each change whose snapshots are here. Nothing is fetched."""
         store = store_of(self.home, where.source)
         if not store.is_dir():
             return {}

@@ -53,8 +53,7 @@ class Repository:
         return self.git.answer("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
     def fetch_from_store(self, commit: str, known: str, store: Path) -> bool:
-        """Take a commit from a store of snapshots unless it is here, down to ``known``, which is here;
-        return True if it is here now."""
+        """Take a commit from a store, down to ``known``; return True if it is here now."""
         if not self.has(commit):
             try:
                 transfer([commit], known, store_git(store, self.environment), self.git)
@@ -105,16 +104,14 @@ def users_git(folder: Path, environment: Mapping[str, str], variables: Mapping[s
 
 
 def transfer(commits: Sequence[str], known: str, source: Git, target: Git) -> None:
-    """Copy commits with everything below them, down to ``known``, which both have. Raises
-    ``GitError``."""
+    """Copy commits with all below them, down to ``known``, which both have. Raises ``GitError``."""
     wanted = "".join(f"{commit}\n" for commit in commits) + f"^{known}\n"
     packed = source.run("pack-objects", "--revs", "--stdout", "--quiet", given=wanted.encode())
     target.run("index-pack", "--stdin", given=packed)
 
 
 def tip_at(git: Git, remote: str, branch: str, check: Check = no_check) -> str | None:
-    """Return the commit that a branch of a remote is at, None if it has no such branch. Raises
-    ``GitError``."""
+    """Return the commit of a remote's branch, None if there is none. Raises ``GitError``."""
     named = ("ls-remote", "--heads", "--", remote, f"{BRANCHES}{branch}")
     listed = git.run(*named, check=check, seconds=REMOTE_SECONDS)
     return os.fsdecode(listed).split("\t")[0] or None

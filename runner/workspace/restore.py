@@ -55,8 +55,7 @@ class WorkTreeWriter:
                     os.mkdir(name, dir_fd=parent)
 
     def open_up(self, folder: bytes) -> None:
-        """Let this process read and change a folder of its own, and those above it, if they are
-        folders."""
+        """Let this process read and change its own folder and those above it, if they exist."""
         for path in sorted({folder, *ancestors([folder])}):
             if not os.access(self.root + b"/" + path, os.R_OK | os.W_OK | os.X_OK):
                 missing = suppress(FileNotFoundError, NotADirectoryError)

@@ -105,8 +105,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
-        """Return the manifest that ``to_bytes`` wrote. Raises ``GitError`` if it is none, or names
-        a path outside the workspace."""
+        """Return a manifest of bytes. Raises ``GitError`` if it is none or leads outside."""
         if not content:
             return cls()
         try:
@@ -236,8 +235,7 @@ def store_of(home: Path, source: str) -> Path:
 
 
 def store_id(home: Path) -> str:
-    """Return the id of this host's stores, made at the first call: 26 characters. Raises
-    ``GitError``."""
+    """Return the 26 characters that name this host's stores, made at first. Raises ``GitError``."""
     file = home / _STORES / "id"
     try:
         if not file.exists():
@@ -450,8 +448,7 @@ class StoredSnapshots:
         self._pushed = remote, recorded
 
     def fetch(self, remote: str, check: Check = no_check) -> None:
-        """Fetch all snapshots of the run from a remote. They don't count as taken here. Raises
-        ``GitError``."""
+        """Fetch the run's snapshots, which do not count as taken here. Raises ``GitError``."""
         self._remote.run(
             *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
             *("--no-recurse-submodules", "--", remote),

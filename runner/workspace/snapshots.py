@@ -212,8 +212,7 @@ class Snapshots(StoredSnapshots):
         return manifest_in(self._plain, snapshot).note
 
     def same_files(self, snapshot: str, other: str, check: Check = no_check) -> bool:
-        """Return True if two snapshots differ in nothing but their notes. Raises ``GitError`` if one
-        is not here."""
+        """Return True if two snapshots differ in their notes at most. Raises ``GitError``."""
         if differences(self._reader, snapshot, other, check):
             return False
         one, two = (manifest_in(self._plain, each, check) for each in (snapshot, other))

@@ -61,8 +61,7 @@ def private_git(
 
 
 def remote_git(private: Git) -> Git:
-    """Return a private git that talks to other repositories with the user's settings (credentials,
-    proxies), and asks nobody anything."""
+    """Return a private git with the user's settings for remotes, which asks nobody anything."""
     variables = {
         name: value for name, value in private.variables.items() if name not in _NOTHING_FETCHED
     }

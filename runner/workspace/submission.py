@@ -319,8 +319,7 @@ def _more(found: Sequence[object]) -> str:
 
 
 def clashes(paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of paths that are one where case doesn't count: two files, or a file and a
-    folder."""
+    """Return pairs of paths, two files or a file and a folder, that differ only in case."""
     known: dict[str, tuple[str, bool]] = {}
     found = []
     for path in paths:

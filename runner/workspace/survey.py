@@ -119,8 +119,7 @@ class Digests:
     _known: dict[str, list[object]] | None = field(default=None, init=False)
 
     def sha256(self, path: bytes, check: Check) -> tuple[int, str]:
-        """Return the size in bytes and the SHA-256 of a file. Raises ``OSError`` if it cannot be
-        read, or is a link."""
+        """Return a file's size and SHA-256. Raises ``OSError``, also for a link."""
         if self._known is None:
             self._known = {}
             with suppress(OSError, ValueError):  # what cannot be read is worked out again

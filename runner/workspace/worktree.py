@@ -130,8 +130,7 @@ class Worktree:
         remove_folder(self.git_folder)
 
     def is_whole(self) -> bool:
-        """Return True if the files and the repository are there; write a missing ``.git`` again.
-        Raises ``OSError``."""
+        """Return True if it is there; write a missing ``.git`` again. Raises ``OSError``."""
         if self.path.is_symlink() or not self.path.is_dir() or not self.has_repository():
             return False
         if not os.path.lexists(self.path / ".git"):
@@ -146,8 +145,7 @@ class Worktree:
                     lock.unlink(missing_ok=True)
 
     def commit_all(self, message: str) -> str:
-        """Commit what is in it and not ignored, if that is anything new; return the commit that HEAD
-        is at then. Raises ``GitError``."""
+        """Commit what is new and not ignored; return HEAD's commit. Raises ``GitError``."""
         tree, head = self.write_tree(), self.head()
         assert head is not None, "it was made of a commit"
         if tree == self.git.text("rev-parse", "--verify", "--quiet", f"{head}^{{tree}}"):
@@ -180,8 +178,7 @@ class Worktree:
         return git.text("write-tree")
 
     def commit(self, tree: str, parent: str, message: str) -> str:
-        """Make a commit that no ref names yet, by the author of the user's settings, or Runner.
-        Raises ``GitError``."""
+        """Commit, without a ref, as the user of git's settings or Runner. Raises ``GitError``."""
         git, text = self.git, message.replace("\0", "").encode("utf-8", "replace")
         git = git.signed(*self.repository.author())
         return git.text("commit-tree", tree, "-p", parent, given=text)
@@ -198,8 +195,7 @@ class Worktree:
         self.git.run("symbolic-ref", "-m", note, "HEAD", f"{BRANCHES}{branch}")
 
     def restore(self, state: GitState) -> None:
-        """Put the git state back; files stay. A staged tree that is not here is left out. Raises
-        ``GitError`` if the commit is not here."""
+        """Put the git state back, without an absent staged tree. Raises ``GitError``."""
         git, index = self.git, state.index
         if index is not None and git.answer("cat-file", "-e", f"{index}^{{tree}}") is None:
             index = None

@@ -73,8 +73,7 @@ def unwrap(name: str, arguments: Sequence[Word]) -> Wrapped:
 
 
 def program_of(words: Sequence[Word]) -> str:
-    """Return the name of the program that a command runs in the end, behind its wrappers; "" if that is
-    not known."""
+    """Return the program that a command runs behind its wrappers; "" if that is not known."""
     while words and words[0].exact:
         name = words[0].value.rpartition("/")[2]
         if name not in WRAPPERS or len(words) == 1:

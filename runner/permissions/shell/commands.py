@@ -161,8 +161,7 @@ class Commands:
             self.findings.parts[before] = Part(text, first.forms, hides, first.inner)
 
     def _script(self, program: str, command: _Command, forms: Forms) -> bool:
-        """Add a command that runs the text of an argument (``bash -c``, ``eval``, ``trap``). Return
-        False if it is none."""
+        """Add a command that runs the text of an argument (``eval``), or return False."""
         script = runs_text(program, command.words[1:])
         if script is None:
             return False
@@ -283,8 +282,7 @@ def _asks(program: str, first: Word) -> bool:
 
 
 def _spell(forms: Forms, values: list[str], shown: str) -> None:
-    """Add a command's forms: without quotes, as shown, its program without folder, and other
-    spellings."""
+    """Add a command's forms: unquoted, as shown, without the program's folder, other spellings."""
     forms |= {" ".join(values): None, shown: None}
     if "/" in values[0]:
         values = [values[0].rstrip("/").rpartition("/")[2], *values[1:]]

@@ -236,8 +236,7 @@ class Expansions(Tree):
                 self.findings.give_up(f"it sets {name}")
 
     def visit_test(self, node: Node) -> None:
-        """Visit the operands of ``[[ … ]]`` or ``[ … ]``; give up when bash may evaluate what they
-        hold."""
+        """Visit the operands of ``[[ … ]]`` or ``[ … ]``; give up if bash may evaluate them."""
         children = self.children(node)
         double = bool(children) and children[0].type == "[["
         if double and self.text[children[-1].start_byte - 1] not in " \t\n":

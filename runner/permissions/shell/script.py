@@ -128,8 +128,7 @@ class Findings:
         self.parts.append(Part(text, tuple(forms), hides, inner))
 
     def add_outer(self, before: int, forms: dict[str, None], hides: str = "") -> None:
-        """Add the forms of a command to the first part that it runs: the one after the first ``before``
-        parts."""
+        """Add a command's forms to the first part that it runs, which is at ``before``."""
         if len(self.parts) == before:
             self.add(next(iter(forms), ""), forms, hides)
             return

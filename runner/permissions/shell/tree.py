@@ -77,16 +77,14 @@ class Tree(ABC):
             self.visit(child)
 
     def gap(self, start: int, end: int, lines: bool = False) -> None:
-        """Give up when there is more than blanks from ``start`` to ``end``; with ``lines``, line breaks
-        are blanks too."""
+        """Give up unless there are only blanks (with ``lines`` line breaks too) in between."""
         if start == end or (end == start + 1 and self.text[start] == " "):
             return
         if not (_BLANK_LINES if lines else _BLANK).fullmatch(self.text, start, end):
             self.findings.give_up("some of its text was not understood", self.text[start:end])
 
     def children(self, node: Node, lines: bool = False, skipped: int = -1) -> list[Node]:
-        """Return the node's children without comments; give up when there is more than blanks between
-        them, save at ``skipped``."""
+        """Return the children without comments; give up on gaps, save at ``skipped``."""
         at, word, found = node.start_byte, False, []
         for child in node.children:
             start, end, kind = child.start_byte, child.end_byte, child.type

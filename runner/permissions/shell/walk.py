@@ -217,8 +217,7 @@ class Walk(Expansions):
         return (*self.base, node.start_byte)
 
     def _assignment(self, node: Node, declared: bool = False) -> Assignment:
-        """Return what is set. ``declare`` and its like (``declared``) evaluate the text of a value for
-        an array once more."""
+        """Return what is set. ``declare`` (``declared``) evaluates values of arrays once more."""
         source = self.source_of(node)
         children = self.children(node)
         name = source.partition("=")[0].removesuffix("+")
@@ -359,8 +358,7 @@ class Walk(Expansions):
     # --- Here-documents: the grammar reads their text only in part.
 
     def _heredoc(self, node: Node) -> list[Word]:
-        """Visit the commands in a here-document and after its operator. Return the words there that
-        belong to the command."""
+        """Visit a here-document. Return the words after its operator, which are the command's."""
         words: list[Word] = []
         found: dict[str, Node] = {}  # its beginning, body and end, by type
         at = node.start_byte

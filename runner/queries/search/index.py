@@ -111,8 +111,7 @@ class Lookup(Protocol):
     knows_phrases: bool
 
     def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
-        """Return words that contain ``part`` (of three characters at least), or end with it; at most
-        ``most`` + 1 of them."""
+        """Return at most ``most`` + 1 words that contain ``part`` (3 characters), or end so."""
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
         """Return the newest documents that have what is needed (with a number below ``before``), at most
@@ -126,8 +125,7 @@ class Index(Protocol):
         """Add all that was committed before, and give the index to be asked."""
 
     def follow(self) -> int:
-        """Add a small batch of what is missing, unless another process is adding. Return how many
-        documents were added."""
+        """Add a small batch of what is missing unless another process does. Return its size."""
 
     def renew(self, progress: Progress) -> int:
         """Make the index again from nothing, and return how many documents it has."""

@@ -339,8 +339,7 @@ def _apart(group: Sequence[Term]) -> Iterator[str]:
 
 
 def _pairs_of(group: Sequence[Term]) -> Collection[int]:
-    """Return the pairs of neighbours in every document with one of the terms. Those with a long run
-    have all pairs."""
+    """Return the neighbours in every document with one of the terms; long runs have all pairs."""
     pairs = []
     for term in group:
         words = term.words

@@ -202,8 +202,7 @@ def _page(
 
 
 def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator[Sequence[Match]]:
-    """Yield all matches in parts: first those to be scored, then the other ranked ones, the shortest
-    first, then older ones."""
+    """Yield all matches in parts: those to be scored, other ranked ones by length, older ones."""
     ranked = sorted(newest[:MOST_RANKED], key=lambda match: (match.length, -match.number))
     words = accumulate(match.length for match in ranked)
     scored = max(sum(count <= _MOST_WORDS_SCORED for count in words), _LEAST_SCORED)

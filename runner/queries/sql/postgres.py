@@ -36,8 +36,7 @@ _MOST, _MOST_DIGITS = (1 << 63) - 1, 20
 
 
 def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
-    """The names of the columns, and the rows as they come. Raises ``UsageError``: Postgres cannot answer
-    it, or may not."""
+    """The names of the columns, and the rows as they come. Raises ``UsageError``."""
     try:
         given = {"connect_timeout": _CONNECT_SECONDS, **request["postgres"]}
         connection = psycopg.connect(**given, autocommit=True)

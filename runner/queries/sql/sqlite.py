@@ -46,8 +46,7 @@ _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 
 
 def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
-    """The names of the columns, and the rows as they come. Raises ``UsageError``: SQLite cannot answer
-    it, or must not."""
+    """The names of the columns, and the rows as they come. Raises ``UsageError``."""
     with _refusals():
         connection = _opened(request["sqlite"], request["memory_bytes"] // _HEAP_SHARE)
         cursor = connection.execute(request["sql"])
