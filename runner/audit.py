@@ -192,10 +192,9 @@ class Audit:
     def sql(
         self, sql: str, *, limit: int | None = None, timeout: float = 30.0, role: str | None = None
     ) -> Rows:
-        """Ask with a SELECT over the views of docs/audit.md. It can change nothing, whatever it
-        says. It may take ``timeout`` seconds, and on Postgres it has the rights of ``role``. Raises
-        ``UsageError`` if it cannot be answered, ``RunnerError`` if it took too long or too much
-        memory."""
+        """Ask with a SELECT over the views of docs/audit.md; it cannot change anything. It may take
+        ``timeout`` seconds; on Postgres it has the rights of ``role``. Raises ``UsageError`` if it
+        cannot be answered, ``RunnerError`` if it takes too long or too much memory."""
         if not 0 < timeout <= _MOST_SECONDS:
             raise UsageError(f"timeout={timeout!r}: give more than 0 seconds, and a year at most")
         notes = []

@@ -18,11 +18,9 @@ def log_event(logger: logging.Logger, message: str, **fields: object) -> None:
 
 
 class Outage:
-    """Logs that a part is away: a line at once, then one at growing intervals, and one when it is back.
-
-    Any thread calls ``failed`` when the part did not answer. ``worked`` is called by the loop that uses
-    the part all the time: the part is back when nothing has failed for a moment.
-    """
+    """Logs that a part is away: at once, then at growing intervals, and when it is back. Any thread
+    calls ``failed``; the loop that uses the part calls ``worked``, and it is back when nothing
+    failed for a moment."""
 
     def __init__(
         self, part: str, logger: logging.Logger, clock: Callable[[], float] = time.monotonic

@@ -26,11 +26,8 @@ _USER_PARTS = [re.compile(rf"[\w+.-]+://(?!/)([^:]*):({end})@") for end in (".+?
 
 class Secrets:
     """Texts that must not reach a tool, the store or a terminal: credentials, and the user and
-    password of Runner's own URLs.
-
-    A secret is recognised anywhere if it is long. A short one may be an ordinary word, so it is
-    recognised only as a whole value: a whole text, a quoted string, or what follows an ``=``.
-    """
+    password of Runner's own URLs. A long one is recognised anywhere; a short one, which may be an
+    ordinary word, as a whole text, a quoted string, or behind an ``=``."""
 
     def __init__(self, credentials: Iterable[str] = (), urls: Iterable[str] = ()) -> None:
         found, users = set(filter(None, credentials)), set()

@@ -38,12 +38,10 @@ _SUFFIXES: Mapping[ExportFormat, str] = {
 def import_file(
     app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Import the runs of an export of Runner's, or of a session of Claude Code's: by default the
-    format of its first line. The file is read twice; ``source`` names it in messages.
-
-    Returns the result for each run, and True if an incomplete last line of a session was left out.
-    Raises ``UsageError``, and stores nothing, if a line is bad or the format is not known.
-    """
+    """Import the runs of Runner's export or of a Claude Code session; the default format is that of
+    the first line. The file is read twice; ``source`` names it in messages. Return the result for
+    each run, and True if an incomplete last line was left out. Raises ``UsageError``, with nothing
+    stored, for a bad line or format."""
     now = app.now()
     format = format or _format_of(file.readline(LONGEST_LINE))
     file.seek(0)

@@ -83,10 +83,9 @@ def check_prices(settings: Settings) -> None:
 def open_app(
     settings: Settings, *, create: bool = False, slots: int | None = None
 ) -> Iterator[App]:
-    """Open the database, for a worker with ``slots`` or for a command, and close it in the end. With
-    ``create`` it is created, or brought up to date, if need be. Raises ``UsageError`` if there is
-    none, or it is not up to date (says what to do), and ``UnreachableError`` if it does not
-    answer."""
+    """Open the database, for a worker with ``slots`` or for a command. ``create`` creates or
+    migrates it if need be. Raises ``UsageError`` if it is missing or not current, and
+    ``UnreachableError``."""
     if not create and not migrate.is_created(settings.database_url):
         raise UsageError(f"no jobs yet in {settings.home}: start one with `runner run SPEC`")
     database = wiring.open_database(settings, upgrade=create, slots=slots)

@@ -47,12 +47,9 @@ def revoke_rule(
 
 
 class RuleCheck:
-    """The rules of a job file, for the run of an item or (``agent``) for a sub-agent, before there is a
-    run. Raises ``UsageError`` if there is no such type of sub-agent.
-
-    Links are resolved in the workspace itself: one that leads back into it by an absolute path would
-    lead out of a copy, which is not seen here.
-    """
+    """The rules of a job file, for an item's run or a type of sub-agent (``agent``), before there
+    is a run. Raises ``UsageError`` without such a type. Links are resolved in the workspace itself,
+    not in a copy."""
 
     def __init__(self, spec: JobSpec, home: Path, agent: str | None) -> None:
         self.spec = spec

@@ -213,12 +213,9 @@ def _coloured(row: Line) -> str:
 
 
 def wrapped(line: Line, width: int) -> Iterator[Line]:
-    """Yield the rows of a line, each of at most ``width`` cells however a terminal draws them.
-
-    A row goes on after the margin, so that nothing of the line reaches the first column again, where
-    it could pass for a line of Runner's own. rich's own wrapping does not do: it drops blanks, and
-    counts 👍🏽 as two cells where many terminals draw four.
-    """
+    """Yield the rows of a line, each of at most ``width`` cells however a terminal draws them. The
+    margin keeps them out of the first column, where they could pass for Runner's own lines. rich's
+    wrapping drops blanks, and counts 👍🏽 as two cells where many terminals draw four."""
     row: list[Span] = []
     room = width = max(width, len(MARGIN) + 1)
     least = 0

@@ -28,14 +28,9 @@ def response_of(
     outcome: ToolOutcome | None,
     details: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Return the response of a builtin tool in Claude Code's shape; None for other tools, and for calls
-    that failed before they had a result.
-
-    Args:
-        arguments: the input that ran.
-        content: the result as the model sees it.
-        details: what the tool reported beside it.
-    """
+    """Return the response of a builtin tool in Claude Code's shape; None for other tools, and for
+    calls without a result. ``arguments`` ran, the model sees ``content``, the tool reported
+    ``details``."""
     if tool is None or tool.source != "builtin":
         return None
     if tool.name == "Bash":

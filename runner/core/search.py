@@ -216,12 +216,9 @@ def parts_of(exact: str) -> Parts:
 
 
 class Matcher:
-    """Tries a query on many texts.
-
-    The score is like Okapi BM25 (https://en.wikipedia.org/wiki/Okapi_BM25): each further occurrence
-    counts less, and one in a short text counts more. How rare a word is does not matter, since every
-    word must be there; that the words stand close together does.
-    """
+    """Tries a query on many texts. The score is like Okapi BM25
+    (https://en.wikipedia.org/wiki/Okapi_BM25), but counts how close the words stand and not how
+    rare they are: every word must be there."""
 
     _USUAL_WORDS = 300
     _SATURATION = 1.2

@@ -106,12 +106,9 @@ class Shares:
         self._reached, self._tags[load.job_id] = start, start + 1 / load.weight
 
     def surplus(self, loads: Sequence[JobLoad], now: float) -> dict[str, int]:
-        """Return how many of all workers' runs of each job should give their slots up now, because
-        other jobs have waited below their shares. To be asked every second while no slot is free.
-
-        Args:
-            now: of a clock that is never set back.
-        """
+        """Return how many of all workers' runs of each job should give their slots up, because
+        other jobs have waited below their shares. To be asked every second while no slot is free;
+        ``now`` never goes back."""
         shares = fair_shares(loads)
         lacks = {
             load.job_id: (lack, load.waiting)

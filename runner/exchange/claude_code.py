@@ -45,11 +45,8 @@ def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
 
 
 class Session:
-    """Writes the lines of a run's session. Each call of ``lines`` gives the lines that are new.
-
-    Args:
-        named: the session's id, if not that of ``session_id``.
-    """
+    """Writes the lines of a run's session; each call of ``lines`` gives the new ones. ``named`` is
+    its id, by default that of ``session_id``."""
 
     def __init__(self, recorded: Recorded, version: str, named: str | None = None) -> None:
         session, agent = recorded.session or {}, agent_id(recorded)

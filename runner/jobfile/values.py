@@ -212,11 +212,9 @@ def pattern_problem(text: str) -> str | None:
 
 
 def schema_problem(schema: Any) -> str | None:
-    """Return why a value is not a JSON Schema that results of runs can be held against, or None.
-
-    It has to be one of an object (https://json-schema.org/draft/2020-12), complete in itself, and
-    accepted by the Messages API as a tool's ``input_schema``.
-    """
+    """Return why a value is no JSON Schema (https://json-schema.org/draft/2020-12) for results: it
+    must be of an object, complete in itself, and accepted by the Messages API as an
+    ``input_schema``; or None."""
     from jsonschema import Draft202012Validator, SchemaError  # late: slow to import
     from referencing import Registry, exceptions
     from referencing.jsonschema import DRAFT202012

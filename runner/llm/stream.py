@@ -146,10 +146,8 @@ class _Part:
         self._texts: dict[str, list[str]] = {}
 
     def add(self, delta: Mapping[str, Any]) -> str:
-        """Take a delta. Return the text that it added.
-
-        Strings grow and other values are set, so a kind of delta that is not known yet works too.
-        """
+        """Take a delta. Return the text that it added. Strings grow and other values are set, so
+        unknown kinds of delta work too."""
         if delta["type"] == "citations_delta":
             self._block["citations"] = [*(self._block.get("citations") or ()), delta["citation"]]
             return ""

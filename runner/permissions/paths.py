@@ -46,12 +46,8 @@ class Steps:
     globs: tuple[str, ...] = ()  # the names as written
 
     def match(self, path: str, *, folder: bool) -> bool:
-        """True if the path, or a folder that it is in, matches. The time is proportional to its length.
-
-        Args:
-            path: relative to the anchor.
-            folder: the path may be a folder.
-        """
+        """True if the path (relative to the anchor), or a folder that it is in, matches. The time
+        is proportional to its length. ``folder``: the path may be a folder."""
         above, slash, name = path.rpartition("/")
         reached = _reached(self, above) if slash else self.reach({0})
         if reached is None:

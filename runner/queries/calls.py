@@ -55,11 +55,9 @@ MOST_UNINDEXED = 5_000
 
 
 def tool_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
-    """A row for each tool and outcome of its calls, the most frequent first.
-
-    ``outcome`` is the outcome of a call that has one, else ``interrupted`` (its run ended first),
-    ``started`` or ``pending``. ``seconds`` is what the calls took together, None if none of them ran.
-    """
+    """A row for each tool and outcome of its calls, the most frequent first. A call without an
+    outcome is ``interrupted`` (its run ended), ``started`` or ``pending``; ``seconds`` is None if
+    none ran."""
     one = filters.tool_calls(
         *(tool_calls.c.run_id, tool_calls.c.name.label("tool"), STATE.label("outcome")),
         *(TOOK.label("duration"), CALLED_AT.label("at")),
@@ -173,11 +171,9 @@ _STARS = re.compile(r"\*+")
 
 
 def command_pattern(text: str) -> Pattern:
-    """A pattern of commands. With a ``*`` it is a pattern of ``Bash(…)`` rules, tried on each command of
-    a script as rules are; otherwise words, which must all be there in upper or lower case.
-
-    Raises ``UsageError`` if it is empty, or can match nothing.
-    """
+    """A pattern of commands: with a ``*`` of ``Bash(…)`` rules, tried on each command of a script;
+    else words, which must all be there in any case. Raises ``UsageError`` if it can match
+    nothing."""
     if "*" not in text and text != UNANALYZABLE:
         wanted = {word.lower() for word in _WORD.findall(text)}
         if not wanted:
@@ -346,11 +342,9 @@ def unindexed_lots(
 
 
 def newest_few(connection: Connection, newest: Select[Any], most: int) -> Select[Any]:
-    """Limit a query that selects ``at``, newest first, to the newest few calls.
-
-    Takes a lower bound of ``at`` from the calls of the newest runs. The database goes through runs from
-    the oldest on: without the bound it would sort each call in, as the newest so far, and out again.
-    """
+    """Limit a query that selects ``at``, newest first, to the newest few calls, by a lower bound of
+    ``at`` from the newest runs. Without it the database would sort in every call, from the oldest
+    run on."""
     by_creation = select(runs.c.id).order_by(runs.c.id.desc())
     oldest = by_creation.offset(NEWEST_RUNS - 1).limit(1).scalar_subquery()
     of_newest = newest.where(tool_calls.c.run_id >= oldest).limit(most)
@@ -405,11 +399,8 @@ def _read(connection: Connection, keys: Sequence[CallKey], results: bool) -> Ite
 def _listed(
     connection: Connection, messages: Sequence[Message]
 ) -> tuple[FromClause, ColumnElement[bool]]:
-    """A table of these replies, and the condition to join it with their calls.
-
-    Pairs in an IN would make SQLite scan every row, and with statistics SQLite 3.40 skips rows of an OR
-    of IN lists.
-    """
+    """A table of these replies, and the condition to join it with their calls. Pairs in an IN would
+    make SQLite scan every row, and with statistics SQLite 3.40 skips rows of an OR of IN lists."""
     given = sa.literal(to_json(messages), sa.Text)
     if connection.dialect.name == "sqlite":
         values = func.json_each(given)

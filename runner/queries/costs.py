@@ -106,11 +106,9 @@ def cost_rows(
     *,
     limit: int | None = None,
 ) -> Rows:
-    """Return the cost of model calls in USD, as in ``costs_by``; the most expensive first.
-
-    ``cost_usd`` covers the calls whose usage is known; it is None if their model has no price
-    (``unpriced`` names it). ``unknown_calls`` counts the others, with their highest possible cost.
-    """
+    """Return the cost of model calls as in ``costs_by``, the highest first. ``cost_usd`` covers
+    calls of known usage; it is None if their model has no price (``unpriced``). ``unknown_calls``
+    are the others."""
     found = costs_by(database, prices, by, conditions=tuple(filters.of_model_calls()))
     found.sort(key=lambda each: (-each.spending.usd, each.key))
     keys = _KEY_COLUMNS[by]
@@ -125,12 +123,9 @@ def cost_rows(
 def model_rows(
     database: Database, filters: Filters, prices: PriceList, *, limit: int | None = None
 ) -> Rows:
-    """A row for each model, of its calls that have ended; the dearest first.
-
-    ``replies`` counts replies to turns, ``summaries`` replies with a summary for compaction, and
-    ``failed`` calls without a reply. ``average`` and ``longest`` are of replies. The other columns
-    are as in ``cost_rows``.
-    """
+    """A row for each model, of its ended calls; the dearest first. ``replies`` counts replies to
+    turns, ``summaries`` those for compaction, ``failed`` calls without one; the rest is as in
+    ``cost_rows``."""
     calls = _ended_calls(prices, model_calls.c.model).where(*filters.of_model_calls())
     by_model = database.read(lambda connection: _sums(connection, prices, calls))
     spent = {model: _total(sums) for model, sums in by_model.items()}

@@ -253,10 +253,8 @@ _SEPARATOR = "\x1e"  # not in any tool's name
 
 def _allowed(connection: Connection, filters: Filters) -> Counter[tuple[str, int, str]]:
     """Return the number of calls that a rule simply allowed, by job, rule position and tool.
-
-    Concatenates the calls of each run: to group all calls the database would sort them, which takes
-    several times as long.
-    """
+    Concatenates the calls of each run, because to group all calls the database would sort them,
+    several times slower."""
     code = sa.cast(tool_calls.c.rule_position, sa.Text) + "/" + tool_calls.c.name
     codes = (
         select(func.aggregate_strings(code, _SEPARATOR))

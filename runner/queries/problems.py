@@ -137,11 +137,9 @@ _IS_REACHED = events.c.type == literal_column("'limit_reached'")
 
 
 def limit_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
-    """The limits that stopped runs, and the budgets that runs wait for now; the newest first.
-
-    ``limit`` is its name, such as ``max_turns``, ``token_ceiling`` or ``budget``, and ``state`` the
-    run's state now. ``raised_by`` let the run continue, with new limits if there is ``raised_to``.
-    """
+    """The limits that stopped runs, and the budgets that runs wait for; the newest first. ``state``
+    is the run's now. ``raised_by`` let the run continue, with new limits if there is
+    ``raised_to``."""
     rows = database.read(partial(_limits, filters=filters, limit=limit))
     return answer(database, _LIMIT_COLUMNS, rows, limit, "the newest")
 

@@ -41,11 +41,9 @@ def connect(url: str) -> redis.Redis:
 
 
 def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis.Redis:
-    """Return a client of its own for the server of ``connection``, for loops that must stay stoppable.
-
-    It gives each command one try of ``answer_seconds`` and answers in bytes: the loop around it
-    retries, and checks in between if it should end.
-    """
+    """Return a client of its own for the server of ``connection``, for loops that must stay
+    stoppable: each command has one try of ``answer_seconds`` and answers in bytes, and the loop
+    retries."""
     pool = connection.connection_pool
     own = {
         **pool.connection_kwargs,

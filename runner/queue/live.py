@@ -29,11 +29,9 @@ def channel_of(run_id: str) -> str:
 
 
 class RedisLive:
-    """``runner.ports.Live`` over Redis pub/sub, sent by one background thread.
-
-    Nobody listens to most runs, so text is taken only for runs with a follower. Who has one is
-    asked once a second for all runs together, and only while text comes.
-    """
+    """``runner.ports.Live`` over Redis pub/sub, sent by one background thread. Text is taken only
+    for runs with a follower; who has one is asked once a second for all runs, and only while text
+    comes."""
 
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connect_impatiently(connection, ANSWER_SECONDS)

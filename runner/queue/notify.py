@@ -53,12 +53,10 @@ ANSWER_SECONDS = 1.0
 
 
 class RqNotifier:
-    """``runner.ports.Notifier`` over RQ, with a connection of its own. Each notification makes RQ jobs
-    with fresh ids: ``unique=True`` would refuse a run for as long as RQ remembers an earlier queue
-    message of it.
-
-    They are written as ``Queue.enqueue_many`` does it, but at half its cost: it makes a job of each
-    message and sends six commands for it, in a transaction that nobody needs."""
+    """``runner.ports.Notifier`` over RQ, with a connection of its own. RQ jobs have fresh ids:
+    ``unique=True`` would refuse a run while RQ remembers its last message. They are written as by
+    ``Queue.enqueue_many``, at half its cost: without a job object for each and without a
+    transaction."""
 
     def __init__(self, connection: redis.Redis) -> None:
         impatient = connect_impatiently(connection, ANSWER_SECONDS)

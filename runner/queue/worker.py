@@ -53,11 +53,8 @@ class _Note(NamedTuple):
 
 
 class _Registration(BaseWorker):
-    """An RQ worker that only registers: it takes nothing, calls nothing and obeys nobody.
-
-    RQ's loop, commands (``rq.command`` lets Redis send SIGINT), scheduler and registry clean-up
-    (which imports and calls what an abandoned job names) are not used.
-    """
+    """An RQ worker that only registers. RQ's loop, commands (``rq.command`` lets Redis send
+    SIGINT), scheduler and clean-up (which calls what an abandoned job names) are not used."""
 
     def __init__(self, connection: redis.Redis, name: str) -> None:
         super().__init__(
@@ -227,13 +224,10 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(eq=False, repr=False)
 class QueueWorker:
-    """An RQ worker of its own kind: N slots in one process, and it calls only ``handle``.
-
-    RQ's loop forks or handles one job at a time, quits when Redis does not answer for long, and
-    calls what the RQ job names. This one pops a job id, reads the run id in it and nothing else.
-    A queue message that is lost between pop and handle is sent again by the dispatcher, so RQ's
-    intermediate queue and its recovery are not used.
-    """
+    """An RQ worker with N slots in one process, which calls only ``handle``. RQ's loop handles one
+    job at a time, quits when Redis is long away, and calls what the RQ job names: this one only
+    reads the run id in it. The dispatcher sends lost messages again, so RQ's intermediate queue is
+    not used."""
 
     connection: InitVar[redis.Redis]  # says which server; the worker opens connections of its own
     _: KW_ONLY

@@ -143,13 +143,8 @@ def _lock_jobs(connection: Connection, asked: Sequence[Question]) -> dict[str, i
 def expire(
     database: Database, now: float, most: int = BATCH, *, of: ColumnElement[bool] | None = None
 ) -> list[str]:
-    """Answer the questions that have waited for too long. Returns the ids of the runs that are queued
-    again.
-
-    Args:
-        most: how many questions at most, and all late questions of the same runs.
-        of: only questions that meet this condition, and other questions of their runs.
-    """
+    """Answer at most ``most`` questions (and the same runs' others) that have waited too long, only
+    those that meet the condition ``of``. Returns the ids of the runs that are queued again."""
     late = (
         select(approvals.c.run_id)
         .join(runs, runs.c.id == approvals.c.run_id)

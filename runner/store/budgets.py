@@ -68,14 +68,9 @@ def sums(job_budget: JobBudget) -> dict[str, int]:
 def charge_open_call(
     connection: Connection, run: Row[Any], kind: str, why: str, now: float
 ) -> tuple[dict[str, Any], list[Event]]:
-    """End a model call whose usage is unknown: charge its reservation.
-
-    Args:
-        run: its row, locked. kind: a word for what ended the call. why: the same in a sentence.
-
-    Returns:
-        The changed columns of the run, and the event; nothing without an open call.
-    """
+    """End a model call of unknown usage, of a locked run, and charge its reservation. ``kind`` and
+    ``why`` say what ended it. Returns the changed columns of the run, and the event; nothing
+    without an open call."""
     progress = progress_from_row(run)
     call = progress.model.open_call
     if call is None:
@@ -257,11 +252,8 @@ def is_worth_it(submission: Submission) -> bool:
 
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:
-    """Make the runs that wait for the first run's reply due.
-
-    The first run's row is held, so their rows are locked out of the order of ids: rows that someone
-    else holds are left out, and are due soon anyway.
-    """
+    """Make the runs that wait for the first run's reply due. Their rows are locked out of the order
+    of ids: rows that someone else holds are left out, and are due soon anyway."""
     waiting = select(runs.c.id).where(
         runs.c.job_id == job_id,
         runs.c.state == "queued",

@@ -141,11 +141,7 @@ def unchanged(run: Row[Any], detail: str) -> Change:
 
 
 def refuse_child(run_id: str, what: str) -> None:
-    """Refuse a sub-agent: it continues and ends with the run of its item.
-
-    Raises:
-        UsageError: the run is a sub-agent; which one to take instead.
-    """
+    """Raise ``UsageError`` for a sub-agent: it continues and ends with the run of its item."""
     root, *below = lineage(run_id)
     if below:
         raise UsageError(

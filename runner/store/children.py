@@ -130,13 +130,8 @@ def family_of(connection: Connection, run_id: str) -> Family:
 def children_waited_for(
     connection: Connection, family: Family, reply: int | None, *, whole: bool
 ) -> tuple[Child, ...]:
-    """The children that calls of the last reply have started, or the one that has the whole task, each
-    with its result if it has ended, and nothing below it is under way any more.
-
-    Args:
-        reply: the number of the last reply, whose calls have not all a result; None: there is none.
-        whole: whether some child has the whole task.
-    """
+    """The children of calls of the last reply (number ``reply``; None: all have results), or the
+    one that has the ``whole`` task, each with its result once nothing below it is under way."""
     return tuple(
         Child(
             number=child.row.child_number,
@@ -295,11 +290,8 @@ def attend(database: Database, now: float) -> list[str]:
 
 
 def end_children(database: Database, lease: Lease, now: float) -> None:
-    """Cancel the sub-agents of a run that is about to end.
-
-    Raises:
-        LeaseLost: its attempt no longer holds the run; nothing is cancelled.
-    """
+    """Cancel the sub-agents of a run that is about to end. Raises ``LeaseLost``, with nothing
+    changed."""
     is_below = in_tree(lease.run_id), runs.c.id != lease.run_id, _is_unended(runs)
 
     def work(connection: Connection) -> bool:

@@ -129,13 +129,9 @@ class Database:
         return self.url.render_as_string(hide_password=True)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in a writing transaction, which is rolled back if it raises. ``work`` may run more
-        than once: its transaction may fail because of others, and be tried again.
-
-        Raises:
-            UnreachableError: the database does not answer or is locked; it may or may not have
-                committed the transaction.
-        """
+        """Run ``work`` in a writing transaction, again if it fails because of others; rolled back
+        if it raises. Raises ``UnreachableError`` if the database is away or locked; it may have
+        committed then."""
         with reachable(self):
             if self._commits is not None:
                 return self._commits.run(work)
@@ -151,11 +147,8 @@ class Database:
         return self._write_on_postgres(work, tries - 1)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in a reading transaction, which sees one state of the data.
-
-        Raises:
-            UnreachableError: the database does not answer.
-        """
+        """Run ``work`` in a reading transaction, which sees one state of the data. Raises
+        ``UnreachableError``."""
         with self.reading() as connection:
             return work(connection)
 
@@ -175,11 +168,8 @@ class Database:
         self.write(lambda connection: connection.execute(statement))
 
     def find(self, query: Select[Any], values: Mapping[str, Any]) -> list[Row]:
-        """Return the rows of one query, executed by ``execute`` outside a transaction.
-
-        Raises:
-            UnreachableError: the database does not answer.
-        """
+        """Return the rows of one query, ``execute``d outside a transaction. Raises
+        ``UnreachableError``."""
         with reachable(self), self._connect(self._single) as connection:
             return execute(connection, query, values)
 
@@ -271,13 +261,9 @@ def _make_folder(url: URL) -> None:
 def sqlite_engine(
     url: URL, begin: str | None = None, *, connections: int = 1, foreign_keys: bool = True
 ) -> Engine:
-    """An engine for SQLite.
-
-    Args:
-        begin: the command that begins its transactions; None: the caller adds it.
-        foreign_keys: False for migrations: SQLite alters a table by recreating it, which would delete
-            the rows that refer to it (https://sqlite.org/lang_altertable.html#otheralter).
-    """
+    """An engine for SQLite whose transactions ``begin`` so; None: the caller says how. Migrations
+    need it without ``foreign_keys``: SQLite recreates a table that it alters, which would delete
+    the rows that refer to it (https://sqlite.org/lang_altertable.html#otheralter)."""
     engine = create_engine(
         url,
         **_POOL,

@@ -44,11 +44,9 @@ def export(
     run_id: str | None = None,
     write: Callable[[bytes], object],
 ) -> list[str]:
-    """Write a job with all of its runs, or one run with the runs that it came from, in Runner's own
-    format: the same rows give the same bytes. A run comes with its sub-agents, and a sub-agent with
-    the runs above it. ``write`` takes the bytes, in order.
-
-    Return the ids of the runs that were written. Raises ``NotFoundError`` and ``UnreachableError``."""
+    """Write a job, or a run with its origins, sub-agents and parents, in Runner's format to
+    ``write``: the same rows give the same bytes. Return the runs' ids. Raises ``NotFoundError`` and
+    ``UnreachableError``."""
 
     def work(connection: Connection) -> list[str]:
         of_job, run_ids = _selected(connection, job_id, run_id)

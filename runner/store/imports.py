@@ -196,14 +196,10 @@ ROWS_AT_ONCE = 64
 def import_file(
     database: Database, file: IO[bytes], source: str, author: Author, now: float
 ) -> list[ImportedRun]:
-    """Store an export of Runner's own, which can be read twice. A run that had not ended where it
-    was exported is cancelled in the transaction that stores it: it goes on there, if at all.
-
-    Raises:
-        UsageError: a line is wrong, or the database has the job or a run with other content;
-            nothing was stored.
-        UnreachableError: the database does not answer; what was stored is whole.
-    """
+    """Store an export of Runner's own, which can be read twice. A run that had not ended is
+    cancelled in the same transaction: it goes on there, if at all. Raises ``UsageError``, with
+    nothing stored, if a line is wrong or the database has other content; after ``UnreachableError``
+    what was stored is whole."""
     job, *of_runs = sections = _check_file(file, source)
     new = {"source": shorten(source, 200), "runs": len(of_runs)}
     event = signed_event("imported", author, {"sha256": job.digest}, new=new)

@@ -141,11 +141,8 @@ class OpenedRun:
 
 
 def spec_to_go_on(connection: Connection, job_id: str) -> JobSpec:
-    """The spec of a job whose runs are to go on, or to begin anew.
-
-    Raises:
-        UsageError: they are sessions of Claude Code's, which do that there.
-    """
+    """The spec of a job whose runs are to go on. Raises ``UsageError`` for Claude Code's
+    sessions."""
     query = select(jobs.c.spec, jobs.c.name, jobs.c.source).where(jobs.c.id == job_id)
     job = connection.execute(query).one()
     if (job.name, job.source) == (SESSIONS, SESSIONS):

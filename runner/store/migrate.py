@@ -70,11 +70,7 @@ def check(database: Database) -> Status:
 
 
 def require_current(database: Database) -> None:
-    """Raise unless the schema of a database is current.
-
-    Raises:
-        UsageError: the schema is another one; the message says what to do. UnreachableError.
-    """
+    """Raise ``UsageError`` (which says what to do) unless the schema of a database is current."""
     status = check(database)
     if status.state == "empty":
         raise UsageError(f"no jobs yet in {database.where}: start one with `runner run SPEC`")

@@ -148,13 +148,8 @@ def _spec_of(
 
 
 def _opening(state: RunState, spec: JobSpec, child: NewChild) -> tuple[int, Message, Progress]:
-    """The number of a child's own first message, the message, and the child's progress. In a snapshot,
-    copies of its parent's messages precede it.
-
-    Args:
-        state: of its parent, with the reply that asks for it.
-        spec: of the child, with the model that it calls.
-    """
+    """The number of a child's first own message, the message, and the child's progress. In a
+    snapshot, copies of the messages of its parent (of ``state``) precede it."""
     if not child.snapshot:
         (message,), progress = opening(spec, child.prompt)
         return 0, message, progress

@@ -114,10 +114,8 @@ def erase(database: Database, job: OldJob, before: float, author: Author, now: f
 def _erase_some(
     connection: Connection, job: OldJob, before: float, author: Author, now: float
 ) -> tuple[bool, bool]:
-    """Delete some runs of a job, at last the job. Returns whether a run goes on, and whether any is left.
-
-    Whoever forks a run or retries one waits for the lock on the job, or is seen here.
-    """
+    """Delete some runs of a job, at last the job, under its lock, for which forks and retries wait.
+    Returns whether a run goes on, and whether any is left."""
     connection.execute(select(jobs.c.id).where(jobs.c.id == job.id).with_for_update())
     of_job = runs.c.job_id == job.id
     goes_on = select(runs.c.id).where(of_job, or_(runs.c.state.not_in(ENDED), before <= _ENDED_AT))

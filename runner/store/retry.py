@@ -96,12 +96,9 @@ def retry(
 def say(
     database: Database, run_id: str, text: str, now: float, *, author: Author = UNKNOWN
 ) -> Change:
-    """Queue a user message for a run; one that has ended starts again to answer it.
-
-    Raises:
-        UsageError: the text is blank or cannot be stored, or a limit of an ended run is used up, or
-            it is a session of Claude Code's, or a sub-agent.
-    """
+    """Queue a user message for a run; one that has ended starts again to answer it. Raises
+    ``UsageError`` for an unfit text, a used-up limit, a session of Claude Code's and a
+    sub-agent."""
     if not text.strip():
         raise UsageError("the message is empty: say something")
     refuse_unstorable("the message", text)
@@ -149,11 +146,8 @@ def _retry(
 def _taken_up(
     connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
 ) -> dict[str, Any]:
-    """The changed columns of an ended run that goes on.
-
-    Raises:
-        UsageError: a limit is used up, and how to raise it.
-    """
+    """The changed columns of an ended run that goes on. Raises ``UsageError`` if a limit is used
+    up."""
     progress, own = progress_from_row(run), raised.of(run)
     used = progress.money.charged
     if progress.children.started:

@@ -37,11 +37,8 @@ def insert_rules(
     now: float,
     snapshot: int = 1,
 ) -> list[int]:
-    """Store rules after the job's existing rules, and return their positions.
-
-    Args:
-        snapshot: the first in which they hold.
-    """
+    """Store rules that hold from ``snapshot`` on after the job's others, and return their
+    positions."""
     if not rules:
         return []
     last = select(func.max(permission_rules.c.position)).where(permission_rules.c.job_id == job_id)
@@ -83,13 +80,8 @@ def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, 
 def policy_for(
     rules: Sequence[Rule], run_id: str, spec: JobSpec, snapshot: int, types: Sequence[str] = ()
 ) -> Policy:
-    """Return the policy of a run: the rules of its job, its own, its parents', and the job's
-    default; a sub-agent's types restrict it.
-
-    Args:
-        rules: of the job's snapshot, as ``rules_at`` gives them.
-        types: of the run, as ``agent_types`` gives them.
-    """
+    """Return the policy of a run: the ``rules`` of its job (of ``rules_at``), its own, its
+    parents', and the job's default; a sub-agent's ``types`` (of ``agent_types``) restrict it."""
     line = (None, *lineage(run_id))
     own = tuple(rule for rule in rules if rule.run_id in line)
     policy = Policy(own, spec.asking.default, snapshot, trusts_contained=spec.trusts_contained)
@@ -222,12 +214,8 @@ def revoke(
 
 
 def lock_rules(connection: Connection, job_id: str) -> int:
-    """Keep others from changing the job's rules until the transaction ends, and return the number of the
-    newest snapshot. Workers that store calls of the job are not held up, unless it has a budget.
-
-    Raises:
-        NotFoundError: there is no such job.
-    """
+    """Keep others from changing the job's rules until the transaction ends, and return the newest
+    snapshot's number. Only a job with a budget holds up its workers. Raises ``NotFoundError``."""
     query = select(jobs.c.rules_snapshot).where(jobs.c.id == job_id).with_for_update(key_share=True)
     snapshot: int | None = connection.execute(query).scalar()
     if snapshot is None:

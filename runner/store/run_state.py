@@ -70,11 +70,7 @@ def load_conversation(
     connection: Connection, run_id: str, rules_of: RulesOf, closed: int | None = None
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
     """Return a run's complete messages, and the last reply's calls if one has no result yet.
-
-    Args:
-        rules_of: finds the rules that calls were decided on by.
-        closed: the last turn whose hooks are through; None: its turns have no hooks.
-    """
+    ``closed`` is the last turn whose hooks are through; None: its turns have no hooks."""
     contents: dict[int, dict[int, Any]] = {}
     roles: dict[int, Any] = {}
     for row in execute(connection, _BLOCKS, {"run": run_id}):
@@ -196,12 +192,8 @@ def load_compacted(
     sent_in: int | None = None,
     until_turn: int | None = None,
 ) -> Compacted:
-    """All compactions of a run in one.
-
-    Args:
-        sent_in: only compactions that were sent in the model call of this number.
-        until_turn: only compactions that were made for this turn, or before it.
-    """
+    """All compactions of a run in one: those that the model call ``sent_in`` was sent, or those up
+    to ``until_turn``."""
     query = _COMPACTIONS.where(compactions.c.run_id == run_id)
     if sent_in is not None:
         query = query.where(compactions.c.first_sent_in <= sent_in)

@@ -127,12 +127,8 @@ def _converted(converters: Sequence[_Convert | None], values: Sequence[Any]) -> 
 
 
 def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that have the same columns; on Postgres by COPY, which takes a third of the time of as
-    many INSERTs.
-
-    Raises:
-        DBAPIError: as SQLAlchemy raises it.
-    """
+    """Insert rows with the same columns; on Postgres by COPY, in a third of the time of INSERTs.
+    Raises ``DBAPIError``."""
     if not rows:
         return
     columns = tuple(column.name for column in table.c if column.name in rows[0])

@@ -114,14 +114,8 @@ def _stored(row: Any, jobs_read: JobReader) -> StoredWorkspace:
 def save_record(
     database: Database, lease: Lease, record: WorkspaceRecord, workspace_id: str | None, now: float
 ) -> None:
-    """Store that a run's own workspace is whole, and where it is.
-
-    Args:
-        workspace_id: what a worker must see to have the workspace; None: any worker can.
-
-    Raises:
-        LeaseLost: another attempt has the run; nothing is stored.
-    """
+    """Store that a run's own workspace is whole, and where: a worker must see ``workspace_id``
+    (None: any has it). Raises ``LeaseLost``, with nothing stored."""
     row = {**asdict(record), "run_id": lease.run_id, "created_at": now}
     row["commit_id"] = row.pop("commit")
     place = {"workspace_path": record.path if workspace_id else None, "workspace_id": workspace_id}
@@ -149,12 +143,8 @@ def save_delivery(database: Database, lease: Lease, commit: str) -> None:
 def record_removal(
     database: Database, run_id: str, lost: Mapping[str, str], author: Author, now: float
 ) -> bool:
-    """Record that a run's own workspace is about to be removed. False if the run has not ended: the
-    workspace must not be removed.
-
-    Args:
-        lost: the ``path`` of its folder, and what in it is ``unsaved`` elsewhere (or "").
-    """
+    """Record that a run's own workspace is about to be removed, and what is ``lost``. False if the
+    run has not ended: the workspace must stay."""
     old = {name: shorten(text, _LONGEST_TEXT) for name, text in lost.items()}
     event = signed_event("workspace_pruned", author, old=old)
 
@@ -189,12 +179,8 @@ def origins(database: Database, run_id: str) -> list[str]:
 def list_of_host(
     database: Database, store_id: str, run_ids: Sequence[str], job_id: str | None = None
 ) -> list[StoredWorkspace]:
-    """Return the workspaces that the host with this ``store_id`` prepared last, and the workspaces
-    of ``run_ids`` (possibly no ids), by run id.
-
-    Args:
-        job_id: only this job's runs.
-    """
+    """Return the workspaces that the host with this ``store_id`` prepared last and those of
+    ``run_ids`` (possibly no ids), by run id; with ``job_id`` only that job's."""
     query = _STORED if job_id is None else _STORED.where(runs.c.job_id == job_id)
     found: dict[str, StoredWorkspace] = {}
 

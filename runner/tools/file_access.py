@@ -69,14 +69,8 @@ class Places:
         )
 
     def find(self, path: str, *, writing: bool = False) -> str:
-        """Return where a path leads, if a file tool may go there. It need not exist.
-
-        Args:
-            path: absolute, or relative to the workspace.
-
-        Raises:
-            ToolFailure: it may not, or there is no workspace.
-        """
+        """Return where a path (absolute, or relative to the workspace) leads; it need not exist.
+        Raises ``ToolFailure`` if no file tool may go there."""
         if (problem := unusable(path)) is not None:
             raise ToolFailure(problem)
         if path == "~" or path.startswith("~/"):
@@ -128,11 +122,8 @@ def unusable(path: str) -> str | None:
 
 
 def resolve(path: str) -> str:
-    """Return an absolute path with its symlinks resolved. Missing parts at its end stay.
-
-    Raises:
-        OSError, ValueError: the text is no path, or symlinks lead on and on.
-    """
+    """Return an absolute path with its symlinks resolved; missing parts at its end stay. Raises
+    ``OSError`` and ``ValueError`` if it is no path, or symlinks lead on and on."""
     try:
         return os.path.realpath(path)
     except RecursionError:  # it follows each symlink by recursion
@@ -243,12 +234,9 @@ def explained(name: str) -> Iterator[None]:
 
 
 def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> ToolContext:
-    """Return where a run's tools would work, and where ``paths`` lead from there.
-
-    A leading ``~/`` is the user's home, as in a shell's redirects; file tools refuse such a path.
-    What leads nowhere, or somewhere else in each process (below ``/proc``), is left out: no pattern
-    of a rule allows it, and it may be what any rule names.
-    """
+    """Return where a run's tools would work, and where ``paths`` lead from there (``~/`` to the
+    user's home). What leads nowhere, or below ``/proc``, is left out: it may be what any deny rule
+    names."""
     context = tool_context_of(places)
     located = {path: _locate(path, surroundings, places, context.home) for path in paths}
     known = {path: place for path, place in located.items() if place is not None}

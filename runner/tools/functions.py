@@ -22,14 +22,9 @@ class Undescribed(Exception):  # noqa: N818 - becomes a problem of the job file
 
 
 def ask_child(action: str, source: OwnSource, environment: Mapping[str, str]) -> str:
-    """Return what a child process that imports a function says of it.
-
-    Args:
-        action: ``describe``, or ``look`` whether it can be a hook: called with one argument, the event.
-
-    Raises:
-        Undescribed: it cannot be imported, or cannot be what was asked for.
-    """
+    """Return what a child process that imports a function says of it: ``describe``, or ``look`` if
+    it can be a hook (called with the event). Raises ``Undescribed`` if it is not what was asked
+    for."""
     try:
         child = subprocess.run(
             command_of(action, source),

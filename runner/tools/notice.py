@@ -27,14 +27,9 @@ def tell(
     environment: Mapping[str, str],
     most_seconds: float = MOST_SECONDS,
 ) -> None:
-    """Run a shell command with ``about`` as JSON on its input; how it fails is only logged.
-
-    Args:
-        command: as the job file has it. What a model said reaches it only as that JSON, and the log
-            has the job's id in its place: it may hold a password.
-        about: has the job's id as ``job_id``.
-        most_seconds: when the command is ended.
-    """
+    """Run a shell command for at most ``most_seconds``, with ``about`` as JSON on its input, the
+    only way that a model's words take. A failure is only logged, with the job's id: the command may
+    hold a password."""
     job_id = about["job_id"]
     try:
         process = subprocess.Popen(

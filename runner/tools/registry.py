@@ -178,13 +178,9 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what the Messages API takes
 def resolve_tools(
     names: Sequence[str], import_from: Path
 ) -> tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]:
-    """Return the tools that a job file names, in its order, and what is wrong with the other names.
-
-    Args:
-        names: builtin names (``Bash``), or ``package.module:function`` for own tools, each of which a
-            child process imports and describes.
-        import_from: the folder where own tools are looked for first, the job file's own.
-    """
+    """Return the tools of ``names``, in order, and what is wrong with the others. A child process
+    imports and describes ``package.module:function``, looked for in ``import_from``, the job file's
+    folder, first."""
     environment = tool_environment(os.environ)
     tools: dict[str, Tool] = {}
     problems: list[tuple[str, str]] = []

@@ -18,11 +18,8 @@ from runner.permissions.rules import covers, name_of, parse, problem
 def packed(
     authorization: Authorization, tool: str, named_base: str, context: ToolContext
 ) -> dict[str, Any] | None:
-    """Return what ``shown`` needs, as a JSON object; None when the rules let the tool show every file.
-
-    Args:
-        named_base: the path that is searched, as ``ResolvedPath.named``.
-    """
+    """Return what ``shown`` needs for a search in ``named_base``, as a JSON object; None when the
+    rules let the tool show every file."""
     policy = authorization.policy
     own, *narrower = (
         tuple(rule for rule in rules if covers(name_of(rule.text), tool))
@@ -46,12 +43,8 @@ def packed(
 
 
 def shown(files: Sequence[str], base: str, permission: dict[str, Any]) -> list[str]:
-    """Return the files that may be shown.
-
-    Args:
-        files: paths at or below ``base``, which is absolute and has no symlinks in it.
-        permission: what ``packed`` gave.
-    """
+    """Return the files that may be shown of ``files``, which are at or below ``base``, an absolute
+    path without symlinks. ``permission`` is of ``packed``."""
     tool, context = permission["tool"], ToolContext(**permission["context"])
     packed_one = permission["authorization"]
     answer, policy = packed_one["answer"], packed_one["policy"]

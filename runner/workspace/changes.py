@@ -120,11 +120,8 @@ class RecordedChanges:
         return tuple(shown(path) for path in sorted({large.path for large in before ^ after}))
 
     def unrecorded(self, where: Whereabouts, snapshot: str) -> tuple[str, ...]:
-        """Return paths that no diff shows, ignored files aside; safe to print.
-
-        These are repositories of their own and what could not be read when the snapshot was taken,
-        and submodules.
-        """
+        """Return paths that no diff shows, safe to print: repositories of their own, submodules,
+        and what could not be read when the snapshot was taken. Ignored files are not among them."""
         git, _ = self._find(where, [(snapshot, snapshot)])
         found = {*manifest_in(git, snapshot).unrecorded, *submodules_in(git, snapshot)}
         return tuple(shown(path) for path in sorted(found))

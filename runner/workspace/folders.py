@@ -35,12 +35,9 @@ _ID = re.compile(rf"{MARKED}[a-z2-7]{{26}}")
 
 
 def identify(root: Path) -> str:
-    """Return the id of a workspace; write a new one into its root if it has none.
-
-    In a git repository the id's file is excluded (``info/exclude``), so that ``git status`` stays
-    clean and nobody commits it. Raises ``UsageError`` if the id cannot be written, or another file
-    is in its place.
-    """
+    """Return the id of a workspace; write a new one into its root if it has none. git ignores its
+    file (``info/exclude``). Raises ``UsageError`` if the id cannot be written, or something is in
+    its place."""
     with _explained(root):
         if not os.path.lexists(root / MARKER):
             exclude_from_git(root)
@@ -59,11 +56,9 @@ def mark(root: Path) -> str:
 
 
 def restore_id(root: Path, identity: str) -> bool:
-    """Write a workspace's id back into its folder, from which a ``git clean`` or an agent removed it.
-
-    The caller must know that it is still the same folder. Returns False if there is no such folder, or
-    something is in the place of the id. Raises ``UsageError`` if it cannot be written.
-    """
+    """Write a workspace's id back into its folder, known to be the same, from which a ``git clean``
+    removed it. Returns False if there is none, or something is in its place. Raises
+    ``UsageError``."""
     if not root.is_dir() or os.path.lexists(root / MARKER):
         return False
     with _explained(root):
@@ -79,11 +74,8 @@ def has_id(path: Path, identity: str) -> bool:
 
 
 def exclude_from_git(root: Path) -> None:
-    """Have git overlook the id's file in the repository that ``root`` is in, if it is in one.
-
-    The repository is not trusted: an ignore list that is a link, no regular file, or over 1 MiB is
-    left alone, and ``git status`` shows the id's file then.
-    """
+    """Have git overlook the id's file in the repository that ``root`` is in, if any. The repository
+    is not trusted: an ignore list that is no regular file, or over 1 MiB, is left alone."""
     if shutil.which("git") is None:
         folder = root / ".git"
         if not folder.is_dir() or folder.is_symlink():
@@ -111,10 +103,8 @@ def exclude_from_git(root: Path) -> None:
 
 
 def _open_listing(listing: Path) -> int:
-    """Open an ignore list to read and append to it, or make it.
-
-    Nothing on the way from git's own folder, two above it, may be a link.
-    """
+    """Open an ignore list to read and append to it, or make it; below git's folder, two above it,
+    links are refused."""
     git_folder = os.open(listing.parent.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(FileExistsError):
@@ -238,11 +228,8 @@ def copy_folder(
 
 
 def remove_folder(folder: Path | bytes, dir_fd: int | None = None) -> None:
-    """Remove a folder with everything in it, or a link or file in its place, if it is there.
-
-    Folders of this user's that may not be written to are removed too. Raises ``OSError`` if it cannot
-    be removed whole.
-    """
+    """Remove a folder, also one that its user may not write to, with everything in it, or what is
+    in its place, if it is there. Raises ``OSError`` if it cannot be removed whole."""
     try:
         is_folder = stat.S_ISDIR(os.lstat(folder, dir_fd=dir_fd).st_mode)
     except (FileNotFoundError, NotADirectoryError):

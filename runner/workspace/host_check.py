@@ -22,13 +22,9 @@ _SECONDS = 30.0
 def find_host_fault(
     home: Path, environment: Mapping[str, str], met: str | None = None
 ) -> str | None:
-    """Return what keeps this host from working runs, in one line, or None: a file can be written and
-    flushed in RUNNER_HOME, more files can be opened, and git and bash can be started.
-
-    Args:
-        met: the fault that a run met; a program that is not installed counts only if that names it, as
-            not every job needs it. None: both count.
-    """
+    """Return what keeps this host from working runs, or None: files can be written and opened, and
+    git and bash started. After the fault ``met``, a missing program counts only if that names
+    it."""
     if not home.is_dir():
         return f"RUNNER_HOME {home} is gone: put it back"
     try:

@@ -28,13 +28,9 @@ class Made:
         return GitState(self.start_commit, self.branch)
 
     def note(self, state: GitState | None) -> tuple[str, tuple[str, ...]]:
-        """Return a snapshot's note of the git state, and the commits that the snapshot keeps.
-
-        The run's own beginning needs no note, and its delivery moves nothing.
-
-        Args:
-            state: None on a branch without a commit.
-        """
+        """Return a snapshot's note of the git state (None: on a branch without a commit), and the
+        commits that the snapshot keeps. The run's own beginning needs no note, and its delivery
+        moves nothing."""
         if state is None:
             return "", ()
         before = state
@@ -47,12 +43,9 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class MadeNotes:
-    """A workspace's notes: beside it, as its content can be an agent's.
-
-    Each attempt has a file, and reads that of the newest attempt up to itself: an attempt that has
-    lost its run, and does not know it yet, writes nothing that counts for later ones. While an attempt
-    makes the workspace, its note says that there is none.
-    """
+    """A workspace's notes, beside it, as an agent may change its content. Each attempt has a file,
+    and reads the newest of attempts up to itself: one that has lost its run writes nothing that
+    counts for later ones. While the workspace is made, its note says that there is none."""
 
     folder: Path
     attempt: int

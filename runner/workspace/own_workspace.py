@@ -57,12 +57,9 @@ class Site:
 def open_workspace(
     site: Site, stored: StoredWorkspace, asked: Workspace, lease: Lease, interrupt: Interrupt
 ) -> OwnWorkspace:
-    """Return a run's own workspace at one attempt, which may have to be made.
-
-    A worktree is of the user's repository if that is on this host and has the base, else of a
-    clone, which is made if need be. Raises ``WorkspaceError`` if it cannot be cloned;
-    ``Interrupted`` if ``interrupt`` was set meanwhile.
-    """
+    """Return a run's own workspace at one attempt, which may have to be made. A worktree is of the
+    user's repository if that is here and has the base, else of a clone, made if need be. Raises
+    ``WorkspaceError`` if it cannot be cloned, and ``Interrupted``."""
     if asked.mode != "git":
         return OwnWorkspace(site, stored, asked, lease, None)
     url = asked.url or asked.remote
@@ -79,11 +76,7 @@ def open_workspace(
 
 
 class OwnWorkspace:
-    """A run's own workspace at one attempt.
-
-    See ``runner.ports.Workspaces`` for what ``prepare``, ``record``, ``restore`` and ``deliver`` do and
-    raise.
-    """
+    """A run's own workspace at one attempt: ``runner.ports.Workspaces`` describes its methods."""
 
     def __init__(
         self,
@@ -215,10 +208,8 @@ class OwnWorkspace:
     # --- preparing --------------------------------------------------------------------------------
 
     def _prepare_new(self, snapshot: str | None, interrupt: Interrupt) -> Prepared:
-        """Make the workspace: nothing whole is here.
-
-        What is in its place is recorded before it is removed, if it was whole once.
-        """
+        """Make the workspace, as nothing whole is here; what was whole once is recorded before it
+        goes."""
         earlier = self._noted()
         found = None
         if snapshot is not None:
@@ -247,10 +238,8 @@ class OwnWorkspace:
         return self._prepared(snapshot, "restored", found)
 
     def _with_delivery(self, made: Made, snapshot: str) -> Made:
-        """Return the note with the run's delivery, which was noted on another host or is gone.
-
-        If it was delivered on top of the git state of the snapshot, the run goes on from there.
-        """
+        """Return the note with the run's delivery, noted on another host or gone; delivered on top
+        of the snapshot's git state, the run goes on from there."""
         record, worktree = self._stored.record, self._worktree
         if worktree is None or record is None or record.commit is None:
             return made
@@ -345,11 +334,8 @@ class OwnWorkspace:
     # --- making -----------------------------------------------------------------------------------
 
     def _make(self, interrupt: Interrupt) -> Made:
-        """Make the workspace from scratch, for the run's first turn.
-
-        Whatever is in its place is removed. The branch that the run had goes on where it is. Raises
-        ``WorkspaceError`` if it cannot be made, or the job's setup fails.
-        """
+        """Make the workspace for the run's first turn, in the place of whatever is there; its
+        branch goes on. Raises ``WorkspaceError``, also if the job's setup fails."""
         asked, record = self._asked, self._stored.record
         run = partial(self.run_child, interrupt=interrupt)
         if self._source is None:
@@ -376,10 +362,7 @@ class OwnWorkspace:
         return Made(begun["branch"], record.start_commit)
 
     def _branches(self, interrupt: Interrupt) -> list[str]:
-        """Return the names that the run's branch may have, the best first.
-
-        A name that another run has, or someone else at the remote, is left out.
-        """
+        """Return the names that the run's branch may have, the best first, that nobody else has."""
         stored, remote, run_id = self._stored, self._asked.remote, self._lease.run_id
         name = repository.branch_name(stored.job_name, stored.item_key)
         own = repository.branch_name(stored.job_name, stored.item_key, run_id)

@@ -66,11 +66,8 @@ class Repository:
         return self.git.answer("rev-parse", "--verify", "--quiet", f"{BRANCHES}{branch}^{{commit}}")
 
     def new_branch(self, names: Sequence[str], commit: str, run_id: str) -> str:
-        """Make a run's branch, with the first of ``names`` that is free, and return its name.
-
-        A branch that an earlier attempt at the run made is used unchanged. Raises ``GitError`` if
-        none is free.
-        """
+        """Make a run's branch, with the first of ``names`` that is free or that an earlier attempt
+        made, and return its name. Raises ``GitError`` if none is free."""
         note = f"runner: {run_id} begins"
         failure: GitError | None = None
         for name in names:
@@ -124,10 +121,8 @@ def branch_name(job: str, key: str, run_id: str = "") -> str:
 
 
 def ref_part(text: str) -> str:
-    """Return any text as one part of a ref's name (https://git-scm.com/docs/git-check-ref-format).
-
-    Letters and digits stay; what git, a shell or a file system could take amiss becomes a dash.
-    """
+    """Return any text as one part of a ref's name (https://git-scm.com/docs/git-check-ref-format):
+    all but letters and digits that could be taken amiss becomes a dash."""
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
     kept = kept.encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore")
     kept = re.sub(r"([-.])\1+", r"\1", kept).strip(".-")
@@ -146,13 +141,9 @@ def commit_message(
     outcome: str = "",
     message: str | None = None,
 ) -> str:
-    """Return the message of a run's commit, with its trailers
-    (https://git-scm.com/docs/git-interpret-trailers).
-
-    Args:
-        outcome: how the run ended, like ``succeeded end_turn``; empty if it has not.
-        message: the job's template filled in for the item; by default the job's name and the key.
-    """
+    """Return the message of a run's commit, by default the job's name and the key, with its
+    trailers (https://git-scm.com/docs/git-interpret-trailers); ``outcome``: how it ended, if it
+    has."""
     text = (message or "").strip() or f"{_line(job_name)}: {_line(item_key)}"
     trailers = {
         "Runner-Job": f"{job_name} {job_id}",

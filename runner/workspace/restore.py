@@ -20,11 +20,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class WorkTreeWriter:
-    """Changes a work tree.
-
-    No folder on the way to a path may be a link: one that is makes an ``OSError`` (ELOOP or ENOTDIR)
-    of every change. Paths are bytes, relative to the root.
-    """
+    """Changes a work tree. Paths are bytes, relative to the root; a link on the way to one is an
+    ``OSError`` (ELOOP or ENOTDIR)."""
 
     root: bytes
 
@@ -216,10 +213,7 @@ class Restorer:
 
     def _remove(self, paths: Collection[bytes], *, spare_ignored: bool) -> None:
         """Remove paths; with ``spare_ignored`` not what git ignores by the rules that are back now.
-
-        Such may have been there, unseen. What is recorded though it is ignored is found once more
-        when the rules are back, and removed then.
-        """
+        What is recorded though it is ignored is found and removed the next time."""
         ignored = self.surveyor.ignored_among(paths, self.check) if spare_ignored else set()
         for path in paths:
             if path not in ignored:

@@ -64,12 +64,9 @@ class RunWorkspaces:
         self._opening = Lock()  # attempts work side by side
 
     def visible(self, path: Path, workspace_id: str) -> bool:
-        """Return True if this host can have a workspace: its snapshots, its repository or the folder
-        itself is here. Raises ``HostFaultError`` if that cannot be told.
-
-        An agent may have removed the id's file of a folder (``git clean``): one that was seen here
-        with this id gets it back.
-        """
+        """Return True if this host can have a workspace: its snapshots, its repository or the
+        folder itself is here; one that was seen here gets a lost id (``git clean``) back. Raises
+        ``HostFaultError``."""
         self._require_home()
         if workspace_id.startswith(SNAPSHOTS):
             return workspace_id == f"{SNAPSHOTS}{store_id(self._site.home)}"
@@ -164,11 +161,8 @@ class RunWorkspaces:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what is wrong with files into a ``WorkspaceError``, and what is wrong with this host
-        into a ``HostFaultError``.
-
-        git does not always say that a disk is full when it cannot write: the host is looked at.
-        """
+        """Turn what is wrong with files into a ``WorkspaceError``, or a ``HostFaultError`` if it is
+        the host's fault, which is looked at: git does not always say that a disk is full."""
         self._require_home()
         try:
             yield

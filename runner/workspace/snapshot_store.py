@@ -361,10 +361,8 @@ class History:
 
 
 class StoredSnapshots:
-    """The snapshots of a run in a store, recorded for one attempt. No work tree is needed.
-
-    Each is a commit with the one before it as a parent; each attempt has a ref of its own.
-    """
+    """The snapshots of a run in a store, without a work tree, recorded for one attempt: each a
+    commit on top of the one before, with a ref for each attempt."""
 
     def __init__(
         self, store: Path, environment: Mapping[str, str], run_id: str, attempt: int
@@ -394,11 +392,8 @@ class StoredSnapshots:
         return History(found.get(self._attempt), last, found.get(_START), trees)
 
     def start(self, commit: str) -> None:
-        """Record which commit the workspace began as.
-
-        It is the first snapshot's parent, so that little is sent to a remote that has it. Raises
-        ``GitError`` if there is no such commit.
-        """
+        """Record the commit that the workspace began as: the first snapshot's parent, so that
+        little is sent to a remote that has it. Raises ``GitError``."""
         tree = self._store_git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
         if self._starts_at(tree):
             return
@@ -417,12 +412,8 @@ class StoredSnapshots:
     def add(
         self, tree: str, before: Recorded | None, keep: Sequence[str], check: Check
     ) -> Recorded:
-        """Record a tree as this attempt's last.
-
-        Args:
-            before: what was recorded before it.
-            keep: further commits that are kept, and pushed, with it.
-        """
+        """Record a tree as this attempt's last, after ``before``, and ``keep`` (and push) further
+        commits with it."""
         parents = [before.commit] if before else []
         if not self._is_shallow():
             parents += keep
@@ -431,11 +422,8 @@ class StoredSnapshots:
         return Recorded(commit, tree)
 
     def push(self, remote: str, check: Check = no_check) -> None:
-        """Send this attempt's snapshots to a remote, as ``refs/runner/runs/<run>/<attempt>``.
-
-        Refs of other attempts are left alone: here may lie something else under their names than
-        what their hosts recorded. Raises ``GitError`` if the remote does not take it.
-        """
+        """Send this attempt's snapshots to a remote, as ``refs/runner/runs/<run>/<attempt>``. Refs
+        of other attempts, which may be others here, are left alone. Raises ``GitError``."""
         recorded = self._store_git.run("for-each-ref", self._own)
         if not recorded or self._pushed == (remote, recorded):
             return

@@ -219,11 +219,9 @@ class Snapshots(StoredSnapshots):
         return replace(one, note="") == replace(two, note="")
 
     def unrecorded(self, snapshot: str, check: Check = no_check) -> list[bytes]:
-        """Return what was in the workspace and is not in a snapshot of it, ignored files aside.
-
-        These are repositories of their own, what could not be read, and submodules that have files
-        now. Raises ``GitError`` if the snapshot is not in the store.
-        """
+        """Return what is not in a snapshot of the workspace, ignored files aside: repositories of
+        their own, what could not be read, submodules with files. Raises ``GitError`` if it is not
+        here."""
         named = manifest_in(self._plain, snapshot, check).unrecorded
         submodules = submodules_in(self._plain, snapshot, check)
         filled = (
@@ -232,11 +230,9 @@ class Snapshots(StoredSnapshots):
         return sorted({*named, *filled})
 
     def holds(self, path: str | Path) -> bool:
-        """Return True if a snapshot taken now would hold the file at a path, or would if it existed.
-
-        False for what is ignored, too large, in a nested repository or outside the workspace. An
-        ignored file that is recorded all the same counts only if it exists.
-        """
+        """Return True if a snapshot would hold the file at a path, existing or not: False for what
+        is ignored (unless it is recorded and exists), too large, nested or outside the
+        workspace."""
         root = os.path.realpath(self._root)
         real = os.path.realpath(os.path.join(root, os.fsencode(path)))  # noqa: PTH118 - bytes
         inner = real.removeprefix(root + b"/")
@@ -258,11 +254,8 @@ class Snapshots(StoredSnapshots):
     # --- the index --------------------------------------------------------------------------------
 
     def _learn(self, note: str, check: Check) -> tuple[Recorded | None, bytes, bool]:
-        """Update the index from the work tree.
-
-        Returns:
-            What was recorded of the index before, the new manifest, and whether nothing has changed.
-        """
+        """Update the index from the work tree. Returns what was recorded of it, the new manifest,
+        and True if nothing has changed."""
         known = self._begin(check)
         found = self._surveyor.survey(check)
         manifest = found.manifest(note).to_bytes()
@@ -272,12 +265,8 @@ class Snapshots(StoredSnapshots):
         return known.recorded, manifest, is_same
 
     def _begin(self, check: Check) -> _Known:
-        """Make the index unless it is there, remove leftovers of a killed git, and return what it
-        holds.
-
-        It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
-        so that only what changed since is read.
-        """
+        """Make the index unless it is there, from an earlier attempt's, the last snapshot or the
+        beginning; remove leftovers of a killed git. Return what it holds."""
         work_tree = self._reader.folder
         if work_tree.is_symlink():
             raise GitError(
@@ -364,11 +353,8 @@ class Snapshots(StoredSnapshots):
 
 @contextmanager
 def looking(git_dir: Path, work_tree: Path, run_id: str, **options: Any) -> Iterator[Snapshots]:
-    """Yield snapshots that are taken for their ids alone, and are gone at the end.
-
-    Others may look, or work on the run, at the same time. See ``Snapshots`` for the arguments.
-    Raises ``OSError`` if there is no room for them.
-    """
+    """Yield ``Snapshots`` that are taken for their ids alone, while others may look, and are gone
+    at the end. Raises ``OSError`` if there is no room for them."""
     with tempfile.TemporaryDirectory(prefix="runner-look-") as name:
         aside, folder = Path(name), index_folder(git_dir, run_id)
         (aside / "objects").mkdir()

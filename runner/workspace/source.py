@@ -47,12 +47,8 @@ def git_reading(environment: Mapping[str, str], git_dir: Path) -> Git:
 def private_git(
     environment: Mapping[str, str], folder: Path, objects: Path, object_format: str
 ) -> Git:
-    """Make a git folder that borrows the objects of a repository and none of its settings.
-
-    Args:
-        objects: the repository's folder of objects, which is written to as well.
-        object_format: how the repository names objects, like ``sha1``.
-    """
+    """Make a git folder that borrows the ``objects`` of a repository, where it also writes, and
+    none of its settings. ``object_format``: how it names them, like ``sha1``."""
     made = ("init", "-q", "--bare", "--template=", f"--object-format={object_format}", str(folder))
     Git(folder.parent, environment).run(*made)
     (folder / "info").mkdir()
@@ -240,11 +236,8 @@ def fetch_commit(git: Git, url: str, commit: str) -> None:
 
 
 def check_push(git: Git, remote: str, commit: str) -> None:
-    """Raise ``Unfit`` unless a repository takes what is pushed. Nothing is pushed.
-
-    Args:
-        git: made by ``remote_git``, of a folder that sees the commit's objects.
-    """
+    """Raise ``Unfit`` unless a repository takes a push from ``remote_git``, which sees the commit.
+    Nothing is pushed."""
     is_missing = remote.startswith("/") and not Path(remote).exists()
     try:
         if remote.startswith("/") and not os.access(remote, os.W_OK):

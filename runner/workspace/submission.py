@@ -148,13 +148,8 @@ class _Inspection:
         return source.private_git(self.environment, self.scratch / name, objects, object_format)
 
     def _files(self, own: Git, commit: str, git: Git) -> tuple[str, ...]:
-        """Return the names of a commit's files; collect what runs would not see of them, and a remote
-        that doesn't take the commit.
-
-        Args:
-            own: with a private folder, whose index is read over.
-            git: with the repository's own settings.
-        """
+        """Return the names of a commit's files; collect what runs would not see, and a remote that
+        refuses it. ``own`` has a private folder, ``git`` the repository's own settings."""
         files = []
         for record in own.records("ls-tree", "-r", "-z", "--full-tree", commit):
             about, _, path = record.partition(b"\t")
@@ -178,11 +173,7 @@ class _Inspection:
         return tuple(file.path for file in files)
 
     def _with_changes(self, checkout: source.Checkout, git: Git, head: str) -> str:
-        """Return the commit that runs begin at: HEAD, with uncommitted changes if requested.
-
-        Args:
-            git: with the repository's own settings.
-        """
+        """Return the commit that runs begin at: HEAD, with uncommitted changes if requested."""
         own = self._private("changes", checkout.objects, checkout.object_format)
         _copy_index(checkout, own.folder, self.home)
         settings = (*source.reading_settings(git), "core.bare=false")
@@ -283,12 +274,8 @@ class _File:
 def _unseen(
     git: Git, commit: str, files: Sequence[_File], ignores_case: bool, has_lfs: Callable[[], bool]
 ) -> Iterator[tuple[Accepted, str]]:
-    """Yield files that runs would see differently, with advice.
-
-    Args:
-        ignores_case: where runs' files lie, ``README`` and ``readme`` are one file.
-        has_lfs: returns True if Git LFS is set up here.
-    """
+    """Yield files that runs would see differently, with advice: ``ignores_case`` if ``README`` is
+    ``readme``, ``has_lfs`` if Git LFS is set up here."""
     if submodules := [file.path for file in files if file.mode == _SUBMODULE]:
         do = 'set setup = ["git submodule update --init"] and accept = ["submodules"]'
         yield "submodules", f"has submodules ({some(submodules)}), which runs see empty: {do}"

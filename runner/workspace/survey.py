@@ -34,20 +34,16 @@ _RULES = frozenset({b".gitignore", b".gitattributes", b".gitmodules"})
 
 
 class WorkTreeView:
-    """The content of a work tree at one moment, without following links out of it.
-
-    Paths are bytes, relative to the root.
-    """
+    """The content of a work tree at one moment, without following links out of it, by paths in
+    bytes."""
 
     def __init__(self, root: bytes) -> None:
         self._root = root
         self._folders: dict[bytes, bool] = {b"": True}
 
     def look(self, path: bytes) -> tuple[Kind, os.stat_result | None]:
-        """Return what is at a path, with its status if it is a file.
-
-        What lies behind a link is "nothing"; what this process may not read is "blocked".
-        """
+        """Return what is at a path, with its status if it is a file; "nothing" behind a link,
+        "blocked" if it may not be read."""
         place = self._at(path)
         try:
             if not self._is_folder(path.rpartition(b"/")[0]):
@@ -146,11 +142,8 @@ class Digests:
 
 
 def unless_waiting(root: bytes, check: Check) -> Check:
-    """Return a check that also raises ``GitError`` where git would wait for ever.
-
-    git reads its rules (``.gitignore`` …) from whatever has that name, a pipe too. The work tree is
-    searched for such after the first second, and then more and more rarely.
-    """
+    """Return a check that also raises ``GitError`` where git would wait for ever, reading a pipe
+    that has the name of its rules. It searches after a second, and then more and more rarely."""
     began = time.monotonic()
     next_look = began + _FIRST_LOOK_SECONDS
 

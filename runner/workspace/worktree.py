@@ -50,11 +50,7 @@ NO_CHANGES = RefChanges()
 
 @dataclass(frozen=True, slots=True)
 class GitState:
-    """The git state of a worktree, beside its files.
-
-    An agent that commits expects to find its commits, and one whose ``git commit`` is done again must
-    not.
-    """
+    """The git state of a worktree: an agent expects to find its commits, and to make none twice."""
 
     commit: str
     branch: str | None = None  # None: HEAD is detached
@@ -62,10 +58,8 @@ class GitState:
     refs: RefChanges = NO_CHANGES
 
     def to_note(self, own_branch: str) -> str:
-        """Return the state as a snapshot's note.
-
-        The run's own branch is not named in it: a run that goes on from there has another.
-        """
+        """Return the state as a snapshot's note, without the name of the run's own branch, as a run
+        that goes on from there has another."""
         own = f"{BRANCHES}{own_branch}"
         refs = {_OWN if name == own else name: commit for name, commit in self.refs.changed}
         branch = _OWN if self.branch == own_branch else self.branch
@@ -155,12 +149,8 @@ class Worktree:
         return made
 
     def write_tree(self) -> str:
-        """Stage all that is in it and not ignored, by the repository's own rules; return its tree.
-
-        Repositories in it that are no submodules are left out: a commit could only name them, and
-        nobody else has them. Raises ``GitError`` if something in it cannot be read, or there is no
-        room.
-        """
+        """Stage all that is in it and not ignored; return its tree. Repositories in it that are no
+        submodules are left out, because nobody else has them. Raises ``GitError``."""
         git = self.git
         others = git.records("ls-files", "-z", "--others", "--exclude-standard")
         nested = [name.rstrip(b"/") for name in others if name.endswith(b"/")]
@@ -277,10 +267,8 @@ def _read_refs(own: Repository, branch: str | None) -> RefChanges:
 
 
 def _restore_refs(own: Repository, refs: RefChanges, branch: str | None) -> None:
-    """Put the refs back, except the branch ``branch``.
-
-    Objects that are not here (on another host only commits are) are left out.
-    """
+    """Put the refs back, except ``branch`` and those whose objects are not here, as on another
+    host."""
     now = _by_name(own.git.text("for-each-ref", "--format=%(objectname) %(refname)"))
     updates = _ref_updates(now, {**_first_refs(own), **dict(refs.changed)})
     updates.pop(f"{BRANCHES}{branch}", None)

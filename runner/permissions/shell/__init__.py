@@ -14,13 +14,10 @@ LONGEST = 20_000  # characters of a command that is analysed
 
 @lru_cache(maxsize=128)  # a hostile command's analysis takes most of a megabyte
 def analyse(command: str) -> Script:
-    """Return the simple commands in ``command`` as bash would run it, and the files that it redirects
-    to and from. Total: any text has a Script; one that cannot be read with certainty is unanalyzable.
-
-    The grammar is tree-sitter-bash's, walked as a whitelist; words are read a second time by the
-    rules of https://www.gnu.org/software/bash/manual/bash.html#Quoting, and where the two readings
-    differ the script is unanalyzable.
-    """
+    """Return the simple commands in ``command`` as bash would run it, and the files that it
+    redirects to and from. Total: a text that cannot be read with certainty is unanalyzable. The
+    grammar is tree-sitter-bash's; words are read a second time by bash's rules of quoting, and
+    where the two readings differ the script is unanalyzable."""
     findings = Findings()
     if len(command) > LONGEST:
         findings.give_up(f"it is longer than {LONGEST:,} characters", command)

@@ -25,14 +25,9 @@ _HIGH_RISK = re.compile(
 
 
 def variable_risk(name: str, exported: bool, value: Word | None = None, program: str = "") -> Risk:
-    """Return how much setting a variable matters: ``none`` needs no rule, ``low`` one that names the
-    assignment, ``high`` one without ``*``.
-
-    Args:
-        exported: it reaches programs that are run.
-        value: what it is set to, None if that is not known.
-        program: the one program that it reaches, "" for all that run from here on.
-    """
+    """Return how much setting a variable to ``value`` (None: unknown) matters: ``none`` needs no
+    rule, ``low`` one that names the assignment, ``high`` one without ``*``. ``exported``: it
+    reaches ``program``, or all that run from here on ("")."""
     if is_harmless(name, value, program):
         return "none"
     if _HIGH_RISK.fullmatch(name):

@@ -44,11 +44,9 @@ Visitor = Callable[[Node], object]
 
 
 class Tree(ABC):
-    """The syntax tree of a script. Text that no node covers, or a node that a visitor does not know,
-    makes the script unanalyzable.
-
-    ``text`` has the script's bytes as Latin-1, so that positions in it are byte offsets.
-    """
+    """The syntax tree of a script, which an unknown node, or text that no node covers, makes
+    unanalyzable. ``text`` has the script's bytes as Latin-1, so that positions in it are byte
+    offsets."""
 
     def __init__(self, command: str, findings: Findings) -> None:
         source = command.encode("utf-8", "replace")

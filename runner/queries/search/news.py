@@ -136,10 +136,9 @@ class _Seen:
 
 
 class News:
-    """Reads what an index lacks: system prompts of jobs that it does not know, and texts of runs whose
-    counters have changed. Counters are read before what they count, so that nothing is missed.
-    ``source`` has one view of the data, and ``most`` limits the documents: fewer if their texts are long.
-    ``progress`` receives how many documents were read, and about how many the index lacks."""
+    """Reads what an index lacks: new jobs' system prompts, and texts of runs whose counters have
+    changed (read before what they count). ``source`` has one view of the data; ``most`` limits the
+    documents, and ``progress`` receives how many were read and are lacking."""
 
     def __init__(
         self, ask: Ask, source: Connection, most: int, tell: Tell, progress: Progress | None = None
