@@ -27,9 +27,8 @@ class Outcome:
     changes: Sequence[Change]  # of each run
     unworked_job: str | None = None  # has queued runs while no worker is alive
     mended: Sequence[str] = ()  # paths of workspaces that got their lost ids back
-    is_shared: bool = (
-        False  # a fork's workspace is that of other runs: the files are as they are now
-    )
+    # A fork's workspace is that of other runs: the files are as they are now.
+    is_shared: bool = False
 
 
 def cancel(app: App, name: str, author: Author) -> Outcome:

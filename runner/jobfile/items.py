@@ -68,9 +68,7 @@ def note_taken_keys(at: Node, keyed: Sequence[Keyed], *, scripted: bool, has_age
     keys = {key for key, _ in keyed}
     with at.noting_at_most(MOST_REPORTED, "and {} more such problems"):
         for index, (key, _) in enumerate(keyed):
-            parents: list[
-                str
-            ] = []  # the keys of the runs that a run with this key could be a sub-agent of
+            parents: list[str] = []  # keys of the runs that this one could be a sub-agent of
             while child := _CHILD_KEY.fullmatch(parents[-1] if parents else key):
                 parents.append(child[1])
             parent = next(filter(keys.__contains__, parents), None)

@@ -34,9 +34,8 @@ class Access:
     required: bool = True  # the call needs a rule that grants it; else rules can only catch it
     unknown: bool = False  # only the run determines which file it is: it may be any
     words: Collection[str] = ()  # what the command begins with
-    inner: tuple[
-        Access, ...
-    ] = ()  # what it runs: a rule that grants it grants these only if it names it
+    # What it runs: a rule that grants it grants these only if it names it.
+    inner: tuple[Access, ...] = ()
 
     def catches(self, rule: syntax.ParsedRule) -> str | None:
         """Return the text that a deny or ask rule matches, None if it matches none."""

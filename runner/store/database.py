@@ -168,7 +168,7 @@ class Database:
         self.write(lambda connection: connection.execute(statement))
 
     def find(self, query: Select[Any], values: Mapping[str, Any]) -> list[Row]:
-        """Return the rows of one query, ``execute``d outside a transaction. Raises
+        """Return the rows of one query, run outside a transaction. Raises
         ``UnreachableError``."""
         with reachable(self), self._connect(self._single) as connection:
             return execute(connection, query, values)

@@ -27,9 +27,8 @@ def tell(
     environment: Mapping[str, str],
     most_seconds: float = MOST_SECONDS,
 ) -> None:
-    """Run a shell command for at most ``most_seconds``, with ``about`` as JSON on its input, the
-    only way that a model's words take. A failure is only logged, with the job's id: the command may
-    hold a password."""
+    """Run a shell command for at most ``most_seconds``, with ``about`` as JSON on its input: a model's
+    words reach it only so. A failure is only logged, by job: the command may hold a password."""
     job_id = about["job_id"]
     try:
         process = subprocess.Popen(

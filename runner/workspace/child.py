@@ -159,8 +159,7 @@ class OwnFolder:
         return {"commit": commit}
 
     def publish(self, store: str, remote: str, branch: str, commit: str) -> None:
-        """Push the run's branch to a remote, and its commit, by way of the store, to its snapshots'
-        place."""
+        """Push the run's branch to a remote, and its commit to its snapshots there."""
         git = store_git(Path(store), os.environ, remote=True)
         before, ref = tip_at(git, remote, branch), f"{BRANCHES}{branch}"
         if before not in (None, commit):

@@ -67,9 +67,14 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
     for word in arguments:
         files.reads += _in_url(word)
     files.writes = [path for path in files.writes if path not in _NO_FILE]
-    if folder:
-        files = _moved(files, folder)
-    return files
+    if not folder:
+        return files
+    return Files(  # by both readings where a guess does no harm
+        [*files.reads, *(joined(folder, path) for path in files.reads if path)],
+        [path and joined(folder, path) for path in files.writes],
+        [*files.changes, *(joined(folder, path) for path in files.changes)],
+        [each._replace(folder=each.folder and joined(folder, each.folder)) for each in files.below],
+    )
 
 
 def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
@@ -88,16 +93,6 @@ def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
 def joined(folder: str, path: str) -> str:
     """Return where a path leads from a folder; from "" it is the same."""
     return path if not folder or path.startswith(("/", "~/")) else f"{folder}/{path}"
-
-
-def _moved(files: Files, folder: str) -> Files:
-    """Return the files of a program in another folder: by both readings where a guess does no harm."""
-    return Files(
-        [*files.reads, *(joined(folder, path) for path in files.reads if path)],
-        [path and joined(folder, path) for path in files.writes],
-        [*files.changes, *(joined(folder, path) for path in files.changes)],
-        [each._replace(folder=each.folder and joined(folder, each.folder)) for each in files.below],
-    )
 
 
 @dataclass(slots=True)
@@ -258,15 +253,11 @@ def _literal(words: Iterable[Word]) -> list[str]:
         found.append(path_of(word))
         text = word.value
         if not word.exact:
-            text = _ANSI_QUOTED.sub(_decoded, _HERE.sub(".", _HOME.sub("~", text)))
+            text = _HERE.sub(".", _HOME.sub("~", text))
+            text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), text)
         if (text != word.value and "$" not in text) or "{" in text:
             found += _without_braces(text)
     return [path for path in found if path and path not in _NO_FILE]
-
-
-def _decoded(quoted: re.Match[str]) -> str:
-    """Return the text of ``$'...'``."""
-    return _ESCAPE.sub(_sign, quoted[1])
 
 
 def _sign(escape: re.Match[str]) -> str:

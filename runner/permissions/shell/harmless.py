@@ -24,7 +24,7 @@ _SWITCH = r"[0-9]*|true|false|yes|no|on|off"
 _SWITCHES = names("""
     GIT_TERMINAL_PROMPT GIT_OPTIONAL_LOCKS GIT_MERGE_AUTOEDIT GIT_ADVICE GIT_LFS_SKIP_SMUDGE GIT_TRACE
     GIT_CURL_VERBOSE PYTHONUTF8 PYTHONFAULTHANDLER PYTHONASYNCIODEBUG PYTHONNOUSERSITE PYTHONSAFEPATH
-    PYTHONDEVMODE PYTHONOPTIMIZE PYTHONTRACEMALLOC PYTHONWARNINGS PYTEST_DISABLE_PLUGIN_AUTOLOAD
+    PYTHONDEVMODE PYTHONOPTIMIZE PYTHONTRACEMALLOC PYTEST_DISABLE_PLUGIN_AUTOLOAD
     NODE_NO_WARNINGS TS_NODE_TRANSPILE_ONLY HUSKY PUPPETEER_SKIP_DOWNLOAD PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD
     CYPRESS_INSTALL_BINARY NEXT_TELEMETRY_DISABLED DO_NOT_TRACK COREPACK_ENABLE_DOWNLOAD_PROMPT
     npm_config_yes npm_config_fund npm_config_audit npm_config_progress PIP_DISABLE_PIP_VERSION_CHECK
@@ -251,7 +251,7 @@ _REF = r"[A-Za-z0-9@][A-Za-z0-9_./@^~-]*(?:@?\{[a-z0-9]+\})?"
 _QUOTED = r"'[^']*'|\"[^\"$`\\]*\"|[A-Za-z0-9_.,:^-]+"
 _FILE = r"[A-Za-z0-9_][A-Za-z0-9_./-]*"
 _DATE = r"%-?[YmdHMSsFTjygGVU](?:[-_.:]?%-?[YmdHMSsFTjygGVU])*"
-_PRINTS = {
+_PRINTS: dict[Printed, tuple[str, ...]] = {
     # A number and nothing else, whatever is in the files.
     "number": (
         r"wc -[lwcm]", rf"grep -[civwxEFs]*c[civwxEFs]*(?: -e)? (?:{_QUOTED})(?: {_FILE})?", "nproc",
@@ -275,11 +275,7 @@ _PRINTS = {
     # An absolute path.
     "path": ("pwd(?: -P)?", r"git rev-parse --show-toplevel", "mktemp(?: -d)?"),
 }  # fmt: skip
-_KNOWN_OUTPUTS: list[tuple[Printed, re.Pattern[str]]] = [
-    ("number", re.compile("|".join(_PRINTS["number"]))),
-    ("word", re.compile("|".join(_PRINTS["word"]))),
-    ("path", re.compile("|".join(_PRINTS["path"]))),
-]
+_KNOWN_OUTPUTS = [(kind, re.compile("|".join(forms))) for kind, forms in _PRINTS.items()]
 
 
 def printed(command: str) -> Printed:

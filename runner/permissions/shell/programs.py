@@ -139,7 +139,7 @@ _RISKY = {
     "find": "ALL -exec* -ok* -delete* -fprint* -fls*",
     "sort": "-o --output --compress-program",
     "rg": "--pre --hostname-bin",
-    "fd fdfind": "-xX --exec --exec-batch",
+    "fd fdfind": "-xX --exec-batch",
     "tar bsdtar gtar": "BUNDLE -IF --remove-files --to-command --checkpoint-action --use-compress-program "
     "--info-script --new-volume-script --rsh-command --rmt-command",
     "rsync": "-eM --rsh --rsync-path --remote-option --daemon --config rsync://*",
@@ -173,7 +173,7 @@ _RISKY = {
     "rustc rustdoc": "ANY @* -Z*",
     "tex latex pdftex pdflatex xetex xelatex luatex lualatex etex pdfetex platex uplatex ptex uptex "
     "dvilualatex dviluatex luahbtex lualatex-dev pdflatex-dev xelatex-dev context texlua": "ANY "
-    "--shell-escape --enable-write18 --shell-restricted --cnf-line --lua --luaonly --fmt --ini "
+    "--shell-escape --enable-write18 --shell-restricted --cnf-line --luaonly --fmt --ini "
     "-shell-escape* -enable-write18* -shell-restricted* -cnf-line* -lua* -fmt* -ini*",
     "latexmk": "-pdflatex* -latex* -xelatex=* -lualatex=* -usepretex* -shell-escape* --shell-escape*",
     "tectonic": "ANY -Z*",
@@ -186,7 +186,7 @@ _RISKY = {
     "mypy dmypy": "ANY --python-executable",
     "pytest py.test": "ANY --basetemp* --pdbcls* --pastebin*",
     "tox": "ANY -x* --override*",
-    "rake": "ANY -eEpr --execute --execute-print --execute-continue --require",
+    "rake": "ANY -eEpr --execute-print --execute-continue --require",
     "prove": "ANY -eP --exec --source",
     "mvn mvnw": "ANY -Dexec.* -Dmaven.ext.class.path*",
     "gradle gradlew": "ANY -I* --init-script",
@@ -206,7 +206,7 @@ _RISKY = {
     "swiftc": "ANY @* -load-plugin* -tools-directory* -use-ld* -ld-path*",
     "ghc": "ANY @* -pgm* -e*",
     "cabal": "ANY --with-*",
-    "ocamlc ocamlopt ocamlfind": "ANY -pp* -ppx* -cc*",
+    "ocamlc ocamlopt ocamlfind": "ANY -pp* -cc*",
     "protoc": "ANY @* --plugin*",
     "meson": "ANY --native-file* --cross-file*",
     "ctest": "ANY -S* --script* --build-and-test* --build-makeprogram* --test-command*",
@@ -273,8 +273,7 @@ _RUSTC = re.compile(
 )
 # Settings of npm that ``npm config set`` keeps.
 _NPM_SETTINGS = re.compile(
-    r"^(?:script-shell|node-options|userconfig|globalconfig|onload-script|init-module|git)=|"
-    r"^(?:script-shell|node-options|userconfig|globalconfig|onload-script|init-module)$"
+    r"^(?:(?:script-shell|node-options|userconfig|globalconfig|onload-script|init-module)(?:=|$)|git=)"
 )
 _CARGO = re.compile(
     r"^(?:-C\s*|--codegen=)?(?:linker|(?:pre-|post-|late-)?link-args?|ar)=|^--target=.*\.json$"
@@ -359,12 +358,10 @@ GIT_GLOBAL_VALUED = names("""
     --list-cmds""")
 # Subcommands that can run any command.
 GIT_RUNS = names("""
-    checkout-index send-pack http-push difftool mergetool filter-branch
-    filter-repo daemon instaweb web--browse send-email p4 svn cvsserver
-    credential credential-store credential-cache upload-pack receive-pack upload-archive hook
-    for-each-repo maintenance gui citool gitk shell remote-ext remote-fd remote-http remote-https
-    http-backend fast-import quiltimport imap-send cvsimport archimport scalar sh-setup merge-index
-    merge-one-file sh-i18n""")
+    checkout-index send-pack http-push difftool mergetool filter-branch filter-repo daemon instaweb
+    send-email p4 svn cvsserver credential upload-pack receive-pack upload-archive hook for-each-repo
+    maintenance gui citool gitk shell http-backend fast-import quiltimport imap-send cvsimport
+    archimport scalar sh-setup merge-index merge-one-file sh-i18n""")
 # Parts of other commands (submodule--helper foreach, difftool--helper) and of transports.
 GIT_INTERNAL = re.compile(r".*--.*|remote-.*|credential-.*|mergetool-.*|gui-.*|citool-.*")
 # Of these no option runs anything, so what a variable or a glob becomes in them does not matter.

@@ -94,8 +94,9 @@ _READERS = """
     xzcat zless zmore lzcat zstdcat bzmore zdiff zcmp md5sum sha1sum sha224sum sha256sum sha384sum sha512sum
     b2sum cksum sum iconv shuf ptx tsort look man nroff troff groff hexyl pv glow mdcat pygmentize highlight
     ccat lolcat tidy pandoc xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm dig drill
-    logger vimcat"""
-_SCRIPTED = "grep egrep fgrep zgrep bzgrep xzgrep rgrep rg ag ack jq xq"
+    logger vimcat git-update-index"""
+_SCRIPTED = """
+    grep egrep fgrep zgrep bzgrep xzgrep rgrep rg ag ack jq xq awk gawk mawk nawk sed gsed"""
 _SCRIPT = "-e,-f,--regexp,--file,--from-file,--expression"
 _PACKERS = "gzip bzip2 xz zstd gunzip bunzip2 unxz unzstd lz4 compress uncompress pigz"
 _TARGET = "into:-t,--target-directory values:-S,--suffix"
@@ -113,17 +114,15 @@ _USAGES = {
     "source . bash sh dash ash": "reads:1",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
-    "awk gawk mawk nawk": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
-    "sed gsed": f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
     "yq": "LOOSE reads:2+ changes@-i,--inplace,--in-place:*",
     "uniq": "reads:1 writes:2 values:-f,-s,-w",
     "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
-    "tee sponge": "writes:*",
+    "tee sponge git-mailinfo": "writes:*",
     _PACKERS: "LOOSE reads:* packs!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
     "dd": "reads:if= changes:of=",
     # --- They change their operands.
     "rm": "changes:* trees@-r,-R,--recursive:*",
-    "rmdir unlink": "changes:*",
+    "rmdir unlink dos2unix unix2dos mac2unix": "changes:*",
     "shred": "changes:* values:-n,-s,--iterations,--size",
     "touch": "changes:* values:-d,-t,--date reads:-r,--reference",
     "mkdir mkfifo": "may:* values:-m,--mode",
@@ -135,7 +134,6 @@ _USAGES = {
     "setfacl": "changes:* values:-m,-x,-M,-X,--modify,--remove trees@-R,--recursive:*",
     "sd": "changes:3+",
     "find": "SINGLE reads@-exec,-execdir,-ok,-okdir:* may@-exec,-execdir,-ok,-okdir,-delete:*",
-    "dos2unix unix2dos mac2unix": "changes:*",
     "patch": "changes:1 writes:-o,--output changes:-r,--reject-file reads:-i,--input,2 "
     "values:-p,-B,-z,-F,-D,-V,-Y,-g,--strip unpacks!--dry-run,-o,--output:-d,--directory",
     # --- They copy.
@@ -256,7 +254,6 @@ _USAGES = {
     "unpacks@--pathspec-from-file:",
     "git-read-tree": "writes:--index-output unpacks@-u: trees:--prefix",
     "git-subtree": "trees:-P,--prefix",
-    "git-update-index": "LOOSE reads:*",
     "git-am": "unpacks!--abort,--continue,--skip,--quit,--resolved,-r: reads:*",
     "git-clean": "trees!-n,--dry-run:* values:-e,--exclude",
     "git-stash": "PATHSPECS changes!pop,apply,list,show,drop,clear,branch,create,store,save:* "
@@ -269,7 +266,6 @@ _USAGES = {
     "git-worktree": "changes@add:2 trees@move,remove:2+ values:-b,-B,--reason",
     "git-submodule": "changes@add:3+ values:-b,--name,--reference,--depth",
     "git-bundle": "writes@create:2 reads!create:2+",
-    "git-mailinfo": "writes:*",
     "git-mailsplit": "writes:-o reads:*",
     "git-merge-file": "writes!-p,--stdout:1 reads:2+ values:-L",
     "git-fast-export": "writes:--export-marks reads:--import-marks,--import-marks-if-exists",
