@@ -33,10 +33,9 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
         job_id = wait["job_id"]
         if wait["state"] == idle[job_id]:
             first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
-    now, said = app.now(), dict[str, str]()
+    said: dict[str, str] = {}
     for job_id, wait in first.items():
-        if wait["due_at"] is None or wait["due_at"] > now:
-            said |= times.waits_for_times(app, [{**wait, "id": job_id}])
+        said |= times.waits_for_times(app, [{**wait, "id": job_id}])
     return said
 
 

@@ -47,7 +47,10 @@ def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
 
 def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return, by run, why and until when runs of one job wait for the times of its model calls."""
-    waiting = [run for run in runs if begins_later(run) or is_past_finish(run)]
+    now = app.now()
+    waiting = [
+        run for run in runs if (begins_later(run) and run["due_at"] > now) or is_past_finish(run)
+    ]
     if not waiting:
         return {}
     job_id = waiting[0]["job_id"]

@@ -22,6 +22,7 @@ from tests.store.examples import NOW, SPEC
 
 JOB = 'name = "nightly"\nmodel = "m"\nprompt = "p"\nfinish_by = "07:00 UTC"\n'
 HOUR = 3_600.0
+LATER = Moment("2099-01-01 12:00", "UTC", datetime(2099, 1, 1, 12, tzinfo=UTC).timestamp())
 
 
 @pytest.fixture
@@ -83,22 +84,23 @@ def clock(seconds: float) -> str:
 def test_list_and_show_say_why_a_run_waits_and_until_when(
     command: Callable[..., Result], database: Database
 ) -> None:
-    window = Window(clock(HOUR), clock(2 * HOUR), "UTC")
-    run_id = submit_one(database, spec=replace(SPEC, times=Times(window=window)))
+    window, later = Window("22:00", "07:00", "UTC"), LATER
+    run_id = submit_one(database, spec=replace(SPEC, times=Times(later, window)))
     run = run_row(database, run_id)
     said = f"waits until {moment(run.due_at)} (window {window})"
     assert said in command("list", run.job_id).out
     assert said in command("show", run_id).out
-    assert f"window     {window}" in command("show", run.job_id).out
-    not_before = Moment(clock(HOUR), "UTC")
-    run_id = submit_one(database, spec=replace(SPEC, times=Times(not_before)))
-    said = f"waits until {moment(run.due_at)} (not_before {clock(HOUR)} UTC)"
+    assert f"window      {window}" in command("show", run.job_id).out
+    run_id = submit_one(database, spec=replace(SPEC, times=Times(later)))
+    said = f"waits until {moment(later.at)} (not_before {later})"
     assert said in command("show", run_id).out
+    opened = submit_one(database, spec=replace(SPEC, times=Times(Moment(clock(HOUR), "UTC"))))
+    assert "waits until" not in command("show", opened).out
 
 
 def test_list_says_until_when_jobs_wait(command: Callable[..., Result], database: Database) -> None:
     window = Window(clock(HOUR), clock(2 * HOUR), "UTC")
-    later, due = Moment("2099-01-01 22:00", "UTC", 4_070_980_800.0), Moment("then", "", NOW)
+    later, due = LATER, Moment("then", "", NOW + HOUR)
     ids = [
         run_row(database, submit_one(database, spec=replace(SPEC, times=times))).job_id
         for times in (Times(), Times(later), Times(later, window), Times(due), Times())
