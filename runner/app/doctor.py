@@ -25,6 +25,7 @@ from runner.queries.workers import list_workers as stored_workers
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
+from runner.tools import cgroups
 
 _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180
@@ -92,6 +93,7 @@ def diagnose(settings: Settings) -> list[Check]:
         "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
         "shell": (lambda _: _program("bash"), "install bash: the tool Bash runs it"),
         "sandbox": (_sandbox, 'mend that: jobs with sandbox.mode = "required" are not worked here'),
+        "limits": (lambda _: _limits(), ""),
         "versions": (_versions, ""),
     }
     found = []
@@ -241,7 +243,14 @@ def _sandbox(settings: Settings) -> str:
         raise RunnerError(f"nothing contains tool calls on this host: {found.missing}; {images}")
     if not found.missing:
         return f"{found.kind}; {images}"
-    return f"{found.kind}, and no jobs that require a sandbox, because {found.missing}; {images}"
+    kept = "jobs that require a sandbox are not worked here"
+    return f"{found.kind}; {kept}, because {found.missing}; {images}"
+
+
+def _limits() -> str:
+    if held := cgroups.offered():
+        return f"the kernel holds {', '.join(held)}, if no other process is in the worker's cgroup"
+    return "Runner holds all of them: no cgroup (version 2) with controllers is delegated"
 
 
 def _versions(settings: Settings) -> str:

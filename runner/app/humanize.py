@@ -159,7 +159,7 @@ def contained(by: str | None) -> str:
     """Return what contained a call's processes: ``in bubblewrap``; nothing if it started none."""
     if by is None:
         return ""
-    return "not contained" if by == "none" else f"in {cell(by)}"
+    return f"not contained{cell(by[4:])}" if by.startswith("none") else f"in {cell(by)}"
 
 
 def containment_line(calls: Mapping[str, int]) -> str:

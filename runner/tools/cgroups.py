@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-MEMORY, PROCESSES, CPUS = "memory", "processes", "cpus"
+MEMORY, PROCESSES, CPUS = "memory", "processes", "cpu"  # as the job file names them
 CONTROLLERS = {MEMORY: "memory", PROCESSES: "pids", CPUS: "cpu"}
 
 _LEAF = "runner-worker"
@@ -81,8 +81,7 @@ def prepare() -> tuple[str, frozenset[str]]:
     if not base:
         return "", frozenset()
     _remove_calls_of_the_dead(base)
-    there = _words(base, "cgroup.controllers")
-    wanted = [each for each in CONTROLLERS.values() if each.encode() in there]
+    wanted = [CONTROLLERS[name] for name in _offered(base)]
     if any(each.encode() not in _words(base, "cgroup.subtree_control") for each in wanted):
         try:
             _enable(base, wanted)
@@ -95,6 +94,17 @@ def prepare() -> tuple[str, frozenset[str]]:
     enabled = _words(base, "cgroup.subtree_control")
     held = frozenset(name for name, each in CONTROLLERS.items() if each.encode() in enabled)
     return os.path.join(base, f"{_CALL}{os.getpid()}-"), held
+
+
+def offered() -> list[str]:
+    """Return the limits that the kernel can hold calls of this process to; changes nothing."""
+    base = _delegated()
+    return _offered(base) if base else []
+
+
+def _offered(base: str) -> list[str]:
+    there = _words(base, "cgroup.controllers")
+    return [name for name, each in CONTROLLERS.items() if each.encode() in there]
 
 
 def _delegated() -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
@@ -68,6 +68,22 @@ class CallLimits:
     disk: int | None = None  # bytes of the folders
     folders: Sequence[Path] = ()  # a call that makes them larger than ``disk`` is ended
 
+    def asked(self) -> dict[str, float]:
+        """Return the limits that there are, by name."""
+        names = (cgroups.MEMORY, cgroups.PROCESSES, cgroups.CPUS, DISK)
+        values = (self.memory, self.processes, self.cpus, self.disk)
+        return {name: each for name, each in zip(names, values, strict=True) if each is not None}
+
+    def holders(self, held: Collection[str]) -> str:
+        """Return who held a call to its limits, for its record: ``; the kernel holds memory; Runner
+        holds disk``."""
+        names = [*self.asked()]
+        by = {
+            "the kernel": [name for name in names if name in held],
+            "Runner": [name for name in names if name not in held],
+        }
+        return "".join(f"; {who} holds {', '.join(each)}" for who, each in by.items() if each)
+
     def explain(self, limit: str) -> str:
         """Return why a call was ended that has passed a limit, in words for the model."""
         if limit == cgroups.PROCESSES:
@@ -119,6 +135,7 @@ class Ended:
     errors: bytes = b""  # at most 10 MB
     cut: bool = False  # there was more output
     limit: str = ""  # why it was "limited", in words
+    held: Collection[str] = ()  # the limits that the kernel held it to
 
 
 class Starter(Protocol):
@@ -299,9 +316,7 @@ class ToolHost:
 
     def _limits(self, limits: CallLimits) -> tuple[dict[str, float], list[str], str]:
         """Return the limits as the keeper takes them."""
-        names = (cgroups.MEMORY, cgroups.PROCESSES, cgroups.CPUS, DISK)
-        values = (limits.memory, limits.processes, limits.cpus, limits.disk)
-        asked = {name: each for name, each in zip(names, values, strict=True) if each is not None}
+        asked = limits.asked()
         if not asked:
             return {}, [], ""
         with self._starting:

@@ -47,7 +47,7 @@ from runner.tools.sandbox_landlock import restrict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Any, NoReturn
 
@@ -371,7 +371,8 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
         if problem := gate.problem(exit_code, said):
             _answer(call, NOT_STARTED, output=problem.encode())
             return
-    _answer(call, end, exit_code, output.kept, errors.kept, output.cut, limits.passed)
+    told = (output.kept, errors.kept, output.cut, limits.passed, limits.held)
+    _answer(call, end, exit_code, *told)
 
 
 def _run_aside(arguments: list[str]) -> None:
@@ -398,11 +399,12 @@ def _answer(
     errors: bytes | bytearray = b"",
     cut: bool = False,
     limit: str = "",
+    held: Sequence[str] = (),
 ) -> None:
     """Tell the worker how a call ended; a worker that is gone is not told. ``cut``: there was more
-    output than is kept, and of errors nobody asks that."""
+    output than is kept, and of errors nobody asks that. ``held``: limits that the kernel held."""
     try:
-        call.sendall(marshal.dumps((end, exit_code, output, errors, cut, limit)))
+        call.sendall(marshal.dumps((end, exit_code, output, errors, cut, limit, held)))
         call.shutdown(socket.SHUT_WR)
     except OSError:
         return

@@ -48,8 +48,8 @@ class Limits:
     def __init__(self, asked: Mapping[str, float], folders: Sequence[str], cgroup: str) -> None:
         self.passed = ""  # the limit that the call has passed
         self._cgroup = Cgroup.make(f"{cgroup}{os.getpid()}", asked) if cgroup else None
-        held = self._cgroup.held if self._cgroup is not None else ()
-        self._counted = {name: most for name, most in asked.items() if name not in held}
+        self.held = sorted(self._cgroup.held) if self._cgroup is not None else []  # by the kernel
+        self._counted = {name: most for name, most in asked.items() if name not in self.held}
         self._disk = _Disk(folders, int(asked[DISK])) if DISK in asked else None
         self._next = time.monotonic() + _LOOK_SECONDS if asked else math.inf
 

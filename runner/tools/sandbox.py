@@ -55,6 +55,7 @@ class Entered:
 
     start: Start
     containment: str  # recorded with the call
+    limits: CallLimits  # of the job
     door: Door | None = None  # to the hosts that the job may reach, if it names any
 
 
@@ -131,8 +132,9 @@ class Sandboxes:
         if sandbox is not None:
             start = replace(start, limits=self._limits(sandbox, kind, start, surroundings))
         if kind == "none" or sandbox is None:
-            yield Entered(start, kind)
+            yield Entered(start, kind, start.limits)
             return
+        limits = start.limits
         hosts = sandbox.network if kind != "landlock" else None
         with self._door(hosts) if hosts else nullcontext() as door:
             mounts = self._mounts(start, sandbox, policy, surroundings, kind)
@@ -145,7 +147,7 @@ class Sandboxes:
             else:
                 start = self._in_bubblewrap(start, mounts, sandbox, door)
             try:
-                yield Entered(start, _named(found, mounts, sandbox), door)
+                yield Entered(start, _named(found, mounts, sandbox), limits, door)
             except BaseException:  # cut, or not started: the cause is told, not what is removed
                 mounts.remove_denied()
                 raise
@@ -277,8 +279,10 @@ class Contained:
     def network_hint(self, said: str) -> str:
         """Return why the process, which failed and ``said`` so, did not reach a host; see ``hint``."""
         sandbox, *_ = self._about
-        kind = (self.containment or "none").partition(",")[0]
-        if sandbox is None or kind == "none" or (kind == "landlock" and sandbox.network):
+        if sandbox is None or self.containment is None:
+            return ""
+        kind = self._sandboxes.containment_of(sandbox).kind
+        if kind == "none" or (kind == "landlock" and sandbox.network):
             return ""
         return hint(sandbox.network, self.connections, said, loopback=kind != "landlock")
 
@@ -288,7 +292,12 @@ class Contained:
         try:
             with self._sandboxes.enter(start, *self._about) as entered:
                 self.containment, self._door = entered.containment, entered.door
-                return self._run(entered.start, interrupt)
+                ended = self._run(entered.start, interrupt)
+                if ended.end in ("exited", "timed_out", "limited"):
+                    # An engine holds a container to those that it was given, by cgroups.
+                    given = entered.limits.asked().keys() - entered.start.limits.asked().keys()
+                    self.containment += entered.limits.holders({*ended.held, *given})
+                return ended
         except Interrupted:
             for made in self.connections:
                 fields = {name: value for name, value in asdict(made).items() if value}

@@ -19,6 +19,7 @@ from runner.store.database import Database
 from runner.store.migrate import HEAD
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.tables import workers
+from runner.tools import cgroups
 from tests.cli.conftest import Result
 from tests.store.attempts import submit_one
 from tests.store.examples import NOW, submission
@@ -82,6 +83,8 @@ def test_healthy_surroundings_are_told(
     assert result.code == len(amiss)
     assert "sk-secret" not in result.out
     assert {"database", "queue", "key", "git", "shell", "versions"} <= set(checks(result))
+    holder = "the kernel" if cgroups.offered() else "Runner"
+    assert str(checks(result)["limits"]["detail"]).startswith(f"{holder} holds ")
 
 
 def test_doctor_makes_no_database(command: Callable[..., Result], folder: Path) -> None:
@@ -98,9 +101,15 @@ def test_what_is_missing_is_told_with_what_to_do(
     result = command("doctor", "--json")
     assert result.code == 5
     assert "hunter2" not in result.out
-    for name in ("queue", "key", "git", "shell", "sandbox"):
+    for name in ("queue", "key", "git", "shell"):
         assert not checks(result)[name]["ok"]
         assert checks(result)[name]["mend"]
+    sandbox = checks(result)["sandbox"]
+    assert "bwrap is not on the PATH" in str(sandbox["detail"])
+    kind = (
+        "landlock; jobs that require a sandbox are not worked here" if sandbox["ok"] else "nothing"
+    )
+    assert str(sandbox["detail"]).startswith(kind)
     assert "FAIL  git" in command("doctor").out
 
 

@@ -18,6 +18,7 @@ from runner.core.conversation import ToolResult
 from runner.core.sandbox import Sandbox
 from runner.ports import Interrupt
 from runner.tools import cgroups
+from runner.tools.host import CallLimits
 
 from .conftest import Workbench, running, wait_until
 
@@ -127,6 +128,21 @@ def test_call_that_makes_a_large_workspace_no_larger_is_left_alone(patient: Work
 
 def test_call_has_the_cores_that_the_job_gives_it(patient: Workbench) -> None:
     assert run(patient, "nproc", cpu=1).content == "1\n"
+
+
+def test_call_records_who_held_it_to_its_limits(patient: Workbench) -> None:
+    by_kernel = "memory" in cgroups.prepare()[1]
+    by = (
+        "; the kernel holds memory; Runner holds disk"
+        if by_kernel
+        else "; Runner holds memory, disk"
+    )
+    assert run(patient, "true", memory=500 * MB, disk=100 * MB).containment == f"none{by}"
+    assert run(patient, "true").containment == "none"
+    limits = CallLimits(500 * MB, 50, cpus=1, disk=100 * MB)
+    assert limits.holders(["memory", "processes"]) == (
+        "; the kernel holds memory, processes; Runner holds cpu, disk"
+    )
 
 
 def test_call_within_its_limits_is_left_alone(patient: Workbench) -> None:

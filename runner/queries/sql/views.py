@@ -133,7 +133,7 @@ tree_before text snapshot of the workspace before it, if it may write
 tree_after text snapshot of the workspace after it, if it may write
 {_CALL_IN_TREE}
 updated_input text the input as a hook changed it, as JSON
-containment text what contained its processes (`none`: nothing); NULL: it started none
+containment text what contained its processes (`none`: nothing) and held its limits; NULL: it started none
 
 # v_decisions: One row for each decided tool call, with the question and the answer if there was
 # one, without the calls that a fork copied.
