@@ -47,7 +47,7 @@ from runner.tools.sandbox_landlock import restrict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection
     from pathlib import Path
     from typing import Any, NoReturn
 
@@ -399,12 +399,12 @@ def _answer(
     errors: bytes | bytearray = b"",
     cut: bool = False,
     limit: str = "",
-    held: Sequence[str] = (),
+    held: Collection[str] = (),
 ) -> None:
     """Tell the worker how a call ended; a worker that is gone is not told. ``cut``: there was more
     output than is kept, and of errors nobody asks that. ``held``: limits that the kernel held."""
     try:
-        call.sendall(marshal.dumps((end, exit_code, output, errors, cut, limit, held)))
+        call.sendall(marshal.dumps((end, exit_code, output, errors, cut, limit, [*held])))
         call.shutdown(socket.SHUT_WR)
     except OSError:
         return
