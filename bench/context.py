@@ -254,7 +254,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def play(
-    growth: int, window: int, keep: int, policy: Policy | None = None, turns: int = TURNS
+    growth: float, window: int, keep: int, policy: Policy | None = None, turns: int = TURNS
 ) -> Played:
     """Return a run of a shape that was played to its end, by Runner's own decisions or a policy."""
     spec = JobSpec(
@@ -267,7 +267,7 @@ def play(
         context=Context(keep_messages=keep, compaction="auto" if policy is None else "off"),
     )
     state = changed(a_run(spec), window=window, summary_window=window)
-    run = Played(state, growth * 1_000, turns)
+    run = Played(state, int(growth * 1_000), turns)
     run.run(policy)
     return run
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
+from bench.context import play
 from runner import wiring
 from runner.core.conversation import Usage
 from runner.core.prices import Terms
@@ -101,15 +102,15 @@ class Read:
 
 
 @contextmanager
-def _read(folder: Path, size: int, aloud: str = "", chars_per_token: float = 4.0) -> Iterator[Read]:
+def _read(
+    folder: Path, size: int, aloud: str = "", chars_per_token: float = 4.0, **limits: int
+) -> Iterator[Read]:
     reader = Reader(REPORTS, lambda request: aloud)
     with MessagesServer(reader, window=WINDOW, chars_per_token=chars_per_token) as server:
         site = Site(folder, ANTHROPIC_BASE_URL=server.url, ANTHROPIC_API_KEY=API_KEY)
         try:
             facts = write_reports(site.workspace, REPORTS, size)
-            job = site.submit(
-                site.live_job(["a"], limits={"max_turns": 60, "max_output_tokens": 8_000})
-            )
+            job = site.submit(site.live_job(["a"], limits={"max_turns": 60, **limits}))
             site.run("worker", "--burst")
             yield Read(site, server, site.runs(job)["a"], facts)
         finally:
@@ -126,7 +127,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
     """Forty reports that fit the window of an API that counts more tokens than Runner guesses."""
-    with _read(tmp_path_factory.mktemp("short") / "site", SHORT, chars_per_token=3.2) as read:
+    folder = tmp_path_factory.mktemp("short") / "site"
+    with _read(folder, SHORT, chars_per_token=3.2, max_output_tokens=8_000) as read:
         yield read
 
 
@@ -134,7 +136,7 @@ def test_forty_turns_of_45_kb_in_a_window_of_100k_keep_every_fact(long: Read) ->
     assert (long.run["state"], long.run["reason"]) == ("succeeded", "end_turn")
     assert len(long.turns) == REPORTS + 1
     assert facts_in(last_text(long.messages)) == long.facts
-    assert {row.kind for row in long.compactions} >= {"clip", "summary"}
+    assert {row.kind for row in long.compactions} == {"clip"}
 
 
 def test_no_request_is_refused_as_too_long_or_for_any_other_reason(long: Read) -> None:
@@ -176,6 +178,26 @@ def test_what_does_not_fit_costs_at_most_a_fifth_of_all_of_it_sent_each_time_wit
     print(f"\nof all of it without a cache: {ours / whole:.3f}; of the same: {ours / same:.3f}")
     assert ours <= whole / 5
     assert ours <= same * 7 / 10
+
+
+@pytest.mark.parametrize(("size", "growth"), [("long", LONG), ("short", SHORT)])
+def test_input_costs_what_the_bench_of_compactions_says(
+    size: str, growth: int, request: pytest.FixtureRequest
+) -> None:
+    """``python -m bench context`` plays the same decisions without a worker. 900,000 is the issue's
+    most for the long one, in tokens of input: a summary's tokens count five."""
+    read: Read = request.getfixturevalue(size)
+    units = sum(
+        usage.input_tokens
+        + 1.25 * usage.cache_creation_tokens
+        + 0.1 * usage.cache_read_tokens
+        + 5 * usage.output_tokens * (call.purpose == "summary")
+        for call, usage in zip(read.calls, read.usages, strict=True)
+    )
+    played = play(growth / 1_000, WINDOW, 8).units
+    print(f"\n{units:,.0f} units, {played:,.0f} by the bench; {len(read.compactions)} compactions")
+    assert units <= 900_000
+    assert units == pytest.approx(played, rel=0.25)
 
 
 @pytest.mark.parametrize("size", ["long", "short"])

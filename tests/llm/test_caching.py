@@ -182,6 +182,27 @@ def test_breakpoint_stands_where_the_previous_request_ended() -> None:
         assert marked == [(place, len(messages[place].blocks) - 1)]
 
 
+def test_breakpoints_stand_where_compacted_messages_end_and_where_they_ended_before() -> None:
+    said = [user("Begin.")]
+    for number in range(4):
+        said += [Message("assistant", (text("So."),)), user(f"Go on {number}.")]
+    # The breakpoint at the end finds the end of the previous request, if that is near.
+    for last, stable, places in (
+        ((), (), [6]),
+        ((), (2,), [2, 6]),
+        ((), (2, 4), [2, 4]),
+        ((), (6,), [6]),
+        ((), (8,), [6]),
+        (turn(0), (2, 4), [4, 8]),
+    ):
+        raw = request_body(make_request(*said, *last, stable=stable))
+        check_request(json.loads(raw), VERSION)
+        sent = json.loads(raw)["messages"]
+        marked = [at for at, one in enumerate(sent) if "cache_control" in one["content"][-1]]
+        assert marked == places
+        assert raw.count(b'"cache_control"') == 2 + len(places) <= MOST_BREAKPOINTS
+
+
 def test_stored_blocks_are_not_marked() -> None:
     request = make_request(user("Begin."), *turn(0))
     before = copy.deepcopy(request.messages)

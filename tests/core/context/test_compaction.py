@@ -87,3 +87,18 @@ def test_a_truncation_changes_the_content_of_its_result_and_nothing_else():
 
 def test_without_a_compaction_the_messages_are_sent_as_they_are():
     assert sent_messages(SAID, Compacted()) == SAID
+
+
+def test_what_compactions_changed_ends_where_a_breakpoint_is_of_use():
+    def clip(number):
+        return Compaction("clip", number, number, "", (TruncatedResult(number, 0, "short"),))
+
+    once = Compacted().after(clip(4))
+    twice = once.after(clip(8))
+    assert (Compacted().stable, once.stable, twice.stable) == ((), (4,), (4, 8))
+    assert sent_messages(SAID, once)[:5] == sent_messages(SAID, twice)[:5]
+    summarised = twice.after(Compaction("summary", 1, 8, "So far."))
+    assert summarised.stable == (1,), "the summary"
+    again = summarised.after(clip(12))
+    assert again.stable == (1, 5)
+    assert sent_messages(SAID, again)[5].blocks[0]["content"] == "short"
