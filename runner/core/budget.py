@@ -20,7 +20,7 @@ Ceiling = Literal["token_ceiling", "cost_ceiling"]
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_turns: int = 50
-    token_ceiling: int = 5_000_000
+    token_ceiling: int = 20_000_000
     max_output_tokens: int = 32_000  # of one reply
     tool_timeout: float = 120.0  # seconds, of a call that asks for no time itself
     deadline: float | None = None  # seconds from the run's submission

@@ -115,8 +115,22 @@ def stopped_by(state: RunState, ceiling: Ceiling) -> Step:
     if ceiling == "cost_ceiling":
         detail = f"{in_usd(used.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
     else:
-        detail = f"{used.tokens:,} of {limits.token_ceiling:,} tokens are used"
+        detail = f"{used.tokens:,} of {limits.token_ceiling:,} tokens are used ({_shares(state)})"
     return end("stopped", ceiling, f"{detail}; what is left is too little for the next call")
+
+
+def _shares(state: RunState) -> str:
+    """Return the parts of the tokens that a run used, in words."""
+    usage = state.money.usage
+    parts = {
+        "read from the cache": usage.cache_read_tokens,
+        "written to it": usage.cache_creation_tokens,
+        "other input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "charged for calls of unknown usage": state.money.charged_tokens - usage.total,
+        "charged to or held for sub-agents": state.children.reserved.tokens,
+    }
+    return "; ".join(f"{tokens:,} {name}" for name, tokens in parts.items() if tokens) or "none"
 
 
 IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed

@@ -420,7 +420,7 @@ SANDBOX = Table("sandbox", (
 LIMITS = Table("limits", (
     Key("max_turns", _count, 50, "Model replies of a run. Parallel tool calls are one turn; retries and "
         "summaries don't count."),
-    Key("token_ceiling", _tokens, 5_000_000, "Tokens of all calls of a run: input, cache reads and "
+    Key("token_ceiling", _tokens, 20_000_000, "Tokens of all calls of a run: input, cache reads and "
         "writes, output. Never crossed: a call that could cross it is not made."),
     Key("cost_ceiling_usd", _usd, None, "USD of all calls of a run, by the price list. Never crossed."),
     Key("max_output_tokens", _count, 32_000, "Tokens of one reply, thinking included."),

@@ -30,7 +30,7 @@ def limits(ceiling, most=32_000):
 
 def test_defaults_are_the_published_ones():
     assert Limits() == Limits(
-        max_turns=50, token_ceiling=5_000_000, tool_timeout=120.0, deadline=None
+        max_turns=50, token_ceiling=20_000_000, tool_timeout=120.0, deadline=None
     )
 
 

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from runner.core.budget import LEAST_OUTPUT_TOKENS, Limits
+from runner.core.budget import LEAST_OUTPUT_TOKENS, Charged, Limits
 from runner.core.conversation import content_bytes
 from runner.core.entries import ModelCallStarted
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, Done, RunTools
 from tests.core.sendable import faults
-from tests.core.story import Story, a_run, outcome_of, says, several, text_of, uses
+from tests.core.story import Story, a_run, changed, outcome_of, says, several, text_of, uses
 
 
 def with_limits(**limits):
@@ -145,6 +145,21 @@ def test_a_raised_ceiling_goes_on_where_there_was_no_room():
     story = with_limits(token_ceiling=10)
     assert isinstance(story.go_on(), Done)
     assert isinstance(story.claim(limits=Limits()), CallModel)
+
+
+def test_a_run_that_stops_for_its_tokens_says_what_they_were():
+    story = Story()
+    worst = reservation(story.go_on()).worst_case
+    story.claim()  # the first call's worker died
+    story.reply("tool_use", uses("Read"), prompt=70, output=7)
+    charged = story.state.money.charged_tokens
+    limits = Limits(token_ceiling=charged + 10)
+    story.state = changed(story.state, limits=limits, reserved=Charged(5))
+    assert outcome_of(story.finish(0)).detail == (
+        f"{charged + 5:,} of {charged + 10:,} tokens are used (70 other input; 7 output; "
+        f"{worst:,} charged for calls of unknown usage; 5 charged to or held for sub-agents); "
+        "what is left is too little for the next call"
+    )
 
 
 def test_the_worst_case_is_stored_with_the_start():
