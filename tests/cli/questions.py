@@ -17,6 +17,7 @@ from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.run_state import tool_context_to_json
 from runner.store.tables import approvals, blocks, runs, tool_calls
+from tests.store.asked import approval_row as approval_row
 from tests.store.asked import run_ids
 from tests.store.examples import NOW, SPEC, submission
 
@@ -121,11 +122,6 @@ def _add_call(
     call = {"turn": 1, "tool_use_id": use["id"], "name": tool}
     matched = {"matched": given.get("command"), "decision_snapshot": 1}
     connection.execute(insert(tool_calls).values(key | call | matched | decided))
-
-
-def approval_row(database: Database, approval_id: str) -> Any:
-    query = select(approvals).where(approvals.c.id == approval_id)
-    return database.read(lambda connection: connection.execute(query).one())
 
 
 def call_id(run_id: str, position: int = 0) -> str:

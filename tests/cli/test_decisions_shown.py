@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.app.report import report_on
-from runner.cli.report import summarise
 from runner.core.commands import Reply
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
@@ -22,17 +20,13 @@ from runner.store.database import Database
 from runner.store.questions import waiting
 from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
-from tests.cli.questions import ASKING, app_on, ask, call_id, job_of, refuse, submit_runs
+from tests.cli.questions import ASKING, ask, call_id, job_of, refuse, submit_runs
+from tests.cli.test_budget import summarise_job
 from tests.store.attempts import claim, run_row, submit_one, tool_use
 from tests.store.examples import NOW
 
 Command = Callable[..., Result]
 WHY = "the rule deny Bash(rm *) (Nothing is deleted.)"
-
-
-def summarise_job(database: Database, job_id: str, *, as_json: bool = False) -> int:
-    found = report_on(app_on(database), job_id, NOW, with_changes=False)
-    return summarise(found, interrupted=False, as_json=as_json)
 
 
 @pytest.mark.slow

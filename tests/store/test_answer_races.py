@@ -44,12 +44,6 @@ NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
 
 
-@pytest.fixture
-def run_id(database: Database) -> str:
-    (run_id,) = run_ids(database, submit_asking(database))
-    return run_id
-
-
 def race(
     database: Database,
     open_database: Callable[[], Database],

@@ -39,12 +39,6 @@ NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
 
 
-@pytest.fixture
-def run_id(database: Database) -> str:
-    (run_id,) = run_ids(database, submit_asking(database))
-    return run_id
-
-
 def test_waiting_lists_open_questions_with_what_was_asked(database: Database, run_id: str) -> None:
     (asked_id,) = ask(database, run_id, "uv lock", expires_at=NOW + 60)
     (asked,) = waiting(database)

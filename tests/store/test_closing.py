@@ -28,12 +28,6 @@ YES = Reply("approved", "ada")
 GONE = RunSettled(Ended("failed", "workspace", "gone"))
 
 
-@pytest.fixture
-def run_id(database: Database) -> str:
-    (run_id,) = run_ids(database, submit_asking(database))
-    return run_id
-
-
 def ended_with_a_question(database: Database, run_id: str) -> list[str]:
     """A run that found no workspace when one of two questions was answered; the questions."""
     first, second = ask(database, run_id, "one", "two")

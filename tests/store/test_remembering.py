@@ -36,12 +36,6 @@ NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
 
 
-@pytest.fixture
-def run_id(database: Database) -> str:
-    (run_id,) = run_ids(database, submit_asking(database))
-    return run_id
-
-
 def test_many_runs_are_answered_in_lots(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
