@@ -196,21 +196,17 @@ class Containers:
         first = ["/bin/sh", "-c", _FIRST, "sh", merged, *told, *places, "--", *start.arguments]
         command = first if door is None else door.launch(first)
         path = self._environment.get("PATH")
-        inside = {shutil.which(name, path=path): name for name in ("bash", "env")}
-        inside[sys.executable] = "python3"
-        entry, *rest = (inside.get(word, word) for word in command)
+        programs = {shutil.which(name, path=path): name for name in ("bash", "env")}
+        programs[sys.executable] = "python3"
+        entry, *rest = (programs.get(word, word) for word in command)
         name = f"{_PREFIX}{start.run_id}-{secrets.token_hex(6)}"
         arguments = [
             image.engine.program,
             *options(image.engine, sandbox, mounts.mounts),
             *(() if door is None else _mounted(door.mount)),
             *("--name", name, "--label", f"{_LABEL}={self._lock_dir}"),
-            *(
-                "--workdir",
-                str(start.folder.resolve()),
-                *(["--interactive"] if start.stdin else []),
-            ),
-            *("--entrypoint", entry, image.name, *rest),
+            *(["--interactive"] if start.stdin else []),
+            *("--workdir", str(start.folder.resolve()), "--entrypoint", entry, image.name, *rest),
         ]
         self._marker.touch()
         # The engine holds a container to the others.
@@ -226,7 +222,7 @@ class Containers:
         except BaseException:
             self._remove(start.removal)
             raise
-        if ended.end in ("lost", "timed_out"):
+        if ended.end != "exited" or ended.exit_code < 0:
             self._remove(start.removal)
         elif ended.exit_code == ENGINE_FAILED:
             with self._trying:
@@ -258,6 +254,8 @@ class Containers:
         engine = self._engine()
         asked = ("ps", "--all", "--filter", f"label={_LABEL}={self._lock_dir}")
         listed = self._ask(engine.program, *asked, "--format", "{{.Names}}")
+        if listed.returncode:
+            raise SandboxMissing(f"{engine.name} does not list containers: {_said(listed)}")
         for name in listed.stdout.split():
             if run_is_quiet(self._lock_dir, name.removeprefix(_PREFIX).rpartition("-")[0]):
                 self._remove(engine.removal(name))

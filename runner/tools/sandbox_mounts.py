@@ -111,7 +111,7 @@ class View:
     workspace: Path | None
     outputs: Path  # the run's
     readable: tuple[Path, ...] = ()  # wherever they are
-    read_only: tuple[Path, ...] = ()  # in the workspace or not: the job file
+    read_only: tuple[Path, ...] = ()  # where they can be seen: the job file
     caches: tuple[str, ...] = ()  # presets, of the home
     copies: Mapping[str, Path] = field(default_factory=dict)  # of presets, to write
 
@@ -230,7 +230,8 @@ class Mounts:
         if self._workspace is not None:
             self._add("write", [self._workspace])
             self._add_repository(self._workspace)
-        self._add("read", map(str, view.read_only))
+        files = (os.path.realpath(path) for path in view.read_only)
+        self._add("read", (path for path in files if _kind_at(self._plan, path) not in _HIDDEN))
         below = self._denied_below()
         writable = not any(each.path == self._workspace and each.writing for each in below)
         if kind == "landlock" and writable:

@@ -110,6 +110,7 @@ def test_what_is_missing_is_told_with_what_to_do(
         "landlock; jobs that require a sandbox are not worked here" if sandbox["ok"] else "nothing"
     )
     assert str(sandbox["detail"]).startswith(kind)
+    assert "no images: docker is not on the PATH; podman" in str(sandbox)
     assert "FAIL  git" in command("doctor").out
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from runner.core.conversation import ToolResult
+from runner.core.hooks import Hook
 from runner.core.sandbox import Sandbox
 from runner.errors import Interrupted, SandboxMissing
 from runner.permissions.decisions import Policy
-from runner.ports import Command, Interrupt
+from runner.ports import Command, HookCall, Interrupt
 from runner.tools import containers as module
 from runner.tools.containers import Containers, Engine, options
 from runner.tools.process_tree import children, descendants
@@ -121,7 +122,9 @@ def test_a_container_sees_the_workspace_and_nothing_else_of_this_machine(tmp_pat
     outputs = home / "outputs"
     for folder in (workspace, outputs, tmp_path / "user/.ssh"):
         folder.mkdir(parents=True)
-    view, user = View(home, workspace, outputs), {"HOME": str(tmp_path / "user")}
+    (job := tmp_path / "job.toml").touch()
+    view = View(home, workspace, outputs, read_only=(job,))
+    user = {"HOME": str(tmp_path / "user")}
     mounts = Mounts(view, Policy(), Blanks.make(home), user, kind="docker")
     assert {each.target: each.source for each in mounts.mounts} == {
         "/tmp": None,  # it has mounts below it here
@@ -304,11 +307,16 @@ def test_a_list_of_hosts_is_all_that_an_image_reaches(bench: Workbench, python: 
 
 @on_an_engine
 @pytest.mark.slow
-def test_input_and_both_outputs_of_a_hook_go_through(bench: Workbench, few: str) -> None:
+def test_a_hook_has_its_input_and_a_command_both_of_its_outputs(bench: Workbench, few: str) -> None:
     command = "setsid sleep 1000 & echo out; echo err >&2; exit 3"
     result = bash(bench, command, Sandbox(image=few))
     assert (result.content, result.outcome) == ("out\nerr\nExit code 3", "failed")
-    assert bash(bench, "kill -9 -1; exit 125", Sandbox(image=few)).outcome == "failed"
+    bench.outputs.mkdir(parents=True)  # in RUNNER_HOME, which is hidden in the workspace
+    (bench.outputs / "call_0.txt").write_text("an output")
+    text = f"head -c 1; cat {bench.outputs}/call_0.txt; ls {bench.home}; echo err >&2"
+    hook, sandbox = Hook("TurnEnd", command=text), Sandbox(image=few, hooks=True)
+    said = bench.tools.hook(HookCall("run_1", hook, {}, bench.surroundings, sandbox), Interrupt())
+    assert (said.output, said.errors) == (b"{an outputoutputs\n", b"err\n")
 
 
 # --- nothing outlives ---------------------------------------------------------------------------------
@@ -331,6 +339,8 @@ def test_no_container_outlives_a_timeout_or_a_cut(bench: Workbench, few: str) ->
     with ThreadPoolExecutor() as pool:
         call = pool.submit(bench.tools.command, command, interrupt)
         begun(bench)
+        bench.tools.require(Sandbox(image=few))
+        assert len(left(bench)) == 1, "a call that goes on keeps its container"
         interrupt.set("cancel")
         with pytest.raises(Interrupted):
             call.result(60)
