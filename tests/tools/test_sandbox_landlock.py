@@ -271,6 +271,6 @@ def test_an_older_landlock_says_that_it_cannot_hold_signals(bench: Workbench) ->
 
 
 def test_a_job_that_requires_a_sandbox_is_not_content_with_landlock(bench: Workbench) -> None:
-    with pytest.raises(HostFaultError, match="requires a sandbox, .*: bwrap is not on the PATH"):
+    with pytest.raises(HostFaultError, match=r"requires a sandbox, .*: bwrap is not on the PATH"):
         bash(bench, "touch made", Sandbox("required"))
     assert not (bench.workspace / "made").exists()
