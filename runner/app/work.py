@@ -37,13 +37,15 @@ def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
     return None
 
 
-def submit(
-    app: App, submission: Submission, author: Author, key: str | None = None
-) -> dict[str, Any]:
-    """Submit a job, or find the first with the same ``key``; return it and how far it is. Raises
-    ``UsageError`` if its workspace cannot be marked, or the commit that it begins at not be
-    kept."""
-    return show_job(app.database, wiring.submit(app.database, submission, key, author=author))
+def submit(app: App, submission: Submission, author: Author, key: str | None = None) -> str:
+    """Submit a job, or find the first with the same ``key``; return its id. Raises ``UsageError`` if its
+    workspace cannot be marked, or the commit that it begins at not be kept."""
+    return wiring.submit(app.database, submission, key, author=author)
+
+
+def submitted(app: App, job_id: str) -> dict[str, Any]:
+    """Return a job and how far it is."""
+    return show_job(app.database, job_id)
 
 
 def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:

@@ -96,7 +96,7 @@ def run(
         raise UsageError(problem)
     with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
-            job_id = work.submit(app, submission, author)["id"]
+            job_id = work.submit(app, submission, author)
         else:
             job_id, mended = work.take_up(app, str(resumed))
             for path in mended:
@@ -140,11 +140,11 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
     if problem := work.sandbox_problem(settings, submission.spec):
         note(f"only workers elsewhere can work it: {problem}")
     with open_app(settings, create=True) as app:
-        job = work.submit(app, submission, author, key)
-    if as_json:
-        say_json(job)
-    else:
-        say(job["id"])
+        job_id = work.submit(app, submission, author, key)
+        if as_json:
+            say_json(work.submitted(app, job_id))
+        else:
+            say(job_id)
 
 
 @click.command()
