@@ -226,8 +226,10 @@ def _surroundings(
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
+    from runner.store.connections import store_connections
     from runner.store.runs import endings, job_of
     from runner.telemetry.start import start_telemetry
+    from runner.tools.connection_notes import NotesStorer
     from runner.tools.host_process import run_is_quiet
     from runner.tools.sandbox import TmpRemover
     from runner.tools.toolbox import LocalTools
@@ -252,6 +254,11 @@ def _surroundings(
     observers += [
         AttemptLog(),
         TmpRemover(settings.home),
+        NotesStorer(
+            settings.home,
+            lambda call_id, made: store_connections(database, call_id, made, clock.now()),
+            lambda error: log_event(logger, "connections are not stored", error=str(error)),
+        ),
         *([telemetry] if telemetry is not None else []),
     ]
     observer = Observers(observers)

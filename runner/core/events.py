@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -85,7 +85,7 @@ def events_of(applied: Applied) -> Iterator[Event]:
     elif isinstance(entry, entries.WorkspaceEntry):
         if isinstance(entry, entries.Verified):
             by = {"turn": state.turns, "verification": entry.number}
-            yield from _connections(by, entry.result.connections)
+            yield from connection_events(by, entry.result.connections)
         yield _in_workspace(state, entry)
     elif isinstance(entry, entries.UserMessageAdded):
         yield Event("message_added", {"cause": entry.cause, "messages": len(entry.texts)})
@@ -180,7 +180,7 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
             more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
             yield Event("outcome_asked", _call(state, index) | more)
         case entries.ToolFinished(index, result, snapshot):
-            yield from _connections(_call(state, index), result.connections)
+            yield from connection_events(_call(state, index), result.connections)
             yield Event("tool_done", _call(state, index) | _result(result) | _given(tree=snapshot))
 
 
@@ -206,7 +206,7 @@ def _result(result: ToolResult) -> dict[str, Any]:
     }
 
 
-def _connections(about: dict[str, Any], made: Sequence[Connection]) -> Iterator[Event]:
+def connection_events(about: dict[str, Any], made: Iterable[Connection]) -> Iterator[Event]:
     """Yield an event for each connection; ``about`` says who made it."""
     for each in made:
         yield Event(CONNECTION, about | asdict(each) | {"host": visible(each.host)})
@@ -225,7 +225,7 @@ def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Iter
         yield Event("hook_started", data)
         return
     result, answer = entry.result, entry.result.answer
-    yield from _connections(data, result.connections)
+    yield from connection_events(data, result.connections)
     data |= {
         "outcome": answer.outcome,
         "duration": round(result.duration, 4),

@@ -103,10 +103,13 @@ class Proxy:
         self._resolvers = ThreadPoolExecutor(_LOOKUP_THREADS, "proxy lookup")
 
     @contextmanager
-    def door(self, hosts: Iterable[str]) -> Iterator[Door]:
+    def door(
+        self, hosts: Iterable[str], note: Callable[[Connection], None] = lambda made: None
+    ) -> Iterator[Door]:
         """While the block runs, one sandbox can reach ``hosts`` (patterns as in the job file). At its
-        end all connections are closed. Raises ``HostFaultError`` if this host cannot serve it."""
-        served = _Served(tuple(map(HostPattern.parse, hosts)), self._find)
+        end all connections are closed. ``note`` takes each as it begins and as it ends. Raises
+        ``HostFaultError`` if this host cannot serve it."""
+        served = _Served(tuple(map(HostPattern.parse, hosts)), self._find, note)
         with ExitStack() as held:
             try:
                 folder = Path(tempfile.mkdtemp(prefix="runner-proxy-"))
@@ -207,7 +210,9 @@ class _Served:
         self,
         patterns: Sequence[HostPattern],
         find: Callable[[str, int, asyncio.Semaphore], Awaitable[Sequence[str]]],
+        note: Callable[[Connection], None],
     ) -> None:
+        self._note = note
         self.recorded: dict[Any, Connection] = {}
         self._patterns, self._find = patterns, find
         self._lookups = asyncio.Semaphore(_MOST_LOOKUPS)
@@ -259,6 +264,8 @@ class _Served:
         host, port, path = _target(request)
         with self._recording(host) as asked:
             remote = await self._dial(asked, host, port)
+            if len(self.recorded) < _RECORDED_EACH:
+                self._note(Connection(*astuple(asked)))
             with remote:
                 if request.method == b"CONNECT":
                     await _tunnel(client, remote, asked)
@@ -282,6 +289,7 @@ class _Served:
             key = (made.host, made.port, made.outcome) if is_one_of_many else len(self.recorded)
             before = self.recorded.get(key)
             self.recorded[key] = made if before is None else before + made
+            self._note(self.recorded[key])
 
     async def _dial(self, asked: _Asked, host: str, port: str) -> socket.socket:
         """Connect to a host if the job may. Raises ``_Refused``."""

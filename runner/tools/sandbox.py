@@ -23,7 +23,8 @@ from runner.errors import Interrupted, SandboxMissing
 from runner.logs import log_event
 from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
-from runner.tools import proxy_launcher, sandbox_caches, sandbox_landlock
+from runner.tools import connection_notes, proxy_launcher, sandbox_caches, sandbox_landlock
+from runner.tools.connection_notes import Notes
 from runner.tools.containers import Containers, image_needs
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import CallLimits, Ended, Gate, Start, ToolHost, boot
@@ -124,6 +125,7 @@ class Sandboxes:
         sandbox: Sandbox | None,
         policy: Policy | None,
         surroundings: Surroundings,
+        call_id: str = "",
     ) -> Iterator[Entered]:
         """While the block runs, a process can be started in a sandbox. At its end, raise
         ``ToolFailure`` if the process made what the policy denies."""
@@ -136,7 +138,7 @@ class Sandboxes:
             return
         limits = start.limits
         hosts = sandbox.network if kind != "landlock" else None
-        with self._door(hosts) if hosts else nullcontext() as door:
+        with self._door(hosts, call_id) if hosts else nullcontext() as door:
             mounts = self._mounts(start, sandbox, policy, surroundings, kind)
             start = replace(start, variables=mounts.variables)
             if kind == "landlock":
@@ -201,14 +203,16 @@ class Sandboxes:
         tmp = run_tmp(self._home, start.run_id)
         return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp, kind)
 
-    def _door(self, hosts: Sequence[str]) -> AbstractContextManager[Door]:
+    def _door(self, hosts: Sequence[str], call_id: str) -> AbstractContextManager[Door]:
         with self._probing:
             if self.proxy is None:
                 # Here, because commands that submit jobs load this module, and need no asyncio.
                 from runner.tools.proxy import Proxy
 
                 self.proxy = Proxy()
-        return self.proxy.door(hosts)
+        if not call_id:
+            return self.proxy.door(hosts)
+        return self.proxy.door(hosts, Notes(self._home / connection_notes.FOLDER / call_id).add)
 
     def _limits(
         self, sandbox: Sandbox, kind: Kind, start: Start, surroundings: Surroundings
@@ -264,10 +268,11 @@ class Contained:
         sandbox: Sandbox | None,
         policy: Policy | None,
         surroundings: Surroundings,
+        call_id: str = "",
     ) -> None:
         self._host = host
         self._sandboxes = sandboxes
-        self._about = (sandbox, policy, surroundings)
+        self._about = (sandbox, policy, surroundings, call_id)
         self.containment: str | None = None  # of the processes; None: none was started
         self._door: Door | None = None
 
@@ -288,7 +293,8 @@ class Contained:
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. The log has the
-        connections of one that was cut, which has no result to record them."""
+        connections of one that was cut, which has no result to record them; see ``connection_notes``
+        for a tool call."""
         try:
             with self._sandboxes.enter(start, *self._about) as entered:
                 self.containment, self._door = entered.containment, entered.door

@@ -140,7 +140,9 @@ class LocalTools:
         self.sandboxes.close()
 
     def _contained(self, call: ToolCall | Command | HookCall, policy: Policy | None) -> Contained:
-        return Contained(self.host, self.sandboxes, call.sandbox, policy, call.surroundings)
+        about = (call.sandbox, policy, call.surroundings)
+        call_id = call.id if isinstance(call, ToolCall) else ""
+        return Contained(self.host, self.sandboxes, *about, call_id)
 
     def _dispatch(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
         name, source = call.tool.name, call.tool.source

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.tools.sandbox import Sandboxes
-from tests.lifecycle.site import Site, bash, done
+from tests.lifecycle.site import Site, bash, done, wait_until
 
 HERE = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe()
 # Asks the proxy with bash alone, which every host has.
@@ -45,3 +45,28 @@ def test_what_a_worker_refused_a_call_is_an_event_and_a_row_of_the_audit(site: S
     assert second["host"] == "169.254.169.254"
     assert "connection to evil.test:443 refused: it is not on" in site.run("transcript", run)
     assert site.run("events", run).count(" connection ") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HERE.kind != "bubblewrap", reason=f"no bubblewrap here: {HERE.missing}")
+@pytest.mark.parametrize("worker_dies", [False, True])
+def test_connections_of_a_call_that_was_cut_are_events_too(site: Site, worker_dies: bool) -> None:
+    ask = ASK.replace("HOST", "evil.test:443").replace("exit 7", "touch asked; sleep 600")
+    path = site.job({"a": [bash(ask), done()]})
+    path.write_text(f'{path.read_text()}\n[sandbox]\nnetwork = ["packages.example.org"]\n')
+    job = site.submit(path)
+    worker = site.start("worker")
+    site.wait_for_file_made("asked")
+    if worker_dies:
+        worker.kill()
+        worker.communicate()
+    site.run("cancel", job)
+    site.wait_for(job, "a", "cancelled")
+    if worker_dies:
+        site.run("worker", "--burst")
+    notes = site.home / "connections"
+    wait_until(lambda: not list(notes.iterdir()), "the connections to be stored")
+    (row,) = site.json("audit", "connections", "--job", job)
+    asked = {"host": "evil.test", "port": 443, "outcome": "refused", "turn": 1, "tool": "Bash"}
+    assert asked.items() <= row.items()
+    assert row["made_by"] == "call"
