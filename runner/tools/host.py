@@ -102,6 +102,7 @@ class Gate:
     mounts: Sequence[str] = ()  # paths that have to be mounted on
     port: int = 0  # to be opened inside, on the loopback interface; 0: none
     worker: str = ""  # path of the socket that takes the port
+    processes: int = 0  # that the kernel lets the sandbox have; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

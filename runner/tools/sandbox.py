@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 PORT = 61080  # of the proxy in a sandbox: no port that programs are given when they ask for any
 
 _PROBE_SECONDS = 30.0
+_SPARE_PROCESSES = 10  # of bubblewrap, and for a small limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,9 @@ class Sandboxes:
         bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
         front = [bwrap, *mounts.arguments, *_network(sandbox), *OPTIONS]
         front += ["--chdir", str(start.folder.resolve()), "--"]
-        variables, gate = start.variables, Gate(mounts.movable)
+        variables, asked = start.variables, start.limits.processes
+        # More than the job allows: it is the keeper that ends the call, while it can still count.
+        gate = Gate(mounts.movable, processes=2 * asked + _SPARE_PROCESSES if asked else 0)
         if door is not None:
             variables = {**variables, **proxy_launcher.variables(PORT)}
             gate = replace(gate, port=PORT, worker=str(door.socket))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import socket
 
 TYPE_CHECKING = False
@@ -39,12 +40,14 @@ class Gate:
         mounts: paths that have to be mounted on.
         port: to be opened on the sandbox's loopback interface; 0: none.
         worker: the path of the socket where the worker takes it.
+        processes: that the sandbox can have, of any user but root; 0: as many as the host. From Linux
+            5.14 on, the kernel counts them for each user namespace.
 
     ``held`` is a descriptor: to be opened when it can be written to.
     """
 
-    def __init__(self, mounts: Sequence[str], port: int, worker: str) -> None:
-        self._mounts, self._port, self._worker = mounts, port, worker
+    def __init__(self, mounts: Sequence[str], port: int, worker: str, processes: int) -> None:
+        self._mounts, self._port, self._worker, self._processes = mounts, port, worker, processes
         self._status, self._told_status = os.pipe()
         os.set_blocking(self._status, False)
         self._told = b""
@@ -99,6 +102,10 @@ class Gate:
         for path in self._mounts:
             if _NEW_ROOT + escaped(path) not in mounted:
                 return f"{path} was moved meanwhile: try again"
+        if self._processes:
+            _, most = resource.prlimit(int(pid), resource.RLIMIT_NPROC)
+            most = self._processes if most == resource.RLIM_INFINITY else min(most, self._processes)
+            resource.prlimit(int(pid), resource.RLIMIT_NPROC, (most, most))
         if self._port:
             _hand_over_port(pid, self._port, self._worker)
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,3 +142,11 @@ def test_a_signal_that_ends_a_command_is_named(bench: Workbench) -> None:
     said = bash(bench, "kill -KILL $$", Sandbox()).content
     assert said == "Exit code 137: killed by signal 9, or ended with this code"
     assert bash(bench, "exit 3", Sandbox()).content == "Exit code 3"
+
+
+@with_sandbox
+def test_the_kernel_bounds_a_fork_bomb_before_its_keeper_has_counted_it(bench: Workbench) -> None:
+    assert bash(bench, "ulimit -u", Sandbox(processes=50)).content == "110\n"
+    if os.geteuid():  # root has no such limit
+        said = bash(bench, ":(){ :|:& };: ; sleep 60", Sandbox(processes=50)).content
+        assert "The command was ended: it had more than 50 processes" in said
