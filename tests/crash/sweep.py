@@ -343,8 +343,16 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def _has_tools(pid: int) -> bool:
     """True if the tool host of a worker, below its guard, has calls in hand."""
-    guards = psutil.Process(pid).children()
-    return any(host.children() for guard in guards for host in guard.children())
+    hosts = (host for guard in _children(psutil.Process(pid)) for host in _children(guard))
+    return any(_children(host) for host in hosts)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    """The children of a process; none if it has just ended."""
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _wait(
