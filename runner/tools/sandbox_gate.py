@@ -31,6 +31,7 @@ _NEW_ROOT = b"/newroot"  # of a sandbox that is being made
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 _MOST_WAITING = 128
 _MOST_STATUS = 4096
+_ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # of the mounts of a process
 
 
 class Gate:
@@ -71,7 +72,7 @@ class Gate:
         try:
             self._why_not = self._look()
         except OSError as error:
-            self._why_not = f"it has no way to the proxy: {error}"
+            self._why_not = f"its keeper failed: {error}"
         self._is_open = not self._why_not
         if self._is_open:
             os.close(self.held)
@@ -97,8 +98,10 @@ class Gate:
         try:
             with open(f"/proc/{pid}/mountinfo", "rb") as file:
                 mounted = {line.split()[4] for line in file}
-        except (FileNotFoundError, ProcessLookupError):  # bubblewrap has ended, and said why
-            return ""
+        except OSError as error:
+            if error.errno not in _ENDED:
+                raise
+            return ""  # bubblewrap has ended, and said why
         for path in self._mounts:
             if _NEW_ROOT + escaped(path) not in mounted:
                 return f"{path} was moved meanwhile: try again"
