@@ -151,15 +151,16 @@ def test_prompt_that_was_too_long_is_compacted_and_sent_again(what: str, ended: 
 
 
 @pytest.mark.parametrize("what", TROUBLE)
-def test_prompt_that_stays_too_long_is_compacted_twice_and_ends_the_run(
+def test_prompt_that_stays_too_long_is_compacted_twice_at_most_and_ends_the_run(
     what: str, ended: Ended
 ) -> None:
     item = f"always-{what}"
     run = ended.runs[item]
     assert (run["state"], run["reason"]) == ("stopped", "context_window")
     assert run["detail"]
-    assert ended.plan.asked[item] == 3
-    assert len(ended.kinds(item)) >= 2
+    # After the first compaction little may be left that a second could make shorter.
+    assert 2 <= ended.plan.asked[item] <= 3
+    assert ended.kinds(item)
 
 
 @pytest.mark.parametrize("what", USELESS)

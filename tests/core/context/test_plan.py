@@ -2,6 +2,7 @@
 
 import pytest
 
+from runner.core import compaction
 from runner.core.compaction import HEADING, prompt_limit, token_estimate
 from runner.core.context import Pace
 from runner.core.conversation import text_block
@@ -204,7 +205,8 @@ def test_the_tail_is_halved_where_all_of_it_would_leave_little_room():
     assert token_estimate(talk.state).tokens < ROOM / 2
 
 
-def test_a_compaction_frees_two_turns_growth_where_a_shorter_tail_can():
+def test_a_compaction_frees_two_turns_growth_where_a_shorter_tail_can(monkeypatch):
+    monkeypatch.setattr(compaction, "NEAR_CHEAPEST", 100.0)  # cost alone would not see to it
     for length in (6_000, 11_500, 14_000, 20_000):
         talk = Talk(keep=8)
         talk.fill(length)
@@ -225,9 +227,12 @@ def test_old_results_that_leave_too_little_room_are_summarised():
 
 def test_a_summary_covers_what_was_decided_when_its_call_began():
     talk = Talk(keep=8)
-    talk.fill(500, speech=WORDS)
+    talk.fill(500, speech=2 * WORDS)
     call = talk.state.model.open_call
+    assert call.last > compaction.tail_starts(talk.state)[0], "a shorter tail pays better"
     asked = summary_request(talk.state, call)
+    question = compaction.summary_question(talk.state, call.last)
+    assert asked.messages[0].blocks == (text_block(question.text),)
     talk.state = changed(
         talk.state, pace=Pace(slow=0.5), window=2 * WINDOW
     )  # prices and room are others now
