@@ -23,7 +23,15 @@ LOOKS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "take": (runs._TAKE, {"job": "", "rank": 2, "most": MOST, "now": NOW}),
     "window": (
         times._BEGIN_LATER,
-        {"job": "", "rank": 2, "most": MOST, "now": NOW, "opens": NOW, "deadline": None, "why": ""},
+        {
+            "job": "",
+            "rank": 2,
+            "most": MOST,
+            "now": NOW,
+            "opens": NOW + 9,
+            "deadline": 9.0,
+            "why": "",
+        },
     ),
     "lost messages": (runs._LOST, {"before": NOW - 15, "now": NOW}),
 }
