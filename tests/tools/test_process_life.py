@@ -331,7 +331,7 @@ def test_time_that_the_machine_sleeps_counts_for_a_timeout(monkeypatch: pytest.M
     life, held = os.pipe()
     with call, other, os.fdopen(life), os.fdopen(held, "w"):
         assert host_process._watch(
-            call, life, life, 1, 3_600.0, (), host_process.Limits({}, (), "")
+            call, life, life, 1, 3_600.0, (), host_process.Limits({}, (), ""), None
         ) == (host_process.TIMED_OUT, 0)
 
 
