@@ -68,6 +68,7 @@ class TestAuthorizationIsForThisCall:
             "tools/hooks.py",
             # Children of Runner's own, which are no tools.
             "tools/checking.py",
+            "tools/containers.py",
             "workspace/host_check.py",
             "workspace/own_workspace.py",
         }
