@@ -59,7 +59,7 @@ class Sandbox:
     disk: int | None = None  # bytes of the workspace
     hooks: bool = False  # hooks run in it too
     caches: tuple[str, ...] = ()  # presets of ``CACHES`` that calls can read
-    writable_caches: tuple[str, ...] = ()  # of which the job has a copy that calls can change
+    writable_caches: tuple[str, ...] = ()  # calls write to the job's own copy of these
     file: str | None = None  # the job file, which no call may change
     image: str | None = None  # that each call has a container of; no call runs without
 

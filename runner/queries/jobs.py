@@ -202,7 +202,8 @@ def times_of(database: Database, job_id: str) -> tuple[Times, str | None]:
 
 
 def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each of these jobs, state (queued or waiting) and reason: when the first of its runs is due."""
+    """Return a row for each job, state (queued or waiting) and reason of its runs, with the time at which
+    the first of them is due."""
     group = (runs.c.job_id, runs.c.state, runs.c.reason)
     query = select(*group, func.min(runs.c.due_at).label("due_at")).group_by(*group)
     query = query.where(runs.c.state.in_(("queued", "waiting")))

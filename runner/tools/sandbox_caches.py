@@ -31,8 +31,8 @@ _VARIABLES: Mapping[str, Mapping[str, str]] = {
 def variables(
     read: Collection[str], copies: Mapping[str, Path], tmp: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield variables with their values: presets of ``copies`` are in these folders, those that are
-    ``read`` at home, and all others in the run's ``tmp``."""
+    """Yield the variables that tell programs where their caches are. A preset in ``copies`` has the
+    folder given there, one in ``read`` stays in the user's home, every other is in ``tmp``."""
     for preset, of_preset in _VARIABLES.items():
         folder = copies.get(preset, f"{tmp}/.cache/{preset}")
         for name, value in of_preset.items():

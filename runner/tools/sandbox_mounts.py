@@ -248,10 +248,10 @@ class Mounts:
         # Files that bubblewrap reads from, by their descriptors.
         self.descriptors = {} if blanks.seccomp is None else {SECCOMP_DESCRIPTOR: blanks.seccomp}
         self.mounts = tuple(_mounts(needed, blanks, tmp))  # a folder before what is in it
-        # Of bubblewrap, before its command.
+        # Arguments of bubblewrap, before its command.
         words = (word for mount in self.mounts for word in mount.words)
         self.arguments = (*NAMESPACES, *seccomp, *words)
-        # Of its command; those that are None are unset.
+        # Variables of its command; a variable that is None is unset.
         here = str(tmp) if kind == "landlock" and tmp is not None else _TMP
         self.variables = _variables(environment, view, here)
         self.grants = grants(needed, here) if kind == "landlock" else []

@@ -51,7 +51,7 @@ except OSError as error:
 
 @pytest.fixture
 def top() -> Iterator[Path]:
-    """A folder that is not in /tmp, all of which is hidden from calls."""
+    """A folder outside /tmp. Calls cannot see anything in /tmp."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
 

@@ -183,7 +183,7 @@ def test_a_summary_that_broke_off_is_used_and_says_so():
 
 
 def whole(talk, length):
-    """How many of the newest results are sent whole."""
+    """Return the number of newest results that are sent whole."""
     results = [message.blocks[0]["content"] for message in talk.state.sent[2::2]]
     return next(
         (n for n, text in enumerate(reversed(results)) if len(text) <= length), len(results)
