@@ -391,9 +391,11 @@ def _checked(ended: Ended, start: Start) -> Ended:
     every host should have."""
     if ended.end != "not_started":
         return ended
-    program, said = start.arguments[0], ended.output.decode("utf-8", "replace")
-    if not Path(program).exists():
-        raise HostFaultError(f"the program {program} is gone: install it again")
+    at = 0 if start.gate is None else start.arguments.index("--") + 1  # after bubblewrap's own
+    said = ended.output.decode("utf-8", "replace")
+    for program in (start.arguments[0], start.arguments[at]):
+        if not Path(program).exists():
+            raise HostFaultError(f"the program {program} is gone: install it again")
     if said.startswith(UNMADE) and str(start.folder.resolve()) not in said:
         raise HostFaultError(said)
     if tells_host_fault(said):

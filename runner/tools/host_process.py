@@ -483,7 +483,10 @@ def _start(
                 restrict(*request["landlock"])
             os.execve(request["argv"][0], request["argv"], environment)
         except (OSError, ValueError) as error:
-            os.write(failure_written, str(error).encode("utf-8", "replace"))
+            why = str(error)
+            if isinstance(error, OSError) and error.filename:  # as bubblewrap says it
+                why = f"{error.filename}: {error.strerror}"
+            os.write(failure_written, why.encode("utf-8", "replace"))
         finally:
             os._exit(127)
     for descriptor in (stdin, failure_written, output.writable, errors.writable):

@@ -27,6 +27,9 @@ _PIPE, _STATUS = 101, 102  # descriptors that bubblewrap finds open
 OPTIONS = (
     "--json-status-fd", str(_STATUS), "--file", str(_PIPE), "/dev/runner",
 )  # fmt: skip
+_NO_PROGRAM = (
+    "bwrap: execvp "  # the beginning of what it says of a command that it could not execute
+)
 _NEW_ROOT = b"/newroot"  # of a sandbox that is being made
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 _MOST_WAITING = 128
@@ -89,12 +92,16 @@ class Gate:
         was_killed = exit_code < 0 and self._is_open
         if b'"exit-code"' in self._told or was_killed:
             return ""
-        why = self._why_not or " ".join(said.split()) or f"bubblewrap ended with {exit_code}"
-        return f"{UNMADE}: {why}"
+        said = " ".join(said.split())
+        if self._is_open and said.startswith(_NO_PROGRAM):  # its sandbox was made
+            return said.removeprefix(_NO_PROGRAM)
+        return f"{UNMADE}: {said or self._why_not or f'bubblewrap ended with {exit_code}'}"
 
     def _look(self) -> str:
         self._read_status()
         pid = self._told.partition(b'"child-pid": ')[2].partition(b",")[0].decode()
+        if not pid.isdigit():
+            return "bubblewrap did not tell its process"
         try:
             with open(f"/proc/{pid}/mountinfo", "rb") as file:
                 mounted = {line.split()[4] for line in file}

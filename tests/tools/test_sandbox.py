@@ -15,9 +15,10 @@ from runner.core.hooks import Hook
 from runner.core.sandbox import Sandbox
 from runner.errors import HostFaultError
 from runner.ports import Command, HookCall, Interrupt
-from runner.tools import sandbox_mounts
+from runner.tools import sandbox_mounts, shell
 from runner.tools.registry import resolve_tools
 from runner.tools.sandbox import Sandboxes
+from runner.tools.sandbox_gate import UNMADE, Gate
 
 from .conftest import EVERYTHING, Workbench
 
@@ -135,6 +136,32 @@ def test_a_sandbox_that_fails_is_told_as_such_and_never_as_the_command_s_output(
     with pytest.raises(HostFaultError, match="sandbox could not be made: bwrap: loopback: refused"):
         bash(bench, "touch made", Sandbox())
     assert not (bench.workspace / "made").exists()
+
+
+@with_sandbox
+def test_a_program_that_cannot_be_executed_is_told_as_without_a_sandbox(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program := bench.workspace / "program").touch(0o600)
+    monkeypatch.setattr(shell, "bash_path", lambda environment: str(program))
+    said = f"the command could not be started: {program}: Permission denied"
+    for sandbox in (None, Sandbox()):
+        assert bash(bench, "true", sandbox).content == said
+    program.unlink()
+    for sandbox in (None, Sandbox()):
+        with pytest.raises(HostFaultError, match=f"the program {program} is gone: install it"):
+            bash(bench, "true", sandbox)
+    monkeypatch.undo()
+    hidden = bench.under("deny Read(//usr/bin/bash)", "deny Read(//bin/bash)")
+    assert "could not be started: /" in bash(hidden, "true", Sandbox()).content
+
+
+def test_a_gate_stays_shut_if_bubblewrap_does_not_tell_its_process(tmp_path: Path) -> None:
+    """What the mounts are then, nobody knows."""
+    gate = Gate([str(tmp_path)], 0, "", 0)
+    assert not gate.open()
+    assert gate.problem(-9, "") == f"{UNMADE}: bubblewrap did not tell its process"
+    assert gate.problem(1, "bwrap: no") == f"{UNMADE}: bwrap: no"
 
 
 @with_sandbox
