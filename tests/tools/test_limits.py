@@ -98,6 +98,34 @@ def test_fork_bomb_is_ended_and_told_so(patient: Workbench, bomb: str) -> None:
     )
 
 
+def test_the_keeper_of_a_call_of_root_runs_before_what_it_counts(patient: Workbench) -> None:
+    if os.geteuid() or "processes" in cgroups.prepare()[1] or not may_run_first():
+        pytest.skip("this process is not root, may not run first, or has cgroups of version 2")
+    report = PYTHON.format("""
+import os
+for pid in (os.getpid(), '$PPID'):
+    print(os.sched_getscheduler(int(pid)), os.getpriority(os.PRIO_PROCESS, int(pid)))""")
+    told = run(patient, report, processes=50).content.split()
+    scheduler, priority, of_keeper, priority_of_keeper = map(int, told)
+    assert (scheduler, priority) == (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
+    assert of_keeper & os.SCHED_RR or priority_of_keeper == -20
+    again = run(patient, report, memory=500 * MB).content.split()
+    assert again[2:] == [str(os.SCHED_OTHER), str(priority)]
+
+
+def may_run_first() -> bool:
+    """True if this process has CAP_SYS_NICE (capabilities(7))."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> 23 & 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not on this machine's PATH")
+def test_a_large_tree_of_processes_in_a_sandbox_is_ended_at_once(patient: Workbench) -> None:
+    tree = "for n in $(seq 40); do (for m in $(seq 29); do sleep 100 & done; wait) & done; wait"
+    assert "more than 256 processes" in passed(patient, tree, "required", processes=256)
+
+
 DISK_HOGS = [
     "for n in $(seq 60); do head -c 1048576 /dev/urandom > f$n; sleep 0.05; done; sleep 100",
     "dd if=/dev/zero of=big bs=1M count=60 2>&1; echo done",
