@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -168,6 +168,7 @@ class ToolCall:
     surroundings: Surroundings
     timeout: float  # seconds
     sandbox: Sandbox | None = None  # the job's; which paths the rules deny says ``authorization``
+    about: Mapping[str, Any] = field(default_factory=dict)  # data of the events of its connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ class Command:
     timeout: float  # seconds
     sandbox: Sandbox | None = None  # None: nothing contains it
     policy: Policy | None = None  # denies paths in the sandbox
+    about: Mapping[str, Any] = field(default_factory=dict)  # data of the events of its connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class HookCall:
     surroundings: Surroundings
     sandbox: Sandbox | None = None  # None: nothing contains it
     policy: Policy | None = None  # denies paths in the sandbox
+    about: Mapping[str, Any] = field(default_factory=dict)  # data of the events of its connections
 
 
 class Tools(Protocol):

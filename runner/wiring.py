@@ -256,7 +256,7 @@ def _surroundings(
         TmpRemover(settings.home),
         NotesStorer(
             settings.home,
-            lambda call_id, made: store_connections(database, call_id, made, clock.now()),
+            lambda run, about, made: store_connections(database, run, about, made, clock.now()),
             lambda error: log_event(logger, "connections are not stored", error=str(error)),
         ),
         *([telemetry] if telemetry is not None else []),

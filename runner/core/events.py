@@ -13,6 +13,7 @@ from runner.core.agents import child_id
 from runner.core.conversation import ToolResult, Usage
 from runner.core.fold import Applied
 from runner.core.hook_decisions import name_of
+from runner.core.hooks import HookRun
 from runner.core.hosts import Connection
 from runner.core.state import RunState
 from runner.core.text import shorten, visible
@@ -84,8 +85,8 @@ def events_of(applied: Applied) -> Iterator[Event]:
         yield from _of_hook(state, entry, after)
     elif isinstance(entry, entries.WorkspaceEntry):
         if isinstance(entry, entries.Verified):
-            by = {"turn": state.turns, "verification": entry.number}
-            yield from connection_events(by, entry.result.connections)
+            about = about_verification(state, entry.number)
+            yield from connection_events(about, entry.result.connections)
         yield _in_workspace(state, entry)
     elif isinstance(entry, entries.UserMessageAdded):
         yield Event("message_added", {"cause": entry.cause, "messages": len(entry.texts)})
@@ -158,11 +159,11 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
                     ],
                     **_given(reason=shorten(decision.reason, _REASON_LENGTH)),
                 }
-                yield Event("permission_decided", _call(state, index) | told)
+                yield Event("permission_decided", about_call(state, index) | told)
         case entries.ToolsStarted(indexes):
             for index in indexes:
                 summary = summarise_input(state.calls[index].input)
-                yield Event("tool_started", _call(state, index) | {"input": summary})
+                yield Event("tool_started", about_call(state, index) | {"input": summary})
         case entries.ChildrenStarted(children):
             for child in children:
                 told = {
@@ -174,17 +175,20 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
                     "cost_ceiling": child.cost,
                     "deadline": child.deadline,
                 }
-                yield Event("child_started", _call(state, child.index) | told)
+                yield Event("child_started", about_call(state, child.index) | told)
         case entries.OutcomeAsked(index):
             call = state.calls[index]
             more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
-            yield Event("outcome_asked", _call(state, index) | more)
+            yield Event("outcome_asked", about_call(state, index) | more)
         case entries.ToolFinished(index, result, snapshot):
-            yield from connection_events(_call(state, index), result.connections)
-            yield Event("tool_done", _call(state, index) | _result(result) | _given(tree=snapshot))
+            yield from connection_events(about_call(state, index), result.connections)
+            yield Event(
+                "tool_done", about_call(state, index) | _result(result) | _given(tree=snapshot)
+            )
 
 
-def _call(state: RunState, index: int | None) -> dict[str, Any]:
+def about_call(state: RunState, index: int | None) -> dict[str, Any]:
+    """Return the data by which events name a call; None: the turn alone."""
     if index is None:
         return {"turn": state.turns}
     call = state.calls[index]
@@ -194,6 +198,18 @@ def _call(state: RunState, index: int | None) -> dict[str, Any]:
         "tool_use_id": _summary(call.id),
         "name": _summary(call.name),
     }
+
+
+def about_hook(state: RunState, run: HookRun) -> dict[str, Any]:
+    """Return the data by which events name a run of a hook."""
+    name = _summary(name_of(state.spec.hooks[run.hook]))
+    named = {"hook_run": run.number, "event": run.event, "hook": name}
+    return about_call(state, run.index) | named
+
+
+def about_verification(state: RunState, number: int) -> dict[str, Any]:
+    """Return the data by which events name a verification."""
+    return {"turn": state.turns, "verification": number}
 
 
 def _result(result: ToolResult) -> dict[str, Any]:
@@ -218,9 +234,7 @@ def _given(**data: str | None) -> dict[str, Any]:
 
 def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Iterator[Event]:
     [of_hook] = (each for each in after.hooks.runs if each.number == entry.number)
-    name = _summary(name_of(state.spec.hooks[of_hook.hook]))
-    data = _call(state, of_hook.index)
-    data |= {"hook_run": of_hook.number, "event": of_hook.event, "hook": name}
+    data = about_hook(state, of_hook)
     if isinstance(entry, entries.HookStarted):
         yield Event("hook_started", data)
         return

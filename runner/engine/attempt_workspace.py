@@ -14,8 +14,10 @@ from runner.core import entries
 from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
+from runner.core.events import about_call, about_hook, about_verification
 from runner.core.hook_decisions import in_folder, kept_as_edited, with_unusable_input
 from runner.core.hooks import Said, read_answer
+from runner.core.hosts import Connection
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
@@ -218,6 +220,7 @@ class AttemptWorkspace:
             surroundings=self.surroundings,
             timeout=state.limits.tool_timeout,
             sandbox=state.spec.sandbox,
+            about=about_call(state, call.index),
         )
         try:
             result = self.tools.run(request, self.interrupt)
@@ -235,21 +238,24 @@ class AttemptWorkspace:
         is put back."""
         verify = state.spec.verify
         assert verify is not None, "only a job that says how is verified"
+        made: tuple[Connection, ...] = ()
         for position, text in enumerate(verify.commands, 1):
             name = f"verify_{number}_{position}"
             command = Command(
                 *(name, state.run_id, text, self.surroundings, verify.timeout),
                 sandbox=state.spec.sandbox,
                 policy=state.policy,
+                about=about_verification(state, number),
             )
             result = self.tools.command(command, self.interrupt)
             if result.outcome == "interrupted":  # killed from outside: says nothing of the work
                 self._put_back(state, self.interrupt)
                 result = self.tools.command(command, self.interrupt)
+            made += result.connections
             if result.is_error:
                 break
         self._put_back(state, self.interrupt)
-        return [entries.Verified(number, text, result)]
+        return [entries.Verified(number, text, replace(result, connections=made))]
 
     def record_shared(self) -> str:
         """Record the folder that the run shares with a parent; empty if it is not recorded."""
@@ -270,7 +276,8 @@ class AttemptWorkspace:
         folder = self.surroundings.workspace or self.surroundings.outputs
         told = {**in_folder(step.told, str(folder)), "transcript_path": str(transcript)}
         sandbox = state.spec.sandbox if state.spec.sandbox and state.spec.sandbox.hooks else None
-        call = HookCall(state.run_id, hook, told, self.surroundings, sandbox, state.policy)
+        about = about_hook(state, run)
+        call = HookCall(state.run_id, hook, told, self.surroundings, sandbox, state.policy, about)
         try:
             said = self.tools.hook(call, self.interrupt)
         except ShutDown:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -10,20 +9,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.core.hosts import Connection, hint
 from runner.core.run import Ended as RunEnded
 from runner.core.run import Lease, Outcome
 from runner.core.sandbox import Kind, Sandbox
-from runner.errors import Interrupted, SandboxMissing
-from runner.logs import log_event
+from runner.errors import SandboxMissing
 from runner.permissions.decisions import Policy
 from runner.ports import Interrupt, NoOutcome, Observer, Surroundings
-from runner.tools import connection_notes, proxy_launcher, sandbox_caches, sandbox_landlock
+from runner.tools import proxy_launcher, sandbox_caches, sandbox_landlock
 from runner.tools.connection_notes import Notes
 from runner.tools.containers import Containers, image_needs
 from runner.tools.file_access import ToolFailure
@@ -33,8 +31,6 @@ from runner.tools.sandbox_mounts import FOLDER, NAMESPACES, TMP, Blanks, Mounts,
 
 if TYPE_CHECKING:
     from runner.tools.proxy import Door, Proxy
-
-logger = logging.getLogger(__name__)
 
 PORT = 61080  # of the proxy in a sandbox: no port that programs are given when they ask for any
 
@@ -126,10 +122,11 @@ class Sandboxes:
         sandbox: Sandbox | None,
         policy: Policy | None,
         surroundings: Surroundings,
-        call_id: str = "",
+        about: Mapping[str, Any],
     ) -> Iterator[Entered]:
-        """While the block runs, a process can be started in a sandbox. At its end, raise
-        ``ToolFailure`` if the process made what the policy denies."""
+        """While the block runs, a process can be started in a sandbox; ``about`` is the data of the
+        events of its connections. At its end, raise ``ToolFailure`` if the process made what the policy
+        denies."""
         found = self.containment_of(sandbox)
         kind = found.kind
         if sandbox is not None:
@@ -139,7 +136,7 @@ class Sandboxes:
             return
         limits = start.limits
         hosts = sandbox.network if kind != "landlock" else None
-        with self._door(hosts, call_id) if hosts else nullcontext() as door:
+        with self._door(hosts, start.run_id, about) if hosts else nullcontext() as door:
             mounts = self._mounts(start, sandbox, policy, surroundings, kind)
             start = replace(start, variables=mounts.variables)
             if kind == "landlock":
@@ -206,16 +203,16 @@ class Sandboxes:
         tmp = run_tmp(self._home, start.run_id)
         return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp, kind)
 
-    def _door(self, hosts: Sequence[str], call_id: str) -> AbstractContextManager[Door]:
+    def _door(
+        self, hosts: Sequence[str], run_id: str, about: Mapping[str, Any]
+    ) -> AbstractContextManager[Door]:
         with self._probing:
             if self.proxy is None:
                 # Here, because commands that submit jobs load this module, and need no asyncio.
                 from runner.tools.proxy import Proxy
 
                 self.proxy = Proxy()
-        if not call_id:
-            return self.proxy.door(hosts)
-        return self.proxy.door(hosts, Notes(self._home / connection_notes.FOLDER / call_id).add)
+        return self.proxy.door(hosts, Notes(self._home, run_id, about).add)
 
     def _limits(
         self, sandbox: Sandbox, kind: Kind, start: Start, surroundings: Surroundings
@@ -271,11 +268,11 @@ class Contained:
         sandbox: Sandbox | None,
         policy: Policy | None,
         surroundings: Surroundings,
-        call_id: str = "",
+        about: Mapping[str, Any],
     ) -> None:
         self._host = host
         self._sandboxes = sandboxes
-        self._about = (sandbox, policy, surroundings, call_id)
+        self._about = (sandbox, policy, surroundings, about)
         self.containment: str | None = None  # of the processes; None: none was started
         self._door: Door | None = None
 
@@ -295,23 +292,16 @@ class Contained:
         return hint(sandbox.network, self.connections, said, loopback=kind != "landlock")
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
-        """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. The log has the
-        connections of one that was cut, which has no result to record them; see ``connection_notes``
-        for a tool call."""
-        try:
-            with self._sandboxes.enter(start, *self._about) as entered:
-                self.containment, self._door = entered.containment, entered.door
-                ended = self._run(entered.start, interrupt)
-                if ended.end in ("exited", "timed_out", "limited"):
-                    # An engine holds a container to those that it was given, by cgroups.
-                    given = entered.limits.asked().keys() - entered.start.limits.asked().keys()
-                    self.containment += entered.limits.holders({*ended.held, *given})
-                return ended
-        except Interrupted:
-            for made in self.connections:
-                fields = {name: value for name, value in asdict(made).items() if value}
-                log_event(logger, "connection of a call that was cut", run=start.run_id, **fields)
-            raise
+        """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. One that is cut has
+        no result to record its connections: see ``connection_notes``."""
+        with self._sandboxes.enter(start, *self._about) as entered:
+            self.containment, self._door = entered.containment, entered.door
+            ended = self._run(entered.start, interrupt)
+            if ended.end in ("exited", "timed_out", "limited"):
+                # An engine holds a container to those that it was given, by cgroups.
+                given = entered.limits.asked().keys() - entered.start.limits.asked().keys()
+                self.containment += entered.limits.holders({*ended.held, *given})
+            return ended
 
     def _run(self, start: Start, interrupt: Interrupt) -> Ended:
         sandbox, *_ = self._about

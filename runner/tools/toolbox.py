@@ -140,9 +140,8 @@ class LocalTools:
         self.sandboxes.close()
 
     def _contained(self, call: ToolCall | Command | HookCall, policy: Policy | None) -> Contained:
-        about = (call.sandbox, policy, call.surroundings)
-        call_id = call.id if isinstance(call, ToolCall) else ""
-        return Contained(self.host, self.sandboxes, *about, call_id)
+        about = (call.sandbox, policy, call.surroundings, call.about)
+        return Contained(self.host, self.sandboxes, *about)
 
     def _dispatch(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
         name, source = call.tool.name, call.tool.source

@@ -21,16 +21,18 @@ REFUSED = Connection("evil.test", 443, NOW + 0.123456789, "refused", "it is not 
 def test_connections_of_a_call_that_was_cut_are_stored_once(database: Database) -> None:
     run_id = submit_one(database)
     claim(database, run_id).reply(tool_use(1, path="a.py"), stop="tool_use")
-    name, made = call_id(run_id, 1, 0), [REFUSED, replace(REFUSED, at=NOW + 1, port=80)]
-    assert not store_connections(database, name, made[:1], NOW)
+    about, made = {"turn": 1, "call_index": 0}, [REFUSED, replace(REFUSED, at=NOW + 1, port=80)]
+    assert not store_connections(database, run_id, about, made[:1], NOW)
     cancel(database, Target("run", run_id), NOW)
     for _ in range(2):
-        assert store_connections(database, name, made, NOW)
+        assert store_connections(database, run_id, about, made, NOW)
+    hook = {"turn": 1, "hook_run": 1, "event": "TurnEnd", "hook": "notify"}
+    assert store_connections(database, run_id, hook, [replace(REFUSED, at=NOW + 2)], NOW)
     rows = list(connection_rows(database, Filters()))
-    assert [(row["host"], row["port"], row["call_id"]) for row in rows] == [
-        ("evil.test", 80, name),
-        ("evil.test", 443, name),
+    name = call_id(run_id, 1, 0)
+    assert [(row["made_by"], row["port"], row["call_id"]) for row in rows] == [
+        ("hook", 443, None),
+        ("call", 80, name),
+        ("call", 443, name),
     ]
-    assert store_connections(database, call_id("run_gone", 1, 0), made, NOW), (
-        "nothing to store it for"
-    )
+    assert store_connections(database, "run_gone", about, made, NOW), "nothing to store it for"

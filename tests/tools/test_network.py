@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from runner.core.conversation import ToolResult
+from runner.core.hooks import Hook
+from runner.core.hosts import Connection
 from runner.core.sandbox import Sandbox
 from runner.errors import Interrupted
-from runner.ports import Command, Interrupt
+from runner.ports import Command, HookCall, Interrupt
+from runner.tools.connection_notes import NotesStorer
 from runner.tools.proxy import SOCKET_INSIDE, Proxy
 from runner.tools.registry import resolve_tools
 from runner.tools.sandbox import Sandboxes
@@ -173,22 +177,31 @@ def test_a_job_may_ask_for_the_network_of_the_host(bench: Workbench, server: int
 
 
 @pytest.mark.slow
-def test_the_log_has_the_connections_of_a_call_that_was_cut(
-    bench: Workbench, server: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("made_by", ["call", "verify", "hook"])
+def test_connections_of_what_was_cut_are_kept_to_be_stored(
+    bench: Workbench, server: int, made_by: str
 ) -> None:
-    caplog.set_level("INFO")
-    command = f"python3 get.py http://b.test:{server}/; touch asked; sleep 600"
-    call = replace(bench.call("Bash", command=command), sandbox=Sandbox(network=("a.test",)))
-    interrupt = Interrupt()
+    text = f"python3 get.py http://b.test:{server}/; touch asked; sleep 600"
+    sandbox, about, interrupt = Sandbox(network=("a.test",)), {"turn": 3}, Interrupt()
+    call = replace(bench.call("Bash", command=text), sandbox=sandbox, about=about)
+    told = (bench.surroundings, 60, sandbox, EVERYTHING, about)
+    hook = HookCall("run_1", Hook("TurnEnd", command=text), {}, bench.surroundings, sandbox)
+    run: dict[str, Callable[[], object]] = {
+        "call": lambda: bench.tools.run(call, interrupt),
+        "verify": lambda: bench.tools.command(Command("v", "run_1", text, *told), interrupt),
+        "hook": lambda: bench.tools.hook(replace(hook, about=about), interrupt),
+    }
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(bench.tools.run, call, interrupt)
+        running = pool.submit(run[made_by])
         wait_until((bench.workspace / "asked").exists, "the request")
         interrupt.set("dropped")
         with pytest.raises(Interrupted):
             running.result()
-    (line,) = (each for each in caplog.records if "connection of a call" in each.message)
-    assert line.fields["host"] == "b.test"  # type: ignore[attr-defined]
-    assert line.fields["outcome"] == "refused"  # type: ignore[attr-defined]
+    stored = Queue[tuple[str, dict[str, object], list[Connection]]]()
+    NotesStorer(bench.home, lambda *noted: stored.put(noted) or True, pytest.fail)
+    run_id, who, (made,) = stored.get(timeout=30)
+    assert (run_id, who, made.host, made.outcome) == ("run_1", about, "b.test", "refused")
+    wait_until(lambda: not [*(bench.home / "connections").iterdir()], "the note's removal")
 
 
 @pytest.mark.slow
