@@ -30,6 +30,8 @@ class JobLoad:
     interrupted: int = 0  # due runs that had begun and were interrupted
     due: int = 0  # other due runs
     room: int | None = None  # how many more of its runs may be worked on; None: any number
+    fresh: int = 0  # of ``due``: have not begun
+    finish_by: float | None = None  # from then on none of its model calls begins
 
     @property
     def waiting(self) -> int:

@@ -48,6 +48,10 @@ class Window:
 
     def opens_at(self, now: float) -> float:
         """``now`` inside the window, else when it opens next, in seconds since the epoch."""
+        return max(now, self.around(now)[0])
+
+    def around(self, now: float) -> tuple[float, float]:
+        """When the window that is open, or the next one, opens and closes, in seconds since the epoch."""
         first, last = time.fromisoformat(self.start), time.fromisoformat(self.end)
         today = local_date(now, self.zone)
         for offset in (-1, 0, 1, 2):  # a window of a few minutes may be skipped as clocks are set
@@ -55,7 +59,7 @@ class Window:
             opens = instant(day, first, self.zone)
             closes = instant(day if first < last else day + _DAY, last, self.zone)
             if now < closes and opens < closes:
-                return max(now, opens)
+                return opens, closes
         raise AssertionError(f"the window {self} never opens")
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.core.run import LEASE_SECONDS
-from runner.core.shares import Shares
+from runner.core.shares import JobLoad, Shares
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage
@@ -29,6 +29,7 @@ from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
 from runner.store.clock import DatabaseClock
 from runner.store.database import Database
+from runner.store.held import HeldItems
 from runner.store.questions import Notice, take_notices
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ class Dispatcher:
         self._choosing = threading.Lock()
         self._shares = Shares()
         self._windows = times.Windows(self.database)
+        self._held = HeldItems(self.database)
         self._surplus: Counter[str] = Counter()  # runs of this worker that may yield, by job
         self._last_good = self.clock.monotonic() - PASS_SECONDS
         self._reaps_expired_from = self.clock.monotonic() + OUTAGE_SECONDS
@@ -181,6 +183,7 @@ class Dispatcher:
         self._find_workspaces()
         self.questions.attend()
         self._budget_waits.wake_overdue(self.clock.now())
+        self._held.wake(self.clock.now())
         times.queue_moved(self.database, self.clock.now())
         schedules.fire_due(self.database, self.clock.now())
         children.attend(self.database, self.clock.now())
@@ -258,7 +261,10 @@ class Dispatcher:
             return []
         with self._choosing:
             now, close = self.clock.now(), self._windows.close
-            return runs.due_to_notify(self.database, most, now, self._shares, close)
+            return runs.due_to_notify(self.database, most, now, self._shares, close, self._hold)
+
+    def _hold(self, loads: Sequence[JobLoad], now: float) -> Sequence[JobLoad]:
+        return self._held.hold(loads, now, self._windows.specs)
 
     def next_instead_of(self, run_id: str) -> str | None:
         """The run that is next by now, in place of one whose queue message is stale."""
@@ -276,7 +282,8 @@ class Dispatcher:
         """Find how many runs of this worker are to yield: of a job with runs at several workers, each takes
         its part, by chance where that is less than one."""
         with self._choosing:
-            loads = runs.job_loads(self.database, MOST_YIELDS, self.clock.now())
+            now = self.clock.now()
+            loads = self._hold(runs.job_loads(self.database, MOST_YIELDS, now), now)
             surplus = self._shares.surplus(loads, self.clock.monotonic())
         if self.queue.free_slots > 0:
             surplus = {}

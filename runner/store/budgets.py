@@ -34,7 +34,15 @@ from runner.core.events import Event, signed_event
 from runner.core.run import RUNNER, Author
 from runner.core.spec import Submission
 from runner.errors import UsageError
-from runner.store.changes import add_job_events, changed, in_lots, locked_runs, queued, store_change
+from runner.store.changes import (
+    add_job_events,
+    changed,
+    in_lots,
+    locked_runs,
+    queued,
+    queued_again,
+    store_change,
+)
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
 from runner.store.rules import lock_rules
@@ -131,7 +139,7 @@ def set_budget(
     # locked afterwards: a transaction that holds a budget does not wait for a run.
     query = select(runs.c.id).where(runs.c.job_id == job_id, _WAITS).order_by(runs.c.id)
     waiting = [run.id for run in database.rows(query)]
-    return _wake(database, waiting, "budget", author, now, old, new)
+    return wake(database, waiting, "budget", author, now, old, new)
 
 
 def _set(
@@ -175,7 +183,7 @@ def _set(
     return old, new
 
 
-def _wake(
+def wake(
     database: Database,
     run_ids: Sequence[str],
     why: str,
@@ -192,7 +200,9 @@ def _wake(
     def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
         found = locked_runs(connection, lot, _WAITS)
         for run in found:
-            store_change(connection, run, now, [event], **queued(now))
+            # A run past its deadline only ends: nothing holds it back.
+            again = queued(now) if why == "deadline" else queued_again(run, now)
+            store_change(connection, run, now, [event], **again)
         return [changed(run, "queued", "goes on") for run in found]
 
     return [each for lot in in_lots(run_ids) for each in database.write(partial(work, lot=lot))]
@@ -211,7 +221,7 @@ class BudgetWaits:
         """Queue runs whose deadline has passed, so that they end, which costs nothing. A sub-agent
         has its own deadline. Returns their ids."""
         late = self._database.read(lambda connection: self._overdue(connection, now))
-        return [run.id for run in _wake(self._database, late, "deadline", RUNNER, now, {}, {})]
+        return [run.id for run in wake(self._database, late, "deadline", RUNNER, now, {}, {})]
 
     def _overdue(self, connection: Connection, now: float) -> Sequence[str]:
         """Return the ids of waiting runs past their deadline, in order."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Select,
     Text,
     Update,
+    and_,
     bindparam,
     exists,
     func,
@@ -41,8 +42,9 @@ from runner.store.changes import (
 )
 from runner.store.children import IS_ORPHAN, IS_READY
 from runner.store.database import Database
+from runner.store.depth import may_begin_now
 from runner.store.statements import Writes, execute
-from runner.store.tables import events, job_shares, runs, workers
+from runner.store.tables import events, job_budgets, job_shares, jobs, runs, workers
 
 NOTIFY_AGAIN_SECONDS = 15.0
 STALE_SECONDS = 2.0  # since a queue message was sent: others may be before its run by now
@@ -68,6 +70,7 @@ class DueRun:
     max_concurrency: int | None  # of its job
     limited_workspace: str | None  # the id of its workspace, if that has a limit
     workspace_concurrency: int | None
+    begins_on_budget: bool  # its first attempt begins an item of a job with a budget
 
     @property
     def must_be_alone(self) -> bool:
@@ -86,6 +89,7 @@ class DueRun:
 
 _LIMITS = ("max_concurrency", "workspace_id", "workspace_concurrency")
 _IS_QUEUED = runs.c.state == "queued"
+_FRESH = literal_column(str(FRESH), Integer)
 _below = runs.alias("below")
 _DUE_RUN = (
     select(
@@ -104,9 +108,11 @@ _DUE_RUN = (
         .correlate(runs)
         .label("of_family"),
         *(job_shares.c[name] for name in _LIMITS),
+        and_(runs.c.rank == _FRESH, job_budgets.c.job_id.is_not(None)).label("begins_on_budget"),
     )
     .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
     .outerjoin(job_shares, job_shares.c.job_id == runs.c.job_id)
+    .outerjoin(job_budgets, job_budgets.c.job_id == runs.c.job_id)
     .where(runs.c.id == bindparam("run"), _IS_QUEUED, runs.c.due_at <= bindparam("now"))
 )
 
@@ -181,9 +187,10 @@ _RUNNING_IN_WORKSPACE = _count_running.where(runs.c.workspace_id == bindparam("w
 
 
 def _has_room(connection: Connection, run: DueRun) -> bool:
-    """True if the limits leave room for the run. Until the transaction ends, nobody else can claim
-    runs under them."""
-    if (run.max_concurrency, run.workspace_concurrency) == (None, None):
+    """True if the limits and the budget leave room for the run. Until the transaction ends, nobody else
+    can claim runs under them."""
+    limits = run.max_concurrency, run.workspace_concurrency
+    if limits == (None, None) and not run.begins_on_budget:
         return True
     ids = {"job": run.job_id, "workspace": run.limited_workspace}
     execute(connection, _LOCKED_LIMITS, ids)
@@ -193,7 +200,8 @@ def _has_room(connection: Connection, run: DueRun) -> bool:
     ):
         if limit is not None and execute(connection, query, ids)[0].count >= limit:
             return False
-    return True
+    concurrency = run.max_concurrency
+    return not run.begins_on_budget or may_begin_now(connection, run.job_id, concurrency)
 
 
 _NOT_NOTIFIED = update(runs).where(runs.c.id == bindparam("run"), _IS_QUEUED).values(rung_at=None)
@@ -201,7 +209,7 @@ _NOT_NOTIFIED = update(runs).where(runs.c.id == bindparam("run"), _IS_QUEUED).va
 
 def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
     """Take a due run for a worker: a new attempt, unless someone was faster, or as many runs of its job
-    or in its workspace are worked on as may be."""
+    or in its workspace are worked on as may be, or its job's budget lets no more items begin."""
     attempts = {"last_attempt": run.attempt, "new_attempt": (attempt := run.attempt + 1)}
     values = {"run": run.id, "worker": worker_id, "now": now, **attempts}
 
@@ -335,11 +343,13 @@ _WAITING_BY_JOB = (
     select(
         _LINES.c.job_id,
         job_shares.c.weight,
+        jobs.c.finish_by,
         *(job_shares.c[name] for name in _LIMITS),
         _count_due(INTERRUPTED).label("interrupted"),
         _count_due(BEGUN).label("begun"),
         _count_due(FRESH).label("fresh"),
     )
+    .join(jobs, jobs.c.id == _LINES.c.job_id)
     .outerjoin(job_shares, job_shares.c.job_id == _LINES.c.job_id)
     .where(_LINES.c.job_id.is_not(None))
 )
@@ -391,8 +401,8 @@ def job_loads(database: Database, most: int, now: float) -> list[JobLoad]:
             (row.workspace_concurrency, in_workspace[row.workspace_id]),
         )
         rooms = [max(0, limit - used) for limit, used in limits if limit is not None]
-        due = row.begun + row.fresh
-        return JobLoad(job_id, weight, *count, row.interrupted, due, min(rooms, default=None))
+        due, room = row.begun + row.fresh, min(rooms, default=None)
+        return JobLoad(job_id, weight, *count, row.interrupted, due, room, row.fresh, row.finish_by)
 
     return [load(job_id) for job_id in weights]
 
@@ -450,17 +460,19 @@ def due_to_notify(
     now: float,
     shares: Shares | None = None,
     close: Callable[[Sequence[JobLoad], float], bool] = lambda loads, now: False,
+    hold: Callable[[Sequence[JobLoad], float], Sequence[JobLoad]] = lambda loads, now: loads,
 ) -> list[str]:
     """The ids of at most ``most`` due runs to notify of, the next one first; each is stamped as notified.
 
     Args:
         shares: chooses among the jobs; None: as if nothing had been chosen before.
         close: lets due runs of some of these jobs wait; true if it did (``times.Windows.close``).
+        hold: leaves out items that may not begin (``held.HeldItems.hold``).
     """
     loads = job_loads(database, most, now)
     if close(loads, now):
         loads = job_loads(database, most, now)
-    return take(database, (shares or Shares()).choose(loads, most), now)
+    return take(database, (shares or Shares()).choose(hold(loads, now), most), now)
 
 
 _LOST = select(runs.c.id).where(

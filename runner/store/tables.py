@@ -223,6 +223,8 @@ runs = _table(
     # Without it a job's summary takes time with the square of its runs: few are begun afresh.
     Index(None, "fresh_of", **_where("fresh_of IS NOT NULL")),
     Index(None, "root_run", **_where("root_run IS NOT NULL")),
+    # The runs in progress, to see if what is left lets others begin.
+    Index("ix_runs_begun", "job_id", **_where("started_at IS NOT NULL AND ended_at IS NULL")),
     # The lines that workers choose the next run from, one for each job and rank.
     Index(
         None,

@@ -92,17 +92,17 @@ class Windows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._specs: dict[str, JobSpec] = {}
+        self.specs: dict[str, JobSpec] = {}
 
     def close(self, loads: Sequence[JobLoad], now: float) -> bool:
         """Let due runs of these jobs wait whose windows are closed. True if any run does."""
         due = [load.job_id for load in loads if load.due]
-        known = {job_id: self._specs[job_id] for job_id in due if job_id in self._specs}
+        known = {job_id: self.specs[job_id] for job_id in due if job_id in self.specs}
         if unknown := [job_id for job_id in due if job_id not in known]:
             query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(unknown))
             rows = self._database.rows(query)
             known |= {row.id: JobSpec.from_json(row.spec) for row in rows}
-        self._specs = known
+        self.specs = known
         return sum(self._close(job_id, spec, now) for job_id, spec in known.items()) > 0
 
     def _close(self, job_id: str, spec: JobSpec, now: float) -> bool:
