@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -69,8 +70,17 @@ _NETWORK_TIMEOUTS = {
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A value that is JSON text already."""
+
+    text: str
+
+
 def to_json(value: Any) -> str:
     """JSON text, compact and in order. Text that UTF-8 cannot encode (lone surrogates) is escaped."""
+    if isinstance(value, Json):
+        return value.text
     text = _COMPACT.encode(value)
     try:
         text.encode()

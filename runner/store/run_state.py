@@ -17,6 +17,7 @@ from runner.core.spec import JobSpec, decoder
 from runner.core.state import Call, Progress
 from runner.core.workspace import Instructions, with_instructions
 from runner.permissions import Answer, Decision, MatchedRule, ResolvedPath, Rule, ToolContext
+from runner.store.database import Json, to_json
 from runner.store.statements import execute
 from runner.store.tables import (
     approvals,
@@ -129,19 +130,24 @@ def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Ans
     return answers
 
 
-def progress_to_json(progress: Progress) -> dict[str, Any]:
+def progress_to_json(progress: Progress) -> Json:
     """Return the value of ``runs.progress``: the fields without columns or rows of their own."""
-    return {
-        name: fresh if (part := getattr(progress, name)) is default else _to_json(part)
+    parts = (
+        fresh if (part := getattr(progress, name)) is default else _part_to_json(name, part)
         for name, (default, fresh) in _fresh_parts().items()
-    }
+    )
+    return Json(f"{{{','.join(parts)}}}")
 
 
 @cache
-def _fresh_parts() -> dict[str, tuple[Any, Any]]:
+def _fresh_parts() -> dict[str, tuple[Any, str]]:
     """The parts of a new run's progress, which thousands of runs begin with, and their JSON."""
     parts = {name: getattr(Progress(), name) for name in _stored_fields(Progress)}
-    return {name: (part, _to_json(part)) for name, part in parts.items()}
+    return {name: (part, _part_to_json(name, part)) for name, part in parts.items()}
+
+
+def _part_to_json(name: str, part: Any) -> str:
+    return f'"{name}":{to_json(_to_json(part))}'
 
 
 def progress_from_row(row: Any) -> Progress:

@@ -12,7 +12,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain, count, groupby
+from itertools import chain, count, groupby, product
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -134,7 +134,10 @@ def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str
     columns = tuple(column.name for column in table.c if column.name in rows[0])
     dialect = connection.dialect
     compiled = _compile(_write_statement((_Shape(table, columns),)), dialect)
-    converted = (_converted(compiled.binders, [row[name] for name in columns]) for row in rows)
+    converts = [(place, convert) for place, convert in enumerate(compiled.binders) if convert]
+    converted = [[row[name] for name in columns] for row in rows]
+    for values, (place, convert) in product(converted, converts):
+        values[place] = convert(values[place])
     with driver_errors(connection):
         cursor = connection.info["cursor"]
         if dialect.name == "sqlite":
