@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -124,6 +125,9 @@ class Interrupted(RunnerError):  # noqa: N818 - the design's word for it
         super().__init__(f"interrupted ({self.reason})")
 
 
+SHUT_DOWN = "the worker was shut down during the call"
+
+
 class ShutDown(Interrupted):
     """An effect was cut because the worker shuts down: its result may still be stored."""
 
@@ -143,9 +147,11 @@ class ModelCallError(RunnerError):
     status: int | None = None  # HTTP status, when the API answered with an error status
     request_id: str | None = None
     retry_after: float | None = None  # seconds that the API asked to wait
-    # False when it is certain that no token was used (the API refused the request before any model read
-    # it, or it was never sent); True when usage is unknown, which is charged at the call's worst case.
+    # False when it is certain that no token was used: the API refused the request before any model read
+    # it, or it was never sent.
     billed: bool = True
+    counted: Mapping[str, int] | None = None  # tokens by kind that the API has counted, if it has
+    most_output: int | None = None  # tokens that the reply can have had; None: nothing bounds it
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.script import ScriptDirectory
 
 revision = "r04"
 down_revision = "r03"
@@ -11,6 +12,7 @@ down_revision = "r03"
 
 def upgrade() -> None:
     _add_index_of_begun_runs()
+    _add_charges()
 
 
 def _add_index_of_begun_runs() -> None:
@@ -18,3 +20,39 @@ def _add_index_of_begun_runs() -> None:
     op.create_index(
         "ix_runs_begun", "runs", ["job_id"], sqlite_where=is_begun, postgresql_where=is_begun
     )
+
+
+def _add_charges() -> None:
+    """Of a call of unknown usage, the prompt may be known, and a part may be written off."""
+    op.add_column("model_calls", sa.Column("written_off_tokens", sa.BigInteger))
+    connection = op.get_bind()
+    is_sqlite = connection.dialect.name == "sqlite"
+    if is_sqlite:
+        connection.exec_driver_sql("DROP VIEW v_costs")
+    create = "CREATE VIEW" if is_sqlite else "CREATE OR REPLACE VIEW"
+    connection.exec_driver_sql(f"{create} v_costs AS {_costs(is_sqlite)}")
+
+
+def _costs(sqlite: bool) -> str:
+    """Return the query of the view: the first one, with the known parts of calls of unknown usage."""
+    kinds = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
+    known = " + ".join(f"c.{kind}" for kind in kinds)
+    bound = "c.worst_case - c.max_tokens"
+    changes = {
+        "c.input_tokens IS NULL AND c.charged_tokens > 0": f"c.charged_tokens > coalesce({known}, 0)",
+        "c.worst_case, c.max_tokens, t.scripted": (
+            f"CASE WHEN c.input_tokens IS NULL THEN {bound} ELSE 0 END AS unknown_prompt, "
+            f"c.charged_tokens - coalesce({known}, {bound}) AS unknown_output, t.scripted"
+        ),
+        "(k.worst_case - k.max_tokens)": "k.unknown_prompt",
+        "p.output * k.max_tokens": "p.output * k.unknown_output",
+        "WHEN k.unknown = 0 THEN (": "WHEN k.unknown = 0 OR k.input_tokens IS NOT NULL THEN (",
+    }
+    script = op.get_context().script
+    assert isinstance(script, ScriptDirectory)
+    first = script.get_revision("r01")
+    view = str(first.module._Views(sqlite).costs())
+    for old, new in changes.items():
+        assert view.count(old) == 1, old
+        view = view.replace(old, new)
+    return view

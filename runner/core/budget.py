@@ -5,14 +5,21 @@ Tokens are counted as the API counts them; costs are whole billionths of a USD, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from runner.core.conversation import Usage
 from runner.core.prices import FREE, Tariff
 
 FIRST_CALL_ALLOWANCE = 2_000  # tokens that the API adds around the first prompt
 LEAST_OUTPUT_TOKENS = 1_024  # with less room than this a call is not worth making
 BILLIONTHS = 1_000_000_000  # of a USD
+
+# A bound of what any model writes: models write some 40 to 80 tokens a second, in fast mode 2.5 times as
+# many (https://docs.claude.com/en/build-with-claude/fast-mode), and this is five times more again.
+TOKENS_PER_SECOND = 1_000
+NOTICE_SECONDS = 60.0  # within which the API notices that nobody reads a reply any more
 
 Ceiling = Literal["token_ceiling", "cost_ceiling"]
 
@@ -58,6 +65,17 @@ class Reservation:
     lowered_by: Ceiling = "token_ceiling"
     worst_cost: int = 0  # billionths of a USD
     hour_cache: bool = False  # what it writes to the cache lives for an hour
+    prompt_cost: int | None = (
+        None  # of ``worst_cost``, for the prompt; older versions do not store it
+    )
+
+    def at_most(self, output: int) -> Charged:
+        """The most that the call can have used if its reply had at most ``output`` tokens."""
+        if self.prompt_cost is None or output >= self.max_tokens:
+            return Charged(self.worst_case, self.worst_cost)
+        # Costs bend upwards where prices do, so those in between are below the line.
+        rest = -(-(self.worst_cost - self.prompt_cost) * output // self.max_tokens)
+        return Charged(self.worst_case - self.max_tokens + output, self.prompt_cost + rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +131,23 @@ class Charged:
         return Charged(self.tokens + other.tokens, self.cost + other.cost)
 
 
+def written_in(seconds: float) -> int:
+    """Return the most tokens that a model can write in that time."""
+    return math.ceil(max(0.0, seconds) * TOKENS_PER_SECOND)
+
+
+def charge_of(
+    call: Reservation, counted: Usage | None, most_output: int | None, tariff: Tariff
+) -> Charged:
+    """Return the charge for a call without a whole reply: the tokens that the API has counted, and the
+    most that it can have written. None: it has not counted the prompt; nothing bounds the reply."""
+    output = call.max_tokens if most_output is None else min(most_output, call.max_tokens)
+    if counted is None:
+        return call.at_most(output)
+    used = replace(counted, output_tokens=max(counted.output_tokens, output))
+    return Charged(used.total, tariff.cost(used, hour_cache=call.hour_cache))
+
+
 def billionths(usd: float) -> int:
     """Return an amount from a file or an option in whole billionths of a USD."""
     return round(usd * BILLIONTHS)
@@ -161,4 +196,5 @@ def reserve(
         lowered_by,
         tariff.cost_at_most(prompt, max_tokens, hour_cache=hour_cache),
         hour_cache,
+        tariff.cost_at_most(prompt, 0, hour_cache=hour_cache),
     )

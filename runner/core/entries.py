@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.core.agents import NewChild
 from runner.core.budget import Reservation
 from runner.core.context import Compaction
-from runner.core.conversation import ModelReply, Purpose, ToolResult
+from runner.core.conversation import ModelReply, Purpose, ToolResult, Usage
 from runner.core.hooks import HookEvent, HookResult
 from runner.core.run import Outcome
 from runner.core.workspace import Instructions
@@ -74,6 +74,10 @@ class ModelCallFailed:
     charged: int  # tokens
     at: float  # seconds since the epoch
     retry_at: float | None  # seconds since the epoch; None: not again
+    cost: int | None = None  # charged; None: the reservation's, if any tokens are
+    counted: Usage = field(
+        default_factory=Usage
+    )  # the part of ``charged`` that the API has counted
 
 
 @dataclass(frozen=True, slots=True)

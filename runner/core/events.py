@@ -120,10 +120,15 @@ def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> It
             if isinstance(entry, entries.SummaryReplied):
                 data |= {"purpose": "summary"} | _given(error=shorten(entry.why, _REASON_LENGTH))
             yield Event("model_call_ended", data)
-        case entries.ModelCallFailed(kind, message, status, request_id, charged, _, retry_at):
+        case entries.ModelCallFailed(kind, message, status, request_id, _, _, retry_at):
             data = {"call": call, "kind": _summary(kind)}
             data |= {"message": shorten(message, _REASON_LENGTH), "status": status}
-            yield Event("model_call_ended", data | {"request_id": request_id, "charged": charged})
+            data |= {"request_id": request_id, "charged": entry.charged}
+            if entry.charged:
+                data["cost"] = after.money.charged_cost - state.money.charged_cost
+            if entry.counted.total:
+                data |= {"usage": usage_of(entry.counted), "total": usage_of(after.money.usage)}
+            yield Event("model_call_ended", data)
             if retry_at is not None:
                 yield Event("retry_scheduled", {"at": retry_at, "after": data["kind"]})
     match entry:

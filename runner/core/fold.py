@@ -232,8 +232,11 @@ def _charged(state: RunState, tokens: int, cost: int) -> RunState:
 
 def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
     before, call = state.model.failure, state.model.open_call
-    cost = call.reservation.worst_cost if call is not None and entry.charged else 0
+    cost = entry.cost
+    if cost is None:
+        cost = call.reservation.worst_cost if call is not None and entry.charged else 0
     state = _charged(state, entry.charged, cost)
+    state = replace(state, money=replace(state.money, usage=state.money.usage + entry.counted))
     failure: Failure | None = Failure(
         count=before.count + 1 if before else 1,
         first_at=before.first_at if before else entry.at,

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core import entries
-from runner.core.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
+from runner.core.budget import (
+    Ceiling,
+    Charged,
+    JobBudget,
+    Reservation,
+    charge_of,
+    in_usd,
+    prompt_bound,
+    reserve,
+)
 from runner.core.compaction import (
     SummaryQuestion,
     TokenEstimate,
@@ -18,7 +27,7 @@ from runner.core.compaction import (
     token_estimate,
 )
 from runner.core.context import Compaction
-from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
+from runner.core.conversation import Message, ModelRequest, Purpose, Usage, text_block, text_bytes
 from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
@@ -174,6 +183,17 @@ def retry_at(
         return None
     at = now + delay(failures, error.retry_after, jitter)
     return at if at - first_failure_at <= patience.max_seconds else None
+
+
+def charge_for(state: RunState, call: OpenCall, error: ModelCallError) -> tuple[Charged, Usage]:
+    """Return the charge for a failed call, and the part of it that the API has counted."""
+    if not error.billed:
+        return Charged(0), Usage()
+    counted = None if error.counted is None else Usage(**error.counted)
+    model = state.spec.model if call.purpose == "turn" else state.spec.summary_model
+    tariff = state.money.tariffs.get(model, FREE)
+    charge = charge_of(call.reservation, counted, error.most_output, tariff)
+    return charge, counted or Usage()
 
 
 # The model options that control sending and billing.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
+from functools import partial
 from typing import Any, Literal, get_args
 
 from runner.core.conversation import Usage
@@ -186,9 +187,12 @@ class Calls:
     above: int  # as in ``PriceList.rates``
     count: int  # of all of them; refused ones used nothing
     usage: Usage  # of those whose usage is known
-    unknown: int = 0  # calls that were charged at their worst case
-    unknown_prompt: int = 0  # bounds of their tokens
+    unknown: int = 0  # calls that were charged more than the API is known to have counted
+    unknown_prompt: int = 0  # tokens that it did not count, and that were charged
     unknown_output: int = 0
+    written_off: int = 0  # calls whose unknown charge a person wrote off
+    off_prompt: int = 0  # its tokens
+    off_output: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +203,12 @@ class Spending:
     scripted: int = 0
     usage: Usage = field(default_factory=Usage)
     usd: Decimal = _NO_USD  # of the calls whose usage is known and whose model has a price
-    unknown: int = 0  # calls of unknown usage, which ``usd`` leaves out
-    at_most: Decimal = _NO_USD  # bound of what those cost
+    unknown: int = 0  # calls of unknown usage; ``usage`` and ``usd`` have only what the API counted
+    unknown_tokens: int = 0  # bound of the rest, which is charged
+    at_most: Decimal = _NO_USD  # bound of what it cost
+    written_off: int = 0  # calls whose rest a person wrote off
+    written_off_tokens: int = 0
+    written_off_usd: Decimal = _NO_USD
     unpriced: frozenset[str] = frozenset()  # models without a price: in neither sum
 
     def __add__(self, other: Spending) -> Spending:
@@ -210,7 +218,11 @@ class Spending:
             self.usage + other.usage,
             self.usd + other.usd,
             self.unknown + other.unknown,
+            self.unknown_tokens + other.unknown_tokens,
             self.at_most + other.at_most,
+            self.written_off + other.written_off,
+            self.written_off_tokens + other.written_off_tokens,
+            self.written_off_usd + other.written_off_usd,
             self.unpriced | other.unpriced,
         )
 
@@ -225,8 +237,15 @@ def spending(prices: PriceList, calls: Calls) -> Spending:
     """Return the cost of calls by a price list. A model without a price is named, never free."""
     if calls.terms.scripted:
         return Spending(calls.count, calls.count, calls.usage)
-    spent = Spending(calls.count, 0, calls.usage, unknown=calls.unknown)
-    if not calls.usage.total and not calls.unknown:
+    spent = Spending(
+        calls.count,
+        usage=calls.usage,
+        unknown=calls.unknown,
+        unknown_tokens=calls.unknown_prompt + calls.unknown_output,
+        written_off=calls.written_off,
+        written_off_tokens=calls.off_prompt + calls.off_output,
+    )
+    if not (calls.usage.total or calls.unknown or calls.written_off):
         return spent
     rates = prices.rates(calls.model, calls.terms, calls.above)
     if rates is None:
@@ -234,5 +253,9 @@ def spending(prices: PriceList, calls: Calls) -> Spending:
         name = f"{calls.model} in fast mode" if known else calls.model
         return spent + Spending(unpriced=frozenset({name}))
     hour_cache = calls.terms.hour_cache
-    bound = rates.cost_at_most(calls.unknown_prompt, calls.unknown_output, hour_cache=hour_cache)
-    return spent + Spending(usd=rates.cost(calls.usage, hour_cache=hour_cache), at_most=bound)
+    bound = partial(rates.cost_at_most, hour_cache=hour_cache)
+    return spent + Spending(
+        usd=rates.cost(calls.usage, hour_cache=hour_cache),
+        at_most=bound(calls.unknown_prompt, calls.unknown_output),
+        written_off_usd=bound(calls.off_prompt, calls.off_output),
+    )

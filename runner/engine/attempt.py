@@ -26,6 +26,7 @@ from runner.core.spec import JobSpec
 from runner.core.state import Call, CountedPrompt, OpenCall, RunState
 from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
+    SHUT_DOWN,
     HostFaultError,
     ModelCallError,
     ShutDown,
@@ -245,7 +246,7 @@ class _Attempt:
             self._store(failed)
             raise HostFaultError(fault) from error
         except ShutDown:
-            cut = ModelCallError("shutdown", "the worker was shut down during the call")
+            cut = ModelCallError("shutdown", SHUT_DOWN)
             return [self._failed(call, cut)]
         worked, contexts = self._worked_since(began), tuple[ToolContext, ...]()
         with suppress(HostFaultError):  # the reply is paid for; its calls are located later
@@ -265,14 +266,17 @@ class _Attempt:
             jitter=self._ports.jitter(),
             patience=self._state.spec.retry,
         )
+        charge, counted = model_calls.charge_for(self._state, call, error)
         return ModelCallFailed(
             kind=error.kind,
             message=error.message,
             status=error.status,
             request_id=error.request_id,
-            charged=call.reservation.worst_case if error.billed else 0,
+            charged=charge.tokens,
             at=now,
             retry_at=retry_at,
+            cost=charge.cost,
+            counted=counted,
         )
 
     def _count_tokens(self) -> None:

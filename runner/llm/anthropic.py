@@ -20,9 +20,9 @@ from urllib.parse import quote
 from anthropic import Stream
 
 from runner.core.conversation import Message, ModelReply, ModelRequest
-from runner.errors import ModelCallError
+from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
-from runner.llm.stream import FAILURES, Accumulator, StreamEndedError, failure
+from runner.llm.stream import FAILURES, UNREADABLE, Accumulator, StreamEndedError, failure
 from runner.ports import Interrupt
 
 _CACHE: Mapping[str, str] = {"type": "ephemeral"}
@@ -166,20 +166,13 @@ class AnthropicModel:
                     raise StreamEndedError("the stream ended without message_stop")
                 return reply.finish(monotonic() - began)
             except FAILURES as error:
-                interrupt.check()
-                request_id = reply.request_id
-                if watch.expired:
-                    seconds = f"after {monotonic() - began:.1f} s"
-                    words = {
-                        "stream_stalled": f"no event came for too long; cut {seconds}",
-                        "call_deadline": f"the call was not done {seconds}",
-                    }[watch.expired]
-                    raise ModelCallError(
-                        watch.expired, words, request_id=request_id, billed=line.sent
-                    ) from error
-                raise failure(
-                    error, started=reply.started, sent=line.sent, request_id=request_id
-                ) from error
+                seconds, silent = monotonic() - began, monotonic() - watch.progress_at
+                failed = _failure(error, interrupt, reply, line, watch, seconds)
+                counted = reply.counted()
+                failed.counted = None if counted is None else counted.by_kind()
+                is_taken = not isinstance(error, UNREADABLE)
+                failed.most_output = reply.most_output(seconds, silent if is_taken else seconds)
+                raise failed from error
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
         """Return the tokens of a request's prompt; see ``runner.ports.Model``. An API that let a question
@@ -251,6 +244,29 @@ def _receive(
             on_text(text)
         if reply.whole:
             line.patience = _LAST_BYTES_SECONDS
+
+
+def _failure(
+    error: Exception,
+    interrupt: Interrupt,
+    reply: Accumulator,
+    line: Line,
+    watch: Watch,
+    seconds: float,
+) -> ModelCallError:
+    """Return the error of a call that ended after ``seconds``. Raises ``Interrupted`` if it was dropped."""
+    sent, request_id = line.sent, reply.request_id
+    try:
+        interrupt.check()
+    except ShutDown:
+        return ModelCallError("shutdown", SHUT_DOWN, request_id=request_id, billed=sent)
+    if watch.expired is None:
+        return failure(error, started=reply.started, sent=sent, request_id=request_id)
+    words = {
+        "stream_stalled": f"no event came for too long; cut after {seconds:.1f} s",
+        "call_deadline": f"the call was not done after {seconds:.1f} s",
+    }[watch.expired]
+    return ModelCallError(watch.expired, words, request_id=request_id, billed=sent)
 
 
 def _call_ids(messages: Sequence[Message]) -> frozenset[str]:

@@ -13,12 +13,21 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import anthropic
 import httpx2
 
-from runner.core.conversation import UNREADABLE_INPUT, Block, ModelReply, Usage
+from runner.core.budget import written_in
+from runner.core.conversation import (
+    UNREADABLE_INPUT,
+    Block,
+    ModelReply,
+    Usage,
+    content_bytes,
+    text_bytes,
+)
 from runner.core.entries import PROMPT_TOO_LONG
 from runner.core.text import read_json
 from runner.errors import ModelCallError
@@ -35,6 +44,9 @@ _USAGE_FIELDS = (
     "cache_creation_input_tokens",
     "output_tokens",
 )
+
+_SHOWN = ("text", "tool_use")  # types of blocks that are streamed whole
+_UNDERWAY_SECONDS = 0.5  # how much earlier than it comes an event was sent
 
 # The API's data is not ours: whatever shape it has, it must not pass for a fault of our own.
 _SHAPE_ERRORS = (KeyError, TypeError, AttributeError, IndexError)
@@ -56,7 +68,11 @@ class Accumulator:
         self._model = ""
         self._stop_reason: str | None = None
         self._usage: dict[str, int] = dict.fromkeys(_USAGE_FIELDS, 0)
+        self._has_counted = False  # ``message_start`` said what the prompt was
+        self._is_final = False  # the usage is that of the whole message
         self._parts: list[_Part] = []
+        self._shown_bytes = 0  # of the blocks so far
+        self._hides = False  # the model may have written more than was streamed
 
     def add(self, event: Any) -> str:
         """Take an event. Return the text that it added, or "". Raises BrokenStreamError when it cannot
@@ -101,15 +117,41 @@ class Accumulator:
             cut=cut,
         )
 
+    def counted(self) -> Usage | None:
+        """Return the tokens that the API has counted, without output before its end; None if it has
+        counted none."""
+        usage = Usage(*self._usage.values())
+        if not self._is_final:
+            usage = replace(usage, output_tokens=0)
+        return usage if self._has_counted else None
+
+    def most_output(self, seconds: float, silent: float) -> int:
+        """Return the most tokens that the model can have written when the call was cut, ``seconds`` after
+        its start and ``silent`` after its last event. Text and calls come as they are written, and a
+        token is at least one byte; of thinking the API may stream a summary, or nothing."""
+        if self._is_final:
+            return self._usage["output_tokens"]
+        by_time = written_in(seconds + _UNDERWAY_SECONDS)
+        if self._hides or not self.started:
+            return by_time
+        return min(by_time, self._shown_bytes + written_in(silent + _UNDERWAY_SECONDS))
+
     def _add(self, event: Any) -> str:
         match event["type"]:
             case "content_block_delta":
                 part: _Part = self._parts[event["index"]]
+                for name, value in event["delta"].items():
+                    if isinstance(value, str):
+                        self._shown_bytes += text_bytes(value) if name != "type" else 0
+                    else:
+                        self._hides = True
                 return part.add(event["delta"])
             case "content_block_start":
                 if event["index"] != len(self._parts):
                     raise BrokenStreamError(f"block {event['index']} began out of order")
                 self._parts.append(_Part(event["content_block"]))
+                self._shown_bytes += content_bytes(event["content_block"])
+                self._hides |= event["content_block"]["type"] not in _SHOWN
             case "content_block_stop":
                 self._parts[event["index"]].stopped = True
             case "message_start":
@@ -118,11 +160,17 @@ class Accumulator:
                 self.started = True
                 self._model = event["message"]["model"]
                 self._count(event["message"].get("usage"))
+                usage = event["message"].get("usage") or {}
+                self._has_counted = usage.get("input_tokens") is not None
             case "message_delta":
                 self._stop_reason = event["delta"].get("stop_reason") or self._stop_reason
                 self._count(event.get("usage"))
+                has_output = (event.get("usage") or {}).get("output_tokens") is not None
+                self._is_final = has_output and self._has_counted and self._stop_reason is not None
             case "message_stop":
                 self.whole = self.started
+            case kind:
+                self._hides |= kind != "ping"
         return ""
 
     def _count(self, usage: Mapping[str, Any] | None) -> None:
@@ -253,7 +301,7 @@ _KINDS = {
 # type is that of any bad request, and no other field tells.
 _TOO_LONG_WORDS = ("prompt is too long", "exceed context limit")
 
-_UNREADABLE = (BrokenStreamError, json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (BrokenStreamError, json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StreamEndedError(Exception):
@@ -265,7 +313,7 @@ FAILURES = (
     httpx2.HTTPError,
     httpx2.StreamError,
     StreamEndedError,
-    *_UNREADABLE,
+    *UNREADABLE,
 )
 """The exceptions of a failed call; any other one is a bug of ours."""
 
@@ -287,7 +335,7 @@ def failure(
             "the request could not be built: look at the key, and at extra_headers in model_options"
         )
         return ModelCallError("invalid_request_error", text, status=400, billed=False)
-    if isinstance(error, _UNREADABLE):
+    if isinstance(error, UNREADABLE):
         return ModelCallError("stream_broken", _line(error), request_id=request_id)
     if isinstance(error, StreamEndedError):
         return ModelCallError("stream_cut", _line(error), request_id=request_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, literal, select
 
 from runner.core.conversation import Purpose, Usage
 from runner.core.prices import By, Calls, PriceList, Spending, Terms, spending
@@ -177,7 +177,15 @@ def _key(database: Database, by: By) -> ColumnElement[Any]:
 _PROMPT_BOUND = model_calls.c.worst_case - model_calls.c.max_tokens
 # Columns by which calls are priced alike, and columns that are summed.
 _ALIKE = ("key", "job_id", "model", "purpose", "agent_type", "run_model", "hour_cache", "above")
-_SUMMED = (*_TOKENS, "unknown", "unknown_prompt", "unknown_output")
+_UNKNOWN = (
+    "unknown",
+    "unknown_prompt",
+    "unknown_output",
+    "written_off",
+    "off_prompt",
+    "off_output",
+)
+_SUMMED = (*_TOKENS, *_UNKNOWN)
 
 
 def _ended_calls(prices: PriceList, key: ColumnElement[Any]) -> Select[Any]:
@@ -187,16 +195,21 @@ def _ended_calls(prices: PriceList, key: ColumnElement[Any]) -> Select[Any]:
         calls.input_tokens + calls.cache_read_tokens + calls.cache_creation_tokens, _PROMPT_BOUND
     )
     thresholds = [(prompt > each, each) for each in reversed(prices.thresholds)]
-    is_unknown = and_(calls.input_tokens.is_(None), calls.charged_tokens > 0)
+    known = func.coalesce(sum((calls[name] for name in _TOKENS), literal(0)), 0)
+    bound = case((calls.input_tokens.is_(None), _PROMPT_BOUND), else_=0)
+    unknown, written_off = calls.charged_tokens - known, calls.written_off_tokens
     return (
         select(
             *(key.label("key"), runs.c.job_id, calls.model, calls.purpose, calls.hour_cache),
             *(runs.c.agent_type, runs.c.model.label("run_model")),
             (case(*thresholds, else_=0) if thresholds else literal(0)).label("above"),
             *(calls[name] for name in _TOKENS),
-            case((is_unknown, 1)).label("unknown"),
-            case((is_unknown, _PROMPT_BOUND)).label("unknown_prompt"),
-            case((is_unknown, calls.max_tokens)).label("unknown_output"),
+            case((unknown > 0, 1)).label("unknown"),
+            case((unknown > 0, bound)).label("unknown_prompt"),
+            case((unknown > 0, unknown - bound)).label("unknown_output"),
+            case((written_off > 0, 1)).label("written_off"),
+            case((written_off > 0, bound)).label("off_prompt"),
+            case((written_off > 0, written_off - bound)).label("off_output"),
         )
         .join_from(model_calls, runs, runs.c.id == calls.run_id)
         .where(calls.charged_tokens.is_not(None))

@@ -28,7 +28,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from runner.core.budget import JobBudget, billionths, in_usd
+from runner.core.budget import NOTICE_SECONDS, JobBudget, billionths, in_usd, written_in
 from runner.core.commands import Change
 from runner.core.events import Event, signed_event
 from runner.core.run import RUNNER, Author
@@ -74,19 +74,27 @@ def sums(job_budget: JobBudget) -> dict[str, int]:
 
 
 def charge_open_call(
-    connection: Connection, run: Row[Any], kind: str, why: str, now: float
+    connection: Connection, run: Row[Any], kind: str, why: str, now: float, *, died: bool = False
 ) -> tuple[dict[str, Any], list[Event]]:
-    """End a model call of unknown usage, of a locked run, and charge its reservation. ``kind`` and
-    ``why`` say what ended it. Returns the changed columns of the run, and the event; nothing
-    without an open call."""
+    """End a model call of unknown usage, of a locked run, and charge its reservation; if its worker
+    ``died``, no more of it than the API can have written until it noticed. ``kind`` and ``why`` say
+    what ended it. Returns the changed columns of the run, and the event; nothing without an open
+    call."""
     progress = progress_from_row(run)
     call = progress.model.open_call
     if call is None:
         return {}, []
-    charged, cost = call.reservation.worst_case, call.reservation.worst_cost
+    of_call = (model_calls.c.run_id == run.id, model_calls.c.number == call.number)
+    output = call.reservation.max_tokens
+    if died:
+        began = connection.execute(select(model_calls.c.started_at).where(*of_call)).scalar_one()
+        # A clock that was set since the start says nothing.
+        output = written_in(now - began + NOTICE_SECONDS) if began <= now else output
+    charge = call.reservation.at_most(output)
+    charged, cost = charge.tokens, charge.cost
     connection.execute(
         update(model_calls)
-        .where(model_calls.c.run_id == run.id, model_calls.c.number == call.number)
+        .where(*of_call)
         .values(ended_at=now, charged_tokens=charged, error=f"{kind}: {why}")
     )
     if (budget := look_into(connection, run.job_id, lock=True)) is not None:
@@ -100,7 +108,7 @@ def charge_open_call(
         money=replace(progress.money, charged_cost=progress.money.charged_cost + cost),
     )
     changes = {"charged_tokens": run.charged_tokens + charged, "progress": progress_to_json(after)}
-    data = {"call": call.number, "kind": kind, "message": why, "charged": charged}
+    data = {"call": call.number, "kind": kind, "message": why, "charged": charged, "cost": cost}
     return changes, [Event("model_call_ended", {**data, "status": None, "request_id": None})]
 
 

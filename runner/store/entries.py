@@ -172,10 +172,12 @@ class Rows:
         self._note_result()
 
     def _fail_model_call(self, state: RunState, entry: entries.ModelCallFailed) -> None:
+        counted = entry.counted.by_kind() if entry.counted.total else {}
         self._change_model_call(
             state,
             ended_at=entry.at,
             request_id=entry.request_id and visible(entry.request_id),
+            **counted,
             charged_tokens=entry.charged,
             error=visible(f"{entry.kind}: {entry.message}"),
         )

@@ -1,7 +1,8 @@
 """Leases: one row per worker, and taking over the runs of a worker whose lease has expired.
 
-A model call that a lost attempt leaves open is charged its reservation at once: otherwise a run
-that then waits for hours would withhold budget from its siblings.
+A model call that a lost attempt leaves open is charged at once: otherwise a run that then waits for
+hours would withhold budget from its siblings. A worker whose leases ran out may be frozen, and still
+read its replies: only of a dead one it is known when they ended.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def take_from(
     Returns the ids of the runs that are queued again.
 
     Args:
-        leases: take only from workers whose leases still end at this time, looked at once more.
+        leases: take only from workers whose leases still end at this time, looked at once more. None:
+            the workers' processes have ended.
     """
 
     def take(connection: Connection, run: Row[Any]) -> bool:
@@ -46,7 +48,8 @@ def take_from(
             failure = "crash_loop", f"{lost} workers in a row were gone before anything was stored"
         data = {"why": "lease_lost", "worker": run.worker_id, "in_a_row": lost}
         happened = [Event("attempt_ended", data)]
-        return _free(connection, run, now, happened, "lease_lost", failure, lost_leases=lost)
+        died, why = leases is None, "lease_lost"
+        return _free(connection, run, now, happened, why, failure, died=died, lost_leases=lost)
 
     def work(connection: Connection) -> list[str]:
         dead = select(workers.c.id, workers.c.lease_expires_at).where(workers.c.id.in_(worker_ids))
@@ -124,7 +127,7 @@ def give_back_for_host(
                 failure = "workspace", f"{len(hosts)} hosts could not work it, at last {detail}"
             data = {"why": "host_fault", "host": fault.hostname, "detail": why}
             happened = [Event("attempt_ended", data)]
-            counts = {"host_faults": hosts} | ({} if failure else {"detail": detail})
+            counts: dict[str, Any] = {"host_faults": hosts} | ({} if failure else {"detail": detail})
             if _free(connection, run, now, happened, "host_fault", failure, **counts):
                 started = tool_calls.c.started_attempt == lease.attempt
                 connection.execute(
@@ -150,9 +153,12 @@ def _free(
     happened: Sequence[Event],
     queued_for: str,
     failure: tuple[str, str] | None,
+    *,
+    died: bool = False,
     **more: Any,
 ) -> bool:
-    """Take the run from its worker: failed (for a reason, with a detail), or queued. True if queued."""
+    """Take the run from its worker, which may have ``died``: failed (for a reason, with a detail), or
+    queued. True if queued."""
     progress, changes = progress_from_row(run), queued(now, queued_for)
     failed: list[Event] = []
     if failure is not None:
@@ -163,7 +169,7 @@ def _free(
         if progress.model.warms_cache:
             let_siblings_start(connection, run.job_id, now)
     no_reply = "the worker was gone before the reply was stored"
-    charges, charged = charge_open_call(connection, run, "worker_lost", no_reply, now)
+    charges, charged = charge_open_call(connection, run, "worker_lost", no_reply, now, died=died)
     happened = [*charged, *happened, *failed]
     store_change(connection, run, now, happened, **changes | charges | more)
     return failure is None

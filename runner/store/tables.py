@@ -416,6 +416,7 @@ model_calls = _table_of_run(
     Column("cut", JSON(none_as_null=True)),  # blocks of a reply that stayed out of the conversation
     Column("purpose", Text, nullable=False, server_default="turn"),
     Column("hour_cache", Boolean),  # its cache writes live for an hour
+    Column("written_off_tokens", BigInteger),  # of its charge, by a person
     sqlite_with_rowid=False,
 )
 

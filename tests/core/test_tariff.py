@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Charged, Limits, Reservation, billionths, reserve
+from runner.core.budget import Charged, Limits, Reservation, billionths, charge_of, reserve
 from runner.core.context import Context
 from runner.core.conversation import Usage
 from runner.core.model_calls import tariffs_of
@@ -118,3 +118,31 @@ def test_each_model_of_a_job_has_its_own_tariff_and_fast_mode_is_the_jobs_own():
     assert tariffs_of(job, prices) == {"a": own, "b": other}
     assert tariffs_of(replace(job, context=Context()), prices) == {"a": own}
     assert tariffs_of(replace(job, model="c"), prices) == {"b": other}
+
+
+@given(st.data(), tariffs(), TOKENS, st.integers(1, 64_000), st.booleans())
+def test_what_a_cut_call_is_charged_covers_all_that_it_can_have_cost(
+    data, tariff, prompt, most_output, hour_cache
+):
+    call = reserve(
+        Limits(token_ceiling=10**7),
+        Charged(0),
+        prompt,
+        most_output=most_output,
+        tariff=tariff,
+        hour_cache=hour_cache,
+    )
+    assert isinstance(call, Reservation)
+    output = data.draw(st.integers(0, 70_000))
+    written = data.draw(st.integers(0, min(output, call.max_tokens)))
+    usage = data.draw(usages(prompt, written))
+    cost = tariff.cost(usage, hour_cache=hour_cache)
+    unknown = charge_of(call, None, output, tariff)
+    assert usage.total <= unknown.tokens <= call.worst_case
+    assert cost <= unknown.cost <= call.worst_cost
+    counted = charge_of(call, replace(usage, output_tokens=0), output, tariff)
+    assert usage.total <= counted.tokens <= unknown.tokens
+    assert cost <= counted.cost <= call.worst_cost
+    assert charge_of(call, None, None, tariff) == Charged(call.worst_case, call.worst_cost)
+    old = replace(call, prompt_cost=None)
+    assert charge_of(old, None, output, tariff) == Charged(call.worst_case, call.worst_cost)

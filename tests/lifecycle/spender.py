@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sqlalchemy import select
 
-from runner.core.budget import billionths
+from runner.core.budget import TOKENS_PER_SECOND, billionths
 from runner.core.conversation import Usage
 from runner.core.prices import Tariff, Terms
 from runner.core.run import ENDED
@@ -60,8 +60,8 @@ class Spender:
     """The plan for ``MessagesServer``: after ``turns`` turns a run is done; None: never.
 
     Every prompt is billed as if all of it was written to the cache, which costs most, and a reply
-    may take all the tokens that it was allowed. What a broken stream would have used is billed too:
-    the API may have done the work.
+    may take all the tokens that it was allowed. What a model can have written of a broken reply is
+    billed, too.
     """
 
     def __init__(self, turns: int | None, seed: int, faults: float = 0.1) -> None:
@@ -101,8 +101,11 @@ class Spender:
     def __call__(self, request: Received) -> Reply:
         blocks = self.says(request)
         output = self._dice.choice([100, request.body["max_tokens"]])
-        used = Usage(cache_creation_tokens=len(request.raw) // 3, output_tokens=output)
+        latency = self._dice.uniform(0, 0.1)
         broken = self._dice.choice(_FAULTS) if self._dice.random() < self._faults else None
+        if broken is not None:
+            output = min(output, int(latency * TOKENS_PER_SECOND))
+        used = Usage(cache_creation_tokens=len(request.raw) // 3, output_tokens=output)
         if broken is None or broken.kind != "status":
             self._billed[request.first_text] += self._tariff.cost(used, hour_cache=False)
             self._tokens[request.first_text] += used.total
@@ -112,7 +115,7 @@ class Spender:
             "cache_creation_input_tokens": used.cache_creation_tokens,
             "output_tokens": used.output_tokens,
         }
-        reply = Reply(blocks, usage=usage, latency=self._dice.uniform(0, 0.1))
+        reply = Reply(blocks, usage=usage, latency=latency)
         return replace(reply, broken=broken)
 
 

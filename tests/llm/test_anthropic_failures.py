@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.conversation import UNREADABLE_INPUT, Message
+from runner.core.budget import written_in
+from runner.core.conversation import UNREADABLE_INPUT, Message, Usage
 from runner.errors import ModelCallError, host_fault
 from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt
@@ -180,6 +181,39 @@ def test_stream_that_ends_early_is_cut_wherever_it_ends(talk, kind, after):
     error = failed(talk(Reply(SAID, pause=0.001, broken=Break(kind, after=after))))
     assert (error.kind, error.status, error.billed) == ("stream_cut", None, True)
     assert error.request_id == "req_000000000001"
+
+
+COUNTED = {"input_tokens": 7, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 5}
+
+
+@pytest.mark.parametrize("kind", ["reset", "error_event", "malformed"])
+@pytest.mark.parametrize("after", [1, 4, 8])
+def test_a_cut_stream_says_what_was_counted_and_bounds_the_rest(talk, kind, after):
+    began = time.monotonic()
+    error = failed(talk(Reply(SAID, usage=COUNTED, broken=Break(kind, after=after))))
+    seconds = time.monotonic() - began
+    assert error.counted == Usage(7, 90, 5).by_kind()
+    assert 0 < error.most_output <= written_in(seconds + 0.5)
+
+
+def test_a_fast_stream_is_bounded_by_its_bytes_and_slow_thinking_by_its_time(talk):
+    slow = {"pause": 0.3, "usage": COUNTED, "broken": Break("cut", after=6)}
+    shown = failed(talk(Reply([text("abc"), text("def")], **slow)))
+    hidden = failed(talk(Reply([thinking("abc"), text("def")], **slow)))
+    assert written_in(1.0) < hidden.most_output
+    assert len("abc") <= shown.most_output < hidden.most_output
+
+
+def test_a_stream_cut_behind_its_usage_is_counted_whole(talk):
+    usage = {**COUNTED, "output_tokens": 11}
+    error = failed(talk(Reply([text("hi")], usage=usage, broken=Break("cut", after=6))))
+    assert (error.counted, error.most_output) == (Usage(7, 90, 5, 11).by_kind(), 11)
+
+
+def test_nothing_is_counted_before_the_stream_begins(talk):
+    error = failed(talk(Reply(SAID, broken=Break("reset_before_headers"))))
+    assert error.counted is None
+    assert error.most_output >= written_in(0.5)
 
 
 def test_stream_without_any_event_is_cut(talk):

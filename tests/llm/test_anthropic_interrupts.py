@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.conversation import ModelReply
+from runner.core.conversation import ModelReply, Usage
 from runner.errors import Interrupted, ModelCallError
 from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt
@@ -58,15 +58,27 @@ def test_call_is_cut_while_it_waits_for_headers(talk):
     here.server.wait_for(lambda server: server.dropped == 1)
 
 
-@pytest.mark.parametrize("reason", ["dropped", "shutdown"])
-def test_call_is_cut_in_the_middle_of_its_stream(talk, reason):
+def test_call_is_cut_in_the_middle_of_its_stream(talk):
     heard = threading.Event()
     here = talk(Reply([text("x" * 6000)], chunk=1, pause=0.01))
     calling = Calling(here.model, lambda text: heard.set())
     assert heard.wait(10)
-    outcome = calling.cut(reason)
+    outcome = calling.cut()
     assert isinstance(outcome, Interrupted)
-    assert outcome.reason == reason
+    assert outcome.reason == "dropped"
+
+
+def test_call_that_a_shutdown_cuts_says_what_it_can_have_used(talk):
+    heard = threading.Event()
+    usage = {"input_tokens": 70, "cache_read_input_tokens": 5}
+    here = talk(Reply([text("x" * 60_000)], chunk=1, pause=0.01, usage=usage))
+    calling = Calling(here.model, lambda text: heard.set())
+    assert heard.wait(10)
+    outcome = calling.cut("shutdown")
+    assert isinstance(outcome, ModelCallError)
+    assert (outcome.kind, outcome.billed) == ("shutdown", True)
+    assert outcome.counted == Usage(70, 5).by_kind()
+    assert 0 < outcome.most_output < 60_000
 
 
 @pytest.mark.parametrize("pings", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.budget import JobBudget
+from runner.core.budget import JobBudget, Limits
 from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
@@ -24,7 +24,7 @@ from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry
 from runner.store.runs import unfinished
-from runner.store.tables import events, model_calls
+from runner.store.tables import events, model_calls, workers
 from tests.postgres import waiting_for_locks
 from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
@@ -224,6 +224,44 @@ def test_call_of_a_lost_attempt_is_charged_at_its_reserve(
     assert isinstance(again.effect, CallModel)
     assert again.effect.call.number == 2
     assert again.state.model.failure is None
+
+
+LONG = Limits(max_output_tokens=128_000)
+
+
+def test_a_call_of_a_dead_worker_is_charged_what_the_api_can_have_written(
+    database: Database,
+) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=9.0, limits=LONG)
+    call = take(database, run_id).state.model.open_call
+    assert call is not None
+    leases.take_from(database, [WORKER], NOW + 5)
+    charge = call.reservation.at_most(65_000)
+    assert charge.tokens == call.reservation.worst_case - 128_000 + 65_000
+    assert charge.cost < call.reservation.worst_cost
+    spent = job_budget(database, job_id)
+    assert spent == JobBudget(None, 9_000_000_000, charge.tokens, charge.cost, 0, 0)
+    assert run_row(database, run_id).charged_tokens == charge.tokens
+    ended = [each for each in stored_events(database, run_id) if each.type == "model_call_ended"]
+    assert (ended[0].data["charged"], ended[0].data["cost"]) == (charge.tokens, charge.cost)
+
+
+@pytest.mark.parametrize(("at", "leases_end"), [(NOW + 5, True), (NOW - 5, False)])
+def test_where_its_worker_may_live_or_a_clock_was_set_a_call_is_charged_in_full(
+    database: Database, at: float, leases_end: bool
+) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=9.0, limits=LONG)
+    call = take(database, run_id).state.model.open_call
+    assert call is not None
+    query = select(workers.c.id, workers.c.lease_expires_at)
+    expiries = {row.id: row.lease_expires_at for row in database.rows(query)}
+    leases.take_from(database, [WORKER], at, leases=expiries if leases_end else None)
+    assert job_budget(database, job_id).spent_tokens == call.reservation.worst_case
+    assert job_budget(database, job_id).spent_cost == call.reservation.worst_cost
+
+
+def stored_events(database: Database, run_id: str) -> Any:
+    return database.rows(select(events).where(events.c.run_id == run_id).order_by(events.c.number))
 
 
 def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database) -> None:

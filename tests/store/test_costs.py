@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event, select, update
+from sqlalchemy import text as text_of
 
 from runner.core.budget import BILLIONTHS, billionths
 from runner.core.commands import Target
 from runner.core.context import Context
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
-from runner.core.model_calls import tariffs_of
+from runner.core.model_calls import charge_for, tariffs_of
 from runner.core.prices import BY, By, Price, PriceList, Rates, Spending
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
+from runner.errors import ModelCallError
 from runner.queries.costs import Cost, call_costs, costs_by
+from runner.queries.sql.ask import store_prices
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel
 from runner.store.database import Database
@@ -265,6 +268,39 @@ def test_call_whose_reply_nobody_has_is_bounded_apart(database: Database) -> Non
     assert prompt + output == run_row(database, run_id).charged_tokens - USAGE.total
     rates = DEAR if prompt > 1_000 else CHEAP
     assert spent.at_most == rates.cost_at_most(prompt, output, hour_cache=False)
+
+
+def cut(attempt: Attempt, output: int) -> Attempt:
+    """The stream of the attempt's call is cut after the API has counted its prompt."""
+    assert isinstance(attempt.effect, CallModel)
+    counted = replace(USAGE, output_tokens=0).by_kind()
+    error = ModelCallError("stream_cut", "it ended", counted=counted, most_output=output)
+    charge, usage = charge_for(attempt.state, attempt.effect.call, error)
+    failed = ModelCallFailed(
+        *("stream_cut", "it ended", None, None, charge.tokens, NOW, NOW + 600),
+        cost=charge.cost,
+        counted=usage,
+    )
+    return attempt.append(failed)
+
+
+def test_a_cut_stream_costs_what_was_counted_and_its_reply_is_bounded_apart(
+    database: Database,
+) -> None:
+    run_id = submit_one(database)
+    cut(claim(database, run_id), output=70)
+    run, known = run_row(database, run_id), replace(USAGE, output_tokens=0)
+    assert run.charged_tokens == known.total + 70
+    assert Usage(*(run._mapping[name] for name in Usage.__slots__)) == known
+    spent = one(costs_by(database, PRICES, "run"))
+    assert (spent.unknown, spent.unknown_tokens, spent.usage) == (1, 70, known)
+    assert spent.usd == CHEAP.cost(known, hour_cache=False)
+    assert spent.at_most == CHEAP.output * 70 / 1_000_000
+    store_prices(database, PRICES)
+    query = text_of("SELECT usd, usd_at_most, basis FROM v_costs")
+    usd, at_most, basis = database.read(lambda connection: connection.execute(query).one())
+    assert (usd, at_most) == (pytest.approx(float(spent.usd)), pytest.approx(float(spent.at_most)))
+    assert basis == "at most"
 
 
 def test_call_that_was_refused_costs_nothing(database: Database) -> None:
