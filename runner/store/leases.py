@@ -127,7 +127,9 @@ def give_back_for_host(
                 failure = "workspace", f"{len(hosts)} hosts could not work it, at last {detail}"
             data = {"why": "host_fault", "host": fault.hostname, "detail": why}
             happened = [Event("attempt_ended", data)]
-            counts: dict[str, Any] = {"host_faults": hosts} | ({} if failure else {"detail": detail})
+            counts: dict[str, Any] = {"host_faults": hosts} | (
+                {} if failure else {"detail": detail}
+            )
             if _free(connection, run, now, happened, "host_fault", failure, **counts):
                 started = tool_calls.c.started_attempt == lease.attempt
                 connection.execute(
