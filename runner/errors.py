@@ -23,6 +23,13 @@ class NotFoundError(UsageError):
     """An id names nothing, or more than one thing."""
 
 
+class NoDatabaseError(UsageError):
+    """No database exists yet where the settings say, given as ``where``."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"no jobs yet in {where}: start one with `runner run SPEC`")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem in a job file: its place (``limits.max_turns``, line) and a suggestion."""

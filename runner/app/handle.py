@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from runner import wiring
-from runner.errors import UnreachableError, UsageError
+from runner.errors import NoDatabaseError
 from runner.queries.find import Found, Kind, find
 from runner.queries.jobs import job_of
 from runner.queries.workers import live_workers
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from runner.core.prices import PriceList
 
 Changed = TypeVar("Changed")
-
-_TRIES = 5
-# Serialization failure and deadlock: Postgres rolled the transaction back
-# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
-_ROLLED_BACK = ("40001", "40P01")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +50,8 @@ class App:
         return self.find(name, "job").id
 
     def change(self, work: Callable[[float], Changed]) -> Changed:
-        """Change the database with ``work``, which takes the time of the database: again if
-        Postgres rolled it back in favour of another transaction."""
-        now = self.now()
-        for _ in range(_TRIES - 1):
-            try:
-                return work(now)
-            except UnreachableError as error:
-                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
-                if state not in _ROLLED_BACK:
-                    raise
-        return work(now)
+        """Change the database with ``work``, which takes the time of the database."""
+        return work(self.now())
 
     def job_without_worker(self, queued_run: str | None) -> str | None:
         """Return the job of a run that was queued while no worker is alive; None if one is."""
@@ -84,10 +70,10 @@ def open_app(
     settings: Settings, *, create: bool = False, slots: int | None = None
 ) -> Iterator[App]:
     """Open the database, for a worker with ``slots`` or for a command. ``create`` creates or
-    migrates it if need be. Raises ``UsageError`` if it is missing or not current, and
-    ``UnreachableError``."""
+    migrates it if need be. Raises ``NoDatabaseError`` if it is missing, ``UsageError`` if it is not
+    current, and ``UnreachableError``."""
     if not create and not migrate.is_created(settings.database_url):
-        raise UsageError(f"no jobs yet in {settings.home}: start one with `runner run SPEC`")
+        raise NoDatabaseError(str(settings.home))
     database = wiring.open_database(settings, upgrade=create, slots=slots)
     try:
         yield App(settings, database)

@@ -10,7 +10,7 @@ import click
 from runner.app import costs as app_costs
 from runner.app import handle, listing
 from runner.app.humanize import counts, moment
-from runner.cli.options import json_option, state_option, with_app
+from runner.cli.options import json_option, state_option, with_listing
 from runner.cli.terminal import note, say_json, say_pages, say_table
 from runner.core.run import RunStatus
 
@@ -27,7 +27,7 @@ from runner.core.run import RunStatus
 @click.option("--after", default="", metavar="RUN", help="Only the runs after this one.")
 @click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
 @json_option
-@with_app
+@with_listing
 def list_(
     app: handle.App,
     job: str | None,

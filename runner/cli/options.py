@@ -16,9 +16,9 @@ import click
 
 from runner.app import handle, work
 from runner.app.humanize import cell
-from runner.cli.terminal import note
+from runner.cli.terminal import note, say_json
 from runner.core.run import LONGEST_NAME, LONGEST_WHY, RUNNERS_NAME, STATES, Author
-from runner.errors import UsageError
+from runner.errors import NoDatabaseError, UsageError
 from runner.settings import LOG_FORMATS, Settings
 
 if TYPE_CHECKING:
@@ -75,6 +75,26 @@ def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
         with open_app(settings, slots=options.get("slots")) as app:
             return command(app, *arguments, **options)
+
+    return with_settings(run)
+
+
+def with_listing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``with_app`` for a command that lists. Unless it names a job or a run, it prints nothing (as JSON
+    an empty list) and says so while no database exists."""
+
+    @wraps(command)
+    def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
+        try:
+            with open_app(settings) as app:
+                return command(app, *arguments, **options)
+        except NoDatabaseError as error:
+            named = {**options, **options.get("only", {})}
+            if any(named.get(name) for name in ("id", "job", "run")):
+                raise
+            if options.get("as_json") or options.get("format") == "json":
+                say_json([])
+            note(cell(str(error)))
 
     return with_settings(run)
 

@@ -17,7 +17,14 @@ from runner.app import handle, outputs, workspaces
 from runner.app.humanize import plural
 from runner.cli import exit_codes
 from runner.cli.audit import harmless
-from runner.cli.options import changing, json_option, output_option, state_option, with_app
+from runner.cli.options import (
+    changing,
+    json_option,
+    output_option,
+    state_option,
+    with_app,
+    with_listing,
+)
 from runner.cli.terminal import make_folder, note, say_bytes, say_json, say_table, write_file
 from runner.core.run import Author, RunStatus
 
@@ -184,7 +191,7 @@ def workspace() -> None:
 @workspace.command("list")
 @_job_option
 @json_option
-@with_app
+@with_listing
 def list_(app: handle.App, job: str | None, as_json: bool) -> None:
     """List workspaces: whose they are, how large, and what in them is saved nowhere else.
 

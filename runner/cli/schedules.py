@@ -18,7 +18,7 @@ from runner.cli.options import (
     load_job,
     open_app,
     signed,
-    with_app,
+    with_listing,
     with_settings,
 )
 from runner.cli.terminal import note, say, say_json, say_table
@@ -70,7 +70,7 @@ def add(
 @schedule.command("list")
 @click.option("--all", "removed", is_flag=True, help="Removed schedules too.")
 @json_option
-@with_app
+@with_listing
 def list_(app: handle.App, removed: bool, as_json: bool) -> None:
     """List the schedules. In JSON each has the changes that people made to it, and who did.
 

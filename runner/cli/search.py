@@ -13,7 +13,7 @@ import click
 from runner.app import handle
 from runner.app.humanize import cell, moment
 from runner.cli.audit import MOST_ROWS, filter_options, format_options, limit_option, say_rows
-from runner.cli.options import with_app
+from runner.cli.options import with_listing
 from runner.cli.terminal import console_on, note, say
 from runner.core.search import ROLES, SOURCES
 
@@ -34,6 +34,9 @@ def _sources(text: str) -> tuple[str, ...]:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("text", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--without", multiple=True, metavar="WORD", help="Not this word (or phrase); repeatable."
+)
 @click.option("--exact", metavar="TEXT", help="This text too, letter by letter, anywhere.")
 @click.option(
     "--in", "sources", type=_sources, metavar="KINDS", help=f"Only in these: {','.join(SOURCES)}."
@@ -49,10 +52,11 @@ def _sources(text: str) -> tuple[str, ...]:
     help="Leave out this many at first.",
 )
 @format_options
-@with_app
+@with_listing
 def search(
     app: handle.App,
     text: tuple[str, ...],
+    without: tuple[str, ...],
     exact: str | None,
     sources: Any,
     role: Any,
@@ -64,24 +68,30 @@ def search(
     """Search everything that runs said, thought, ran and were answered, the best matches first.
 
     TEXT is words that must all be there, in any order; "a phrase" in quotes of its own; the beginning
-    of words as in time*; and -word for what must not be there. Case and accents do not count. Words
-    with _ / . or - between them are a phrase. An --exact text counts letter by letter.
+    of words as in time*; and NOT word for what must not be there. Case and accents do not count. Words
+    with _ / . or - between them are a phrase, and so is a command with options (rm -rf). An --exact text
+    counts letter by letter.
 
     \b
     Example:
-      runner search 'connection "timed out" -retry'
+      runner search 'connection "timed out"' --without retry
+      runner search 'git push --force'
       runner search 'migrat*' --in input,output --tool Bash --since 3d
       runner search --exact 'self.client_id =' --job job_01jd9k
     """
     from runner.audit import Audit
 
     for word in text:  # one may begin with one dash, so that click lets through what is no option
-        if word.startswith("--"):
-            raise click.UsageError(f"No such option: {word.split('=')[0]!a}")
+        if word.startswith("--") and " " not in word:
+            option = word.split("=")[0]
+            raise click.UsageError(
+                f"No such option: {option!a} (text goes in quotes, as 'git push -f')"
+            )
+    excluded = (f'NOT "{word.removesuffix("*")}"{"*" * word.endswith("*")}' for word in without)
     with indexing() as show:
         options: Any = {"sources": sources or (), "role": role, "limit": limit, "offset": offset}
         options |= {"tell": lambda line: note(cell(line)), "progress": show}
-        found = Audit.of(app).find(" ".join(text), exact, only, **options)
+        found = Audit.of(app).find(" ".join((*text, *excluded)), exact, only, **options)
     if format != "table":
         say_rows(found.rows(), format)
         return
@@ -91,7 +101,11 @@ def search(
     if found.hits:
         told = f"{offset + 1:,} to {offset + len(found.hits):,} of {found.count} matches"
     else:
-        told = "no match" if found.total == 0 and not offset else "no more matches"
+        told = (
+            f"no match for {cell(found.query)}"
+            if not found.total and not offset
+            else "no more matches"
+        )
     note(f"{told}: {found.note}" if found.note else told)
 
 

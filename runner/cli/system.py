@@ -20,6 +20,7 @@ from runner.cli.options import (
     json_option,
     seconds,
     with_app,
+    with_listing,
     with_settings,
 )
 from runner.cli.search import indexing
@@ -130,7 +131,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
 @click.command()
 @click.option("--all", "ended", is_flag=True, help="Also those that have ended or died.")
 @json_option
-@with_app
+@with_listing
 def workers(app: handle.App, ended: bool, as_json: bool) -> None:
     """List the workers that are alive, and how many runs each has in hand.
 

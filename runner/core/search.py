@@ -48,7 +48,8 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
 )
 _FOLDING = "runner-fold"  # the codec error handler that folds what is not ASCII
-_TERM = re.compile(r'(-?)(?:"([^"]*)"(\*?)|([^\s"]+))')
+_TERM = re.compile(r'(NOT\s+)?(?:"([^"]*)"(\*?)|([^\s"]+))')
+_FLAG = re.compile(r"--?\w")
 _BLANKS = re.compile(r"\s+")
 
 
@@ -130,6 +131,10 @@ class Term:
     words: tuple[str, ...]
     is_prefix: bool = False  # the last word may go on
 
+    def __str__(self) -> str:
+        words = " ".join(self.words)
+        return (f'"{words}"' if len(self.words) > 1 else words) + ("*" if self.is_prefix else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -138,6 +143,13 @@ class Query:
     wanted: tuple[Term, ...]
     unwanted: tuple[Term, ...] = ()
     exact: str | None = None
+
+    def __str__(self) -> str:
+        wanted = " and ".join(map(str, self.wanted))
+        if self.exact is not None:
+            wanted += f"{' and ' if wanted else ''}exactly {self.exact!r}"
+        unwanted = " or ".join(map(str, self.unwanted))
+        return wanted + (f", without {unwanted}" if unwanted else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +166,16 @@ def parse(text: str, exact: str | None = None) -> Query:
     """Parse a search. ``exact`` must be there letter by letter; with it, ``text`` may be empty.
 
     ``words`` must all be there, in any order. The words of ``"a phrase"`` stand side by side, and so do
-    words that are joined by anything but a blank (``parse_call_id``, ``src/main.py``). ``pre*`` finds
-    words that start so. ``-word``, ``-"a phrase"`` and ``-pre*`` must not be there.
+    words that are joined by anything but a blank (``parse_call_id``, ``src/main.py``), and all words of a
+    text that looks like a command because a word begins with a hyphen (``rm -rf``). ``pre*`` finds words
+    that start so. ``NOT word``, ``NOT "a phrase"`` and ``NOT pre*`` must not be there.
     """
     if len(text) > LONGEST_QUERY or len(exact or "") > LONGEST_QUERY:
         raise UsageError(f"a search has at most {LONGEST_QUERY:,} characters: give less of it")
     if text.count('"') % 2:
         raise UsageError('a phrase has no end: close it with another "')
-    terms: dict[str, list[Term]] = {"": [], "-": []}
-    for sign, phrase, star, plain in _TERM.findall(text):
+    terms: dict[bool, list[Term]] = {False: [], True: []}
+    for is_not, phrase, star, plain in _terms_in(text):
         if "*" in plain[:-1]:
             raise UsageError(
                 f"{plain!r} has a * that is not at its end: words can only be cut there"
@@ -170,9 +183,10 @@ def parse(text: str, exact: str | None = None) -> Query:
         term = _term(phrase or plain.removesuffix("*"), bool(star) or plain.endswith("*"))
         if term is None:
             raise UsageError(
-                f"{plain or phrase!r} has no letter or digit: use --exact for such a text"
+                f"{plain or phrase!r} has no letter or digit: use --exact for such a text, and NOT to "
+                "exclude"
             )
-        terms[sign].append(term)
+        terms[bool(is_not)].append(term)
     wanted, unwanted = map(tuple, terms.values())
     found = parts_of(exact or "")
     longest = max(map(len, (found.first, found.last, found.inner)))
@@ -187,6 +201,15 @@ def parse(text: str, exact: str | None = None) -> Query:
         what = "only what must not be there" if unwanted else "nothing to look for"
         raise UsageError(f"the search says {what}: give a word that must be there")
     return Query(wanted, unwanted, exact)
+
+
+def _terms_in(text: str) -> list[tuple[str, str, str, str]]:
+    """Return the groups of ``_TERM`` for each term. A command with options is one phrase."""
+    terms = _TERM.findall(text)
+    words = [plain for is_not, _, _, plain in terms if not is_not]
+    if any(map(_FLAG.match, words)) and all(word and "*" not in word for word in words):
+        return [("", " ".join(words), "", ""), *(term for term in terms if term[0])]
+    return terms
 
 
 def _term(text: str, is_prefix: bool) -> Term | None:

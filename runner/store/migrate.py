@@ -14,7 +14,7 @@ from typing import Literal
 from sqlalchemy import Connection, func, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError
 
-from runner.errors import UsageError
+from runner.errors import NoDatabaseError, UsageError
 from runner.store.database import Database, reachable, sqlite_engine
 from runner.store.tables import metadata
 
@@ -70,10 +70,10 @@ def check(database: Database) -> Status:
 
 
 def require_current(database: Database) -> None:
-    """Raise ``UsageError`` (which says what to do) unless the schema of a database is current."""
+    """Raise ``UsageError`` (``NoDatabaseError`` without any tables) unless the schema is current."""
     status = check(database)
     if status.state == "empty":
-        raise UsageError(f"no jobs yet in {database.where}: start one with `runner run SPEC`")
+        raise NoDatabaseError(database.where)
     if status.state != "current":
         raise _unusable(database, status)
 

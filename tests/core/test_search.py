@@ -106,10 +106,22 @@ def test_a_star_cuts_the_last_word() -> None:
     )
 
 
-def test_a_minus_excludes() -> None:
-    query = parse('error -retry -"timed out" -conn*')
+def test_not_excludes() -> None:
+    query = parse('error NOT retry NOT "timed out" NOT conn*')
     assert query.wanted == (Term(("error",)),)
     assert query.unwanted == (Term(("retry",)), Term(("timed", "out")), Term(("conn",), True))
+
+
+@pytest.mark.parametrize(
+    "text", ["rm -rf", "python3 -m unittest", "sed -i", "git push --force", "ls -1"]
+)
+def test_a_text_with_options_of_a_command_is_one_phrase(text: str) -> None:
+    assert parse(text).wanted == (Term(tuple(words_of(text))),)
+
+
+def test_beside_a_phrase_or_a_star_a_hyphen_only_separates() -> None:
+    assert parse('"a b" -rf').wanted == (Term(("a", "b")), Term(("rf",)))
+    assert parse("migrat* -test").wanted == (Term(("migrat",), True), Term(("test",)))
 
 
 def test_a_minus_in_a_word_only_separates() -> None:
@@ -121,7 +133,7 @@ def test_a_minus_in_a_word_only_separates() -> None:
     [
         ("", "nothing to look for"),
         ("   ", "nothing to look for"),
-        ("-only -these", "only what must not be there"),
+        ("NOT only NOT these", "only what must not be there"),
         ('"open', "no end"),
         ("!!!", "no letter or digit"),
         ('""', "no letter or digit"),
@@ -199,8 +211,8 @@ def score(text: str, query: str = "", exact: str | None = None) -> float:
         ("db_main", None),
         ("conn*", None),
         ('"timed ou"*', None),
-        ("timed -retry", None),
-        ('again -"out timed"', None),
+        ("timed NOT retry", None),
+        ('again NOT "out timed"', None),
         ("", "ction to db_"),
         ("again", "b_mai"),
     ],
@@ -216,9 +228,9 @@ def test_a_text_that_has_all_fits(query: str, exact: str | None) -> None:
         ('"out timed"', None),
         ("db_mai", None),
         ("connection missing", None),
-        ("timed -again", None),
-        ("timed -conn*", None),
-        ('again -"timed out"', None),
+        ("timed NOT again", None),
+        ("timed NOT conn*", None),
+        ('again NOT "timed out"', None),
         ("", "Timed out"),
         ("missing", "timed out"),
     ],

@@ -93,6 +93,7 @@ class Hit:
 class Found:
     hits: tuple[Hit, ...]
     total: int  # matches on all pages
+    query: Query
     is_least: bool = False  # there may be more matches
     is_bounded: bool = False  # only the newest matches were ranked
     is_cut: bool = False  # not all texts that may match were read
@@ -195,6 +196,7 @@ def _page(
     return Found(
         _hits(database, query, page),
         matches,
+        query,
         is_least=not is_complete and (is_bounded or not is_sure),
         is_bounded=is_bounded and not is_complete,
         is_cut=is_cut,

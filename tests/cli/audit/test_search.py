@@ -39,7 +39,7 @@ def test_a_hit_tells_its_place_and_shows_its_text(command: Command, told: str) -
 
 def test_nothing_found_is_said_and_no_failure(command: Command, told: str) -> None:
     result = command("search", "almond")
-    assert (result.code, result.out, result.err) == (0, "", "no match\n")
+    assert (result.code, result.out, result.err) == (0, "", "no match for almond\n")
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_options_narrow_it(command: Command, told: str) -> None:
         "src/tree.py:3: walnut = 'brown'"
     ]
     assert texts("--exact", "nut = 'bro") == ["src/tree.py:3: walnut = 'brown'"]
-    assert texts("walnut -tree", "--run", told[-8:]) == ["grep -rn walnut src/"]
+    assert texts("walnut", "--without", "tree", "--run", told[-8:]) == ["grep -rn walnut src/"]
     assert texts("walnut", "--limit", "1", "--offset", "2") != []
     assert texts("walnut", "--since", "2030-01-01") == []
 
@@ -66,8 +66,18 @@ def test_every_format_gives_the_same_hits(command: Command, told: str) -> None:
     assert rows[0]["excerpt"][start:end] == "walnut"
 
 
-def test_a_minus_word_of_its_own_excludes(command: Command, told: str) -> None:
-    assert command("search", "walnut", "-tree").err == "1 to 1 of 1 matches\n"
+def test_a_command_is_searched_as_it_is_written(command: Command, told: str) -> None:
+    assert command("search", "grep -rn walnut").err == "1 to 1 of 1 matches\n"
+    assert command("search", "grep", "-rn", "walnut").err == "1 to 1 of 1 matches\n"
+    assert command("search", "walnut -rn").err == 'no match for "walnut rn"\n'
+
+
+def test_words_are_excluded_by_name_and_an_empty_answer_says_so(
+    command: Command, told: str
+) -> None:
+    assert command("search", "walnut", "NOT", "tree").err == "1 to 1 of 1 matches\n"
+    excluded = command("search", "brown", "--without", "wal*", "--without", "two words")
+    assert excluded.err == 'no match for brown, without wal* or "two words"\n'
 
 
 def test_an_option_that_there_is_not_is_refused(command: Command, told: str) -> None:
@@ -79,7 +89,7 @@ def test_an_option_that_there_is_not_is_refused(command: Command, told: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["-tree"], "only what must not be there"),
+        (["NOT", "tree"], "only what must not be there"),
         (['"open'], "a phrase has no end"),
         ([], "nothing to look for"),
         (["--exact", "=>"], "give more of the text"),
@@ -131,10 +141,30 @@ def test_a_damaged_index_is_made_anew_and_that_is_said_in_one_line(
     assert summary == "1 to 3 of 3 matches"
 
 
-def test_without_a_database_there_is_nothing_to_search(command: Command) -> None:
-    result = command("search", "walnut")
-    assert result.code == 2
-    assert "no jobs yet" in result.err
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "list",
+        "approvals",
+        "search walnut",
+        "workers",
+        "schedule list",
+        "workspace list",
+        "audit errors",
+    ],
+)
+def test_without_a_database_a_listing_is_empty(command: Command, listing: str) -> None:
+    told = command(*listing.split())
+    assert (told.code, told.out) == (0, "")
+    assert "no jobs yet" in told.err
+    assert command(*listing.split(), "--json").json == []
+
+
+def test_without_a_database_no_job_is_found(command: Command) -> None:
+    for named in (["list", "job_1"], ["search", "walnut", "--job", "job_1"], ["show", "last"]):
+        result = command(*named)
+        assert (result.code, result.out) == (2, "")
+        assert "no jobs yet" in result.err
 
 
 @pytest.mark.slow
@@ -148,5 +178,5 @@ def test_a_text_that_cannot_be_read_is_said_in_one_line(
     assert "cannot be read" in first
     assert second.startswith("1 to 3 of 3 matches: 1 text could not be read")
     result = command("search", "almond")
-    assert result.err.startswith("no match: 1 text could not be read")
+    assert result.err.startswith("no match for almond: 1 text could not be read")
     assert "cannot be read" in command("db", "reindex").err

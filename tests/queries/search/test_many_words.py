@@ -38,7 +38,7 @@ def indexed(request: pytest.FixtureRequest, database: Database) -> Database:
     [
         ("get*", {0, 2, 4}),
         ("na*", {0, 1, 2, 3, 4, 6, 7}),
-        ("us* -names", {1, 2, 3, 4, 5, 6}),
+        ("us* NOT names", {1, 2, 3, 4, 5, 6}),
         ('"user na"*', {0, 1, 2, 3, 4, 6}),
         ("of na*", {7}),
         ("-get* na*", {1, 3, 6, 7}),
