@@ -6,10 +6,11 @@ import binascii
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from runner.app import workspaces
@@ -74,9 +75,9 @@ class Written:
     failed: bool = False
 
 
-def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnapshots]:
-    """Return a run, or a job's runs that are in the state or have ended. Raises ``UsageError`` if
-    there is none, or their workspaces are not recorded."""
+def runs_to_patch(app: App, name: str, states: Collection[RunStatus]) -> list[RunSnapshots]:
+    """Return a run, or a job's runs that are in one of the states. Raises ``UsageError`` if there is
+    none, or their workspaces are not recorded."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
         run = stored.snapshots_of_run(app.database, found.id)
@@ -85,12 +86,18 @@ def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnaps
     runs = stored.snapshots_of_job(app.database, found.id)
     if runs and not runs[0].is_recorded:
         workspaces.refuse_unrecorded(runs[0])
-    wanted = ENDED if state is None else {state}
-    runs = [run for run in runs if run.state in wanted]
-    if not runs:
-        what = f"is {state}" if state else "has ended"
+    wanted = [run for run in runs if run.state in states]
+    if not wanted:
+        what = "has ended" if states == ENDED else f"is {' or '.join(states)}"
         raise UsageError(f"no run of {found.id} {what}: look with `runner list {found.id}`")
-    return runs
+    return wanted
+
+
+def stale_files(folder: Path, written: Iterable[Written]) -> list[Path]:
+    """Return the patches and predictions in a folder that were not written now, sorted."""
+    files = {each.file for each in written}
+    found = [*folder.glob("*.patch"), *folder.glob(_PREDICTIONS)]
+    return sorted(path for path in found if path.name not in files)
 
 
 def write_patches(

@@ -76,9 +76,7 @@ _INNER = ("source", "run_ids", "elsewhere", "undelivered")
 
 def _why_kept(job: OldJob, here: list[leftovers.Leftover], *, dry_run: bool) -> str:
     if job.undelivered:
-        return (
-            f"{plural(job.undelivered, 'run')} with changes on no branch: `runner patch {job.id}`"
-        )
+        return f"{plural(job.undelivered, 'run')} with changes on no branch: `runner patch {job.id} --all`"
     unsaved = next((each for each in here if each.unsaved), None)
     if unsaved is not None:
         return f"workspace of {unsaved.run_id}: {unsaved.unsaved}"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import click
 
 from runner.app import handle, outputs, workspaces
-from runner.app.humanize import plural
+from runner.app.humanize import cell, plural
 from runner.cli import exit_codes
 from runner.cli.audit import harmless
 from runner.cli.options import (
@@ -26,7 +26,7 @@ from runner.cli.options import (
     with_listing,
 )
 from runner.cli.terminal import make_folder, note, say_bytes, say_json, say_table, write_file
-from runner.core.run import Author, RunStatus
+from runner.core.run import ENDED, Author, RunStatus
 
 ResultFormat = Literal["jsonl", "json", "csv"]
 
@@ -80,6 +80,8 @@ def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
     help="A file for each run that `git am` takes, or one file of predictions for SWE-bench's tools.",
 )
 @state_option
+@click.option("--all", "every", is_flag=True, help="Every run that has ended, failed ones too.")
+@click.option("--clean", is_flag=True, help="Remove patches of an earlier time from the folder.")
 @json_option
 @with_app
 def patch(
@@ -88,9 +90,11 @@ def patch(
     output: Path,
     shape: Literal["am", "preds"],
     state: RunStatus | None,
+    every: bool,
+    clean: bool,
     as_json: bool,
 ) -> int:
-    """Write what a run, or each run of a job that has ended, has changed.
+    """Write what a run, or each run of a job that has succeeded, has changed.
 
     A patch is one commit on top of the job's base, with the message and the author of the one
     that the run was delivered in. Runs that changed nothing are named; they get no patch, and a
@@ -98,11 +102,16 @@ def patch(
 
     \b
     Example:
-      runner patch job_01jd9k -o patches --state succeeded
+      runner patch job_01jd9k -o patches
       git switch -c landing && git am patches/src-a.py.patch
-      runner patch job_01jd9k -o out --format preds
+      runner patch job_01jd9k -o out --format preds --all
     """
-    runs = outputs.runs_to_patch(app, id, state)
+    if every and state:
+        raise click.UsageError(
+            f"--all takes runs in any state, --state {state} only one: give one of them"
+        )
+    states = ENDED if every else {state or "succeeded"}
+    runs = outputs.runs_to_patch(app, id, states)
     make_folder(output)
     written = outputs.write_patches(
         app, runs, shape, lambda name, content: write_file(output / name, content)
@@ -114,6 +123,12 @@ def patch(
         say_table(columns, ((w.run_id, w.item_key, w.state, w.file, w.why) for w in written))
     files = {each.file for each in written if each.file}
     note(f"{plural(len(files), 'file')} written to {output}")
+    if stale := outputs.stale_files(output, written):
+        for path in stale if clean else ():
+            path.unlink()
+        names = ", ".join(cell(path.name) for path in stale)
+        what = "removed" if clean else "from an earlier time (--clean removes them)"
+        note(f"{plural(len(stale), 'file')} {what}: {names}")
     return exit_codes.FAILED if any(each.failed for each in written) else exit_codes.SUCCEEDED
 
 

@@ -33,7 +33,6 @@ STORABLE_HOSTILE = HOSTILE.replace("\x00", "").replace("\ud800", "")
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("list",),
         ("list", "job_1"),
         ("show", "run_1"),
         ("transcript", "run_1"),
@@ -43,13 +42,11 @@ STORABLE_HOSTILE = HOSTILE.replace("\x00", "").replace("\ud800", "")
         ("report", "job_1"),
         ("results", "job_1"),
         ("patch", "job_1", "-o", "patches"),
-        ("workspace", "list"),
         ("workspace", "prune"),
         ("budget", "job_1"),
         ("budget", "job_1", "--usd", "4"),
         ("cancel", "run_1"),
         ("say", "run_1", "Hello."),
-        ("approvals",),
         ("approve", "run_1"),
         ("deny", "--group", "uv lock"),
         ("rules", "list", "job_1"),

@@ -173,7 +173,7 @@ def test_each_run_of_a_job_that_has_ended_has_a_file_unless_it_changed_nothing(
     cancelled.write({"c.txt": b"c\n"})
     cancel(database, Target("run", cancelled.id), NOW)
     going.write({"d.txt": b"d\n"})
-    told = command("patch", job_id(first), "-o", "out", "--json")
+    told = command("patch", job_id(first), "-o", "out", "--json", "--all")
     assert told.code == 0
     assert [(each["item_key"], each["file"], each["why"]) for each in told.json] == [
         ("a", "a.patch", ""),
@@ -185,6 +185,24 @@ def test_each_run_of_a_job_that_has_ended_has_a_file_unless_it_changed_nothing(
     (only,) = command("patch", job_id(first), "-o", "x", "--json", "--state", "running").json
     assert only["item_key"] == "d"
     assert "Runner-Outcome" not in (folder / "x/d.patch").read_text()
+
+
+def test_a_job_gives_patches_of_its_succeeded_runs_and_names_older_files(
+    command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
+) -> None:
+    good, cancelled = job_of(database, home, repository, "good", "cancelled")
+    good.write({"a.txt": b"a\n"}).end()
+    cancelled.write({"c.txt": b"c\n"})
+    cancel(database, Target("run", cancelled.id), NOW)
+    (folder / "out").mkdir()
+    for name in ("old.patch", "preds.json", "notes.txt"):
+        (folder / "out" / name).touch()
+    told = command("patch", job_id(good), "-o", "out")
+    assert told.code == 0
+    assert "2 files from an earlier time (--clean removes them): old.patch, preds.json" in told.err
+    told = command("patch", job_id(good), "-o", "out", "--clean")
+    assert "2 files removed: old.patch, preds.json" in told.err
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["good.patch", "notes.txt"]
 
 
 @pytest.mark.slow
