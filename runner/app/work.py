@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,14 @@ from runner.app.handle import App
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec, Submission
 from runner.errors import RunnerError, SandboxMissing, UsageError
-from runner.queries.jobs import RunSummary, current_runs, list_runs, show_job
+from runner.queries.jobs import RunSummary, current_runs, item_keys, list_runs, show_job
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.engine.worker import Worker
 
 _LOOK_SECONDS = 0.5
+_MOST_ITEMS = 10
 
 
 def load_job(settings: Settings, path: Path) -> Submission:
@@ -41,6 +43,19 @@ def submit(app: App, submission: Submission, author: Author, key: str | None = N
     """Submit a job, or find the first with the same ``key``; return its id. Raises ``UsageError`` if its
     workspace cannot be marked, or the commit that it begins at not be kept."""
     return wiring.submit(app.database, submission, key, author=author)
+
+
+def difference(app: App, job_id: str, submission: Submission) -> list[str]:
+    """Return how a job file differs from the one that a job was submitted with, a line each: its text,
+    then its items. Empty if they are the same."""
+    texts = (show_job(app.database, job_id)["spec_text"], submission.text)
+    lines = [*unified_diff(*map(str.splitlines, texts), job_id, submission.source, lineterm="")]
+    before, now = item_keys(app.database, job_id), {run.key for run in submission.runs}
+    for keys, what in ((before - now, "no longer an item"), (now - before, "a new item")):
+        lines += [f"{what}: {key}" for key in sorted(keys)[:_MOST_ITEMS]]
+        if len(keys) > _MOST_ITEMS:
+            lines.append(f"{what}: {len(keys) - _MOST_ITEMS:,} more")
+    return lines
 
 
 def submitted(app: App, job_id: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _work(app: handle.App, job_id: str, slots: int, as_json: bool, asked: str | 
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--key", metavar="KEY", help="A second submit with the same key does nothing.")
+@click.option("--key", metavar="KEY", help="Names the job: the same file and key again do nothing.")
 @signed
 @json_option
 @with_settings
@@ -141,6 +141,13 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
         note(f"only workers elsewhere can work it: {problem}")
     with open_app(settings, create=True) as app:
         job_id = work.submit(app, submission, author, key)
+        if key is not None and (differs := work.difference(app, job_id, submission)):
+            for line in differs:
+                note(cell(line))
+            raise UsageError(
+                f"nothing was submitted: {job_id} has the key {key!a} and another job file or other "
+                "items, as said above: give another key"
+            )
         if as_json:
             say_json(work.submitted(app, job_id))
         else:

@@ -258,6 +258,11 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
     return database.read(work)
 
 
+def item_keys(database: Database, job_id: str) -> set[str]:
+    query = select(runs.c.item_key).where(runs.c.job_id == job_id, IS_ITEM_RUN).distinct()
+    return {row.item_key for row in database.rows(query)}
+
+
 def _job_summaries(connection: Connection, job_id: str | None = None) -> list[JobSummary]:
     of_job = () if job_id is None else (jobs.c.id == job_id,)
     listed = select(*(jobs.c[name] for name in _JOB_COLUMNS)).where(*of_job).order_by(jobs.c.id)

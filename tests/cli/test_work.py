@@ -253,6 +253,14 @@ def test_submit_prints_the_id_and_needs_no_redis(
     again = command("submit", job, "--key", "nightly", "--json").json
     assert again["id"] == first.out.strip()
     assert (again["state"], again["runs"]) == ("queued", {"queued": 1})
+    (folder / "workspace").rmdir()
+    other = write_job(folder, {"b": [DONE]})
+    refused = command("submit", other, "--key", "nightly")
+    assert (refused.code, refused.out) == (2, "")
+    *lines, last = refused.err.splitlines()
+    assert {"no longer an item: a", "a new item: b"} <= set(lines)
+    assert f"{first.out.strip()} has the key 'nightly' and another job file or other items" in last
+    assert len(command("list", "--json").json) == 1
 
 
 @pytest.mark.slow
