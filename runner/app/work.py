@@ -48,10 +48,11 @@ def submit(app: App, submission: Submission, author: Author, key: str | None = N
 def difference(app: App, job_id: str, submission: Submission) -> list[str]:
     """Return how a job file differs from the one that a job was submitted with, a line each: its text,
     then its items. Empty if they are the same."""
-    texts = (show_job(app.database, job_id)["spec_text"], submission.text)
-    lines = [*unified_diff(*map(str.splitlines, texts), job_id, submission.source, lineterm="")]
-    before, now = item_keys(app.database, job_id), {run.key for run in submission.runs}
-    for keys, what in ((before - now, "no longer an item"), (now - before, "a new item")):
+    before = show_job(app.database, job_id)["spec_text"].splitlines()
+    now = submission.text.splitlines()
+    lines = [*unified_diff(before, now, job_id, submission.source, lineterm="")]
+    old, new = item_keys(app.database, job_id), {run.key for run in submission.runs}
+    for keys, what in ((old - new, "no longer an item"), (new - old, "a new item")):
         lines += [f"{what}: {key}" for key in sorted(keys)[:_MOST_ITEMS]]
         if len(keys) > _MOST_ITEMS:
             lines.append(f"{what}: {len(keys) - _MOST_ITEMS:,} more")

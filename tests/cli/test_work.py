@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -253,7 +254,7 @@ def test_submit_prints_the_id_and_needs_no_redis(
     again = command("submit", job, "--key", "nightly", "--json").json
     assert again["id"] == first.out.strip()
     assert (again["state"], again["runs"]) == ("queued", {"queued": 1})
-    (folder / "workspace").rmdir()
+    shutil.rmtree(folder / "workspace")
     other = write_job(folder, {"b": [DONE]})
     refused = command("submit", other, "--key", "nightly")
     assert (refused.code, refused.out) == (2, "")
