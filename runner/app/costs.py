@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
+from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.core.budget import JobBudget
 from runner.core.commands import Change
@@ -110,6 +111,7 @@ class BudgetStatus:
     waiting: int  # runs that wait for it, sub-agents included
     woken: Sequence[Change] = ()  # runs that go on since it was raised
     unworked_job: str | None = None  # this job, if runs were woken while no worker is alive
+    forecast: JobForecast | None = None
 
     def as_json(self) -> dict[str, Any]:
         budget = self.budget
@@ -124,6 +126,7 @@ class BudgetStatus:
             "reserved_tokens": budget.reserved_tokens if has_any else None,
             "waiting_runs": self.waiting,
             "woken": [asdict(change) for change in self.woken],
+            "forecast": self.forecast and self.forecast.as_json(),
         }
 
     @property
@@ -150,7 +153,8 @@ def budget(
     runs = list_runs(database, job_id, "waiting", whole_trees=True)
     unworked = app.job_without_worker(woken[0].id if woken else None)
     waiting = sum(map(is_out_of_budget, runs))
-    return BudgetStatus(job_id, budget_of(app, job_id), waiting, woken, unworked)
+    expected = forecast_of(app, job_id)
+    return BudgetStatus(job_id, budget_of(app, job_id), waiting, woken, unworked, expected)
 
 
 def budget_of(app: App, job_id: str) -> JobBudget:

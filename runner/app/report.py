@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from runner.app import humanize, workspaces
 from runner.app.costs import budget_of, cost_fields
+from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.app.page import environment
 from runner.core.budget import JobBudget
@@ -118,6 +119,7 @@ class Report:
     now: float  # seconds since the epoch
     missing: str  # why the changes of some runs are not counted
     containment: Mapping[str, int]  # tool calls by what contained them
+    forecast: JobForecast | None  # of a job that goes on
 
     @property
     def spending(self) -> Spending:
@@ -166,6 +168,7 @@ class Report:
         ]
         whole = self.job | {"run_summaries": runs, "denied": self.denied}
         whole |= {"containment": self.containment}
+        whole |= {"forecast": self.forecast and self.forecast.as_json()}
         return whole | cost_fields(self.spending)
 
 
@@ -218,6 +221,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
         now=now,
         missing=missing,
         containment=containments(database, job_id),
+        forecast=forecast_of(app, job_id),
     )
 
 

@@ -10,6 +10,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from runner import wiring
+from runner.app import forecast
 from runner.app.costs import cost_fields, spending_of, total_of
 from runner.app.handle import App
 from runner.app.humanize import cell, cost_line
@@ -37,6 +38,7 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
                 "containment": containments(database, found.id)
             }
             values = with_shown_state(job, shown[found.id]) | {"spending": spending}
+            values["forecast"] = forecast.forecasts(app, [job]).get(found.id)
         case "call":
             values = transcript.show_call(database, found.id)
             values |= decisions.decision_on_call(database, found.id)
@@ -51,6 +53,8 @@ def details_as_json(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return the details of a job, run or call for JSON."""
     values = _tree_as_json(details) if "child_spending" in details else dict(details)
     spending = values.pop("spending", None)
+    if (expected := values.get("forecast")) is not None:
+        values["forecast"] = expected.as_json()
     return values | (cost_fields(spending) if spending is not None else {})
 
 

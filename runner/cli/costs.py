@@ -101,7 +101,9 @@ def budget(
             how = app_costs.how_to_raise(status.job_id, status.budget)
             waits = f"{plural(status.waiting, 'run waits', 'runs wait')} for it: {how}"
         lines = list(_budget_lines(status.budget)) or none
-        say_fields((("job", status.job_id), *lines, ("waiting", waits)))
+        expected = status.forecast and status.forecast.line
+        told = (("job", status.job_id), *lines, ("waiting", waits), ("forecast", expected))
+        say_fields(told)
     if status.woken:
         note(plural(len(status.woken), "run goes on", "runs go on"))
     if status.is_overdrawn:

@@ -59,6 +59,8 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
     say(f"\n{report.outcomes}{started}; {turns:,} turns, {tokens:,} tokens")
     if cost := cost_line(report.spending):
         say(f"cost: {cost}")
+    if report.forecast:
+        say(f"expected in all: {report.forecast.line}")
     if contained := containment_line(report.containment):
         say(f"sandbox: {contained}")
     _say_denied(report)

@@ -88,6 +88,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("tokens", _tokens(job)),
             ("cost", cost_line(job["spending"])),
             *budget_fields(job),
+            ("forecast", job["forecast"] and job["forecast"].line),
             ("not before", times.not_before),
             ("window", times.window),
             ("finish by", job["finish_by_text"]),

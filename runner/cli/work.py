@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.app import handle, report, times, work
+from runner.app import forecast, handle, report, times, work
 from runner.app.humanize import cell, duration, moment
 from runner.cli import exit_codes
 from runner.cli.log import log_to_stderr
@@ -49,6 +49,7 @@ _LOOK_SECONDS_PER_RUN = 0.001
 _QUIT_SECONDS = 2.0
 _STILL_ALIVE_SECONDS = 60.0
 _MOST_SHOWN = 12
+_FORECAST_SECONDS = 5.0
 
 Run = Mapping[str, Any]  # a run, as ``queries.jobs.RunSummary`` describes it
 
@@ -249,7 +250,7 @@ def work_job(
         worker = work.start_worker(app, slots=slots)
         interruption.watch(worker)
         with _Drawing() if sys.stderr.isatty() else Progress() as progress:
-            pause = _LOOK_SECONDS
+            pause, expected, forecast_at = _LOOK_SECONDS, "", 0.0
 
             def is_to_end(pause: float = 0) -> bool:
                 return interruption.happened or worker.wait(pause)
@@ -259,10 +260,13 @@ def work_job(
                     if asker is not None:
                         asker.ask(job_id, is_to_end, progress.paused)
                     job = work.progress_of(app, job_id)
+                    if time.monotonic() - forecast_at > _FORECAST_SECONDS:
+                        found = forecast.forecast_of(app, job_id)
+                        expected, forecast_at = found.line if found else "", time.monotonic()
                 except (UnreachableError, UsageError) as error:  # the worker ends if it has to
                     progress.say(f"waiting: {cell(error)}")
                     continue
-                progress.update(job.items)
+                progress.update(job.items, expected)
                 if job.rests(asks=asker is not None and asker.can_ask):
                     interruption.came_too_late = True
                     break
@@ -285,8 +289,8 @@ class Progress(AbstractContextManager["Progress"]):
     def __exit__(self, *error: object) -> None:
         return
 
-    def update(self, runs: Sequence[Run]) -> None:
-        """Show the runs of the job's items."""
+    def update(self, runs: Sequence[Run], expected: str = "") -> None:
+        """Show the runs of the job's items, and what the job is expected to need."""
         for run in runs:
             before, self._states[run["id"]] = self._states.get(run["id"]), run["state"]
             rests = run["state"] in ENDED or (run["state"] == "waiting" and not _goes_on(run))
@@ -298,7 +302,7 @@ class Progress(AbstractContextManager["Progress"]):
             self.say(_job_in_words(runs))
         self._begins = begins
         if time.monotonic() - self._spoke > _STILL_ALIVE_SECONDS:
-            self.say(_job_in_words(runs))
+            self.say("; expected: ".join(filter(None, (_job_in_words(runs), expected))))
 
     def say(self, text: str) -> None:
         """Show a line."""
@@ -325,11 +329,11 @@ class _Drawing(Progress):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def update(self, runs: Sequence[Run]) -> None:
+    def update(self, runs: Sequence[Run], expected: str = "") -> None:
         from rich.text import Text
 
         running = [run for run in runs if run["state"] == "running" or _goes_on(run)]
-        words = [_job_in_words(runs)]
+        words = [_job_in_words(runs), *([f"expected: {expected}"] if expected else [])]
         words += [f"  {_run_in_words(run)}" for run in running[:_MOST_SHOWN]]
         if len(running) > _MOST_SHOWN:
             words.append(f"  … and {len(running) - _MOST_SHOWN} more")

@@ -1,0 +1,55 @@
+"""What the forecasts of jobs rest on: the work on each item that has begun, and the caps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, case, func, select
+
+from runner.queries.find import in_batches
+from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN
+from runner.store.database import Database
+from runner.store.tables import job_budgets, jobs, runs
+
+
+def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
+    """Return a row for each run of an item that has begun: its job, its own ``state``, ``reason`` and
+    times, and the ``tokens`` of its tree."""
+    own = ("state", "reason", "started_at", "ended_at")
+    query = (
+        select(
+            *(runs.c.job_id, ROOT_RUN.label("id")),
+            *(func.max(case((IS_ITEM_RUN, runs.c[name]))).label(name) for name in own),
+            func.sum(runs.c.charged_tokens).label("tokens"),
+        )
+        .where(runs.c.started_at.is_not(None))
+        .group_by(runs.c.job_id, ROOT_RUN)
+    )
+    query = query.order_by(ROOT_RUN)
+    return [
+        row
+        for some in in_batches(job_ids)
+        for row in database.rows(query.where(runs.c.job_id.in_(some)))
+    ]
+
+
+def superseded(database: Database, job_ids: Sequence[str]) -> set[str]:
+    """Return the runs that were started afresh: their successors stand for them."""
+    query = select(runs.c.fresh_of).where(runs.c.fresh_of.is_not(None))
+    return {
+        str(row.fresh_of)
+        for some in in_batches(job_ids)
+        for row in database.rows(query.where(runs.c.job_id.in_(some)))
+    }
+
+
+def caps_of(database: Database, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """Return the ``budget_usd``, ``budget_tokens`` and ``finish_by`` of jobs."""
+    columns = (jobs.c.id, job_budgets.c.budget_usd, job_budgets.c.budget_tokens, jobs.c.finish_by)
+    query = select(*columns).outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
+    return {
+        row.id: row
+        for some in in_batches(job_ids)
+        for row in database.rows(query.where(jobs.c.id.in_(some)))
+    }
