@@ -94,7 +94,7 @@ def forecasts(app: App, jobs: Iterable[Mapping[str, Any]]) -> dict[str, JobForec
     spent = {cost.key: cost.spending for cost in costs}
     afresh, caps = queries.superseded(database, list(items)), queries.caps_of(database, list(items))
     is_worked, now = live_workers(database, app.now()) > 0, app.now()
-    found = {}
+    found: dict[str, JobForecast] = {}
     for job_id, count in items.items():
         one = _forecast(job_id, by_job[job_id], count, spent, afresh, now, caps[job_id], is_worked)
         found |= {} if one is None else {job_id: one}

@@ -59,16 +59,16 @@ def list_(
     jobs = [] if job else listing.list_jobs(app, None if whole_trees else state)
     if job is None and not (whole_trees and jobs):
         waits = listing.what_jobs_wait_for(app, jobs)
-        found = forecast.forecasts(app, jobs)
+        expected = forecast.forecasts(app, jobs)
         if as_json:
-            told = {job_id: each.as_json() for job_id, each in found.items()}
+            told = {job_id: each.as_json() for job_id, each in expected.items()}
             jobs = [
                 {**job, "waits_for": waits.get(job["id"]), "forecast": told.get(job["id"])}
                 for job in jobs
             ]
             say_json(app_costs.with_costs(app, "job", jobs))
         else:
-            _say_jobs(jobs, waits, found)
+            _say_jobs(jobs, waits, expected)
         return
     job_id = app.find_job(job) if job else jobs[-1]["id"]
     after = after and app.find(after, "run").id

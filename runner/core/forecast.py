@@ -30,13 +30,15 @@ from statistics import NormalDist
 LEAST_FINISHED = 3
 MOST_FINISHED = 50  # that a forecast rests on
 MODEL_ITEMS = 5.0
-_MODEL_ITEMS_IN_HAND = 20.0
+_MODEL_ITEMS_IN_HAND = 30.0
 
 _DRAWS, _WARM_UP = 200, 20
 _PSEUDO_ITEMS = 4  # of the model, in each draw
 # The spread of the logarithms before any item is seen, and how many items that counts as.
 _PRIOR_SPREAD, _PRIOR_ITEMS = 0.7, 3
 _MOST_SINGLE = 30  # items drawn one by one; sums of more are normal
+# A little outside 5 and 95 %: slots, and kinds of items, are not as simple as the model.
+_SHARES = (0.035, 0.5, 0.965)
 _NORMAL = NormalDist()
 
 
@@ -119,7 +121,7 @@ def _until_end(draws: _Draws, begun: Sequence[Item], unbegun: int) -> Range:
 
 def _range(totals: Iterator[float]) -> Range:
     found = sorted(totals)
-    return Range(*(found[int(share * len(found))] for share in (0.05, 0.5, 0.95)))
+    return Range(*(found[int(share * len(found))] for share in _SHARES))
 
 
 class _Draws:
