@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, func, select, true, update
 
-from runner.core.events import signed_event
+from runner.core.events import Event, signed_event
 from runner.core.run import FRESH, RUNNER, Author
 from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Moment
-from runner.store.changes import MOST_AT_ONCE, add_job_events, locked_runs, queued, signed_change
+from runner.store.changes import (
+    FREED,
+    MOST_AT_ONCE,
+    add_job_events,
+    event_rows,
+    locked_runs,
+    queued_again,
+    signed_change,
+)
 from runner.store.database import Database
 from runner.store.rules import lock_rules
 from runner.store.runs import FIRST
-from runner.store.statements import execute
-from runner.store.tables import jobs, runs
+from runner.store.statements import Row, execute, insert_many
+from runner.store.tables import events, jobs, runs
 
 _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "finish_by")
 
@@ -58,7 +68,13 @@ def queue_moved(
         found = locked_runs(connection, run_ids, _WAITS)
         for run in found:
             signed_change(
-                connection, run, now, "resumed", author, queued(now), {"reason": "finish_by"}
+                connection,
+                run,
+                now,
+                "resumed",
+                author,
+                queued_again(run, now),
+                {"reason": "finish_by"},
             )
         return [run.id for run in found]
 
@@ -72,45 +88,71 @@ _opens, _deadline = bindparam("opens", type_=Float), bindparam("deadline", type_
 # Of a run with a deadline: it ends then, in the window or not.
 _ends = func.coalesce(runs.c.created_at + _deadline, _opens)
 # A fork may have more to do before its next model call.
+_IS_FRESH = runs.c.id.in_(
+    FIRST.where(
+        runs.c.fork_of.is_(None),
+        func.coalesce(runs.c.created_at + _deadline > bindparam("now"), true()),
+    ).with_for_update(skip_locked=True)
+)
 _BEGIN_LATER = (
     update(runs)
-    .where(
-        runs.c.id.in_(
-            FIRST.where(runs.c.fork_of.is_(None), _ends > bindparam("now")).with_for_update(
-                skip_locked=True
-            )
-        )
-    )
+    .where(_IS_FRESH)
     .values(due_at=case((_ends < _opens, _ends), else_=_opens), reason=bindparam("why"))
     .returning(runs.c.id)
+)
+_WAIT_FOR_PERSON = (
+    update(runs)
+    .where(_IS_FRESH)
+    .values(
+        **{**FREED, "state": "waiting", "reason": "finish_by", "detail": ""},
+        event_count=runs.c.event_count + 1,
+    )
+    .returning(runs.c.id, runs.c.event_count, runs.c.attempt)
 )
 
 
 class Windows:
-    """Lets the runs of a job that have not begun wait together when its window closes: each would be
-    claimed only to wait. Remembers the specs of the jobs with due runs, for one worker."""
+    """Lets the runs of a job that have not begun wait together when its window closes, or from its
+    ``finish_by``: each would be claimed only to wait. Remembers the specs of the jobs with due runs,
+    for one worker."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.specs: dict[str, JobSpec] = {}
 
     def close(self, loads: Sequence[JobLoad], now: float) -> bool:
-        """Let due runs of these jobs wait whose windows are closed. True if any run does."""
-        due = [load.job_id for load in loads if load.due]
+        """Let due runs of these jobs wait that may begin no model call now. True if any run does."""
+        due = {load.job_id: load.finish_by for load in loads if load.due}
         known = {job_id: self.specs[job_id] for job_id in due if job_id in self.specs}
         if unknown := [job_id for job_id in due if job_id not in known]:
             query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(unknown))
             rows = self._database.rows(query)
             known |= {row.id: JobSpec.from_json(row.spec) for row in rows}
         self.specs = known
-        return sum(self._close(job_id, spec, now) for job_id, spec in known.items()) > 0
+        return sum(self._close(id_, spec, due[id_], now) for id_, spec in known.items()) > 0
 
-    def _close(self, job_id: str, spec: JobSpec, now: float) -> bool:
-        if spec.times.window is None or (start := spec.times.next_start(now)) is None:
-            return False
+    def _close(self, job_id: str, spec: JobSpec, finish_by: float | None, now: float) -> bool:
         values = {"job": job_id, "rank": FRESH, "now": now, "most": MOST_AT_ONCE}
-        values |= {"opens": start[0], "why": start[1], "deadline": spec.limits.deadline}
+        values |= {"deadline": spec.limits.deadline}
+        if finish_by is not None and finish_by <= now:
+            work = partial(_wait_for_person, values=values)
+        elif spec.times.window is not None and (start := spec.times.next_start(now)) is not None:
+            values |= {"opens": start[0], "why": start[1]}
+            work = partial(execute, statement=_BEGIN_LATER, values=values)
+        else:
+            return False
         found = False
-        while self._database.write(lambda connection: execute(connection, _BEGIN_LATER, values)):
+        while self._database.write(work):
             found = True
         return found
+
+
+def _wait_for_person(connection: Connection, values: Mapping[str, Any]) -> list[Row]:
+    found = execute(connection, _WAIT_FOR_PERSON, values)
+    waiting = Event("waiting", {"reason": "finish_by"})
+    rows = [
+        event_rows(run.id, [waiting], values["now"], after=run.event_count - 1, attempt=run.attempt)
+        for run in found
+    ]
+    insert_many(connection, events, [*chain.from_iterable(rows)])
+    return found

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
-from runner.core.run import Author, Waiting
+from runner.core.run import FRESH, Author, Waiting
 from runner.core.steps import CallModel, Done
 from runner.core.times import Moment, Times, Window
 from runner.store.control import pause, resume
@@ -137,3 +137,25 @@ def test_runs_that_have_not_begun_wait_together_when_the_window_closes(
         assert run.due_at == (NOW + deadline if deadline else at(24 * HOUR))
     opened = at(24 * HOUR) + 1
     assert set(others) == set(due_to_notify(database, 9, opened, close=close))
+
+
+def test_runs_that_have_not_begun_wait_together_from_finish_by(database: Database) -> None:
+    times = Times(finish_by=Moment(clock(HOUR), "UTC"))
+    limits = Limits(deadline=3 * HOUR)
+    submit(database, submission(*"abcd", spec=replace(SPEC, times=times, limits=limits)), NOW)
+    begun, overdue, *others = sorted(row.id for row in database.rows(select(runs.c.id)))
+    attempt = claim(database, begun)
+    attempt.reply(tool_use(1, "Bash"), stop="tool_use")
+    give_back(database, attempt.lease, NOW)
+    database.execute(update(runs).where(runs.c.id == overdue).values(created_at=NOW - 9 * HOUR))
+    past, close = at(HOUR) + 60, Windows(database).close
+    assert set(due_to_notify(database, 9, past, close=close)) == {begun, overdue}
+    for run_id in others:
+        run = run_row(database, run_id)
+        assert (run.state, run.reason, run.attempt, run.due_at) == ("waiting", "finish_by", 0, None)
+        assert event_types(database, run_id) == ["run_submitted", "waiting"]
+    job_id, moment = run_row(database, begun).job_id, Moment("", "", at(2 * HOUR))
+    assert move_finish_by(database, job_id, moment, past, author=ADA) == others
+    moved = run_row(database, others[0])
+    assert (moved.state, moved.rank, moved.due_at) == ("queued", FRESH, past)
+    assert set(due_to_notify(database, 9, past, close=close)) >= set(others)
