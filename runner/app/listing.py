@@ -9,11 +9,12 @@ from typing import Any
 
 from runner.app import costs, times
 from runner.app.handle import App
-from runner.app.humanize import verdict
+from runner.app.humanize import plural, verdict
 from runner.core.run import RunStatus
 from runner.queries import jobs, runs, workers
 from runner.queries.find import in_batches
 from runner.queries.jobs import JobSummary, RunSummary
+from runner.store.held import held_back
 
 RUNS_ON_A_PAGE = 200
 
@@ -26,7 +27,8 @@ def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> 
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
-    """Return, by job, why and until when the first of its runs waits for the times of its model calls."""
+    """Return, by job, why and until when the first of its runs waits for the times of its model calls,
+    or why items do not begin."""
     idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
     first: dict[str, dict[str, Any]] = {}
     for wait in jobs.first_waits(app.database, list(idle)):
@@ -36,7 +38,29 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
     said: dict[str, str] = {}
     for job_id, wait in first.items():
         said |= times.waits_for_times(app, [{**wait, "id": job_id}])
+    for job in found:
+        job_id = job["id"]
+        may_wait = job_id not in said and job["runs"].keys() & {"queued", "waiting"}
+        if may_wait and (why := what_holds_back(app, job_id)) is not None:
+            said[job_id] = why
     return said
+
+
+def what_holds_back(app: App, job_id: str) -> str | None:
+    """Return how many items of a job do not begin, why, and what to do about it; None if none waits."""
+    if (held := held_back(app.database, job_id, app.now())) is None:
+        return None
+    count, by = held
+    items = plural(count, "item does not begin", "items do not begin")
+    if by == "budget":
+        how = costs.how_to_raise(job_id, costs.budget_of(app, job_id))
+        return f"{items}: what is left of the budget covers the begun ones: {how}"
+    why = f"{items}: an item is expected to take longer than is left before"
+    return (
+        f"{why} finish_by: {times.how_to_move(job_id)}"
+        if by == "finish_by"
+        else f"{why} the window closes"
+    )
 
 
 def with_shown_state(job: JobSummary, instead: Mapping[tuple[str, str], int]) -> dict[str, Any]:

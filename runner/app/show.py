@@ -14,7 +14,7 @@ from runner.app import forecast
 from runner.app.costs import cost_fields, spending_of, total_of
 from runner.app.handle import App
 from runner.app.humanize import cell, cost_line
-from runner.app.listing import what_runs_wait_for, with_shown_state
+from runner.app.listing import what_holds_back, what_runs_wait_for, with_shown_state
 from runner.core.agents import is_within, place_of
 from runner.core.context import DEFAULT_WINDOW
 from runner.errors import UnreachableError, UsageError
@@ -35,7 +35,8 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
             spending = spending_of(app, job_id=found.id)
             shown = workers.shown_states_by_job(database, app.now(), found.id)
             job = jobs.show_job(database, found.id) | {
-                "containment": containments(database, found.id)
+                "containment": containments(database, found.id),
+                "held_back": what_holds_back(app, found.id),
             }
             values = with_shown_state(job, shown[found.id]) | {"spending": spending}
             values["forecast"] = forecast.forecasts(app, [job]).get(found.id)

@@ -55,7 +55,7 @@ class HeldItems:
         room = _room(budget, items, spec.max_concurrency, most)
         if not room and not items.go_on:
             self._let_wait(load.job_id, now)
-        if room and lacks_time(items, spec.times, load.finish_by, now):
+        if room and _lacks_time(items, spec.times, load.finish_by, now):
             room = 0 if items.go_on else 1
         return replace(load, due=load.due - load.fresh + room, fresh=room)
 
@@ -102,7 +102,7 @@ def _room(budget: JobBudget | None, items: ItemsOfJob, concurrency: int | None, 
     return next((before for before, may in enumerate(fits) if not may), most)
 
 
-def lacks_time(
+def _lacks_time(
     items: ItemsOfJob, times: Times, finish_by: float | None, now: float
 ) -> HeldBy | None:
     """Return what leaves too little time for one more item. An item that no window is long enough for
@@ -117,16 +117,21 @@ def lacks_time(
 
 
 def held_back(database: Database, job_id: str, now: float) -> tuple[int, HeldBy] | None:
-    """Return how many items of a job are due and do not begin, and what holds them back."""
-    of_job = select(jobs.c.spec, jobs.c.finish_by).where(jobs.c.id == job_id)
-    (job,) = database.rows(of_job)
-    spec = JobSpec.from_json(job.spec)
-    fresh = select(func.count().label("count")).where(runs.c.job_id == job_id, _IS_FRESH)
-    (found,) = database.rows(fresh.where(runs.c.due_at <= now))
-    if not found.count or not _is_limited(spec, job.finish_by):
-        return None
-    budget, items = database.read(partial(_look, job_id=job_id))
-    if not _room(budget, items, spec.max_concurrency, 1):
-        return found.count, "budget"
-    why = lacks_time(items, spec.times, job.finish_by, now) if items.go_on else None
-    return None if why is None else (found.count, why)
+    """Return how many items of a job would be due and do not begin, and what holds them back."""
+
+    def work(connection: Connection) -> tuple[int, HeldBy] | None:
+        of_job = select(jobs.c.spec, jobs.c.finish_by).where(jobs.c.id == job_id)
+        job = connection.execute(of_job).one()
+        spec = JobSpec.from_json(job.spec)
+        if not _is_limited(spec, job.finish_by):
+            return None
+        count = select(func.count()).where(runs.c.job_id == job_id)
+        wait = connection.execute(count.where(_IS_HELD)).scalar_one()
+        due = connection.execute(count.where(_IS_FRESH, runs.c.due_at <= now)).scalar_one()
+        budget, items = _look(connection, job_id)
+        if wait or (due and not _room(budget, items, spec.max_concurrency, 1)):
+            return due + wait, "budget"
+        why = _lacks_time(items, spec.times, job.finish_by, now) if due and items.go_on else None
+        return None if why is None else (due, why)
+
+    return database.read(work)

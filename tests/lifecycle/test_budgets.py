@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.budget import billionths
+from runner.core.conversation import Usage
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.tables import job_budgets, model_calls, runs
 from tests.lifecycle.site import Site, wait_until
-from tests.lifecycle.spender import Spender, Watch
-from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text
+from tests.lifecycle.spender import Spender, Watch, tariff
+from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
 
 WORKERS = 3
 KILLS = 3
@@ -174,3 +175,36 @@ def test_cancel_turns_what_a_call_had_reserved_into_spending(shop: Callable[...,
     row = here.budget_row(job)
     assert (row.spent_tokens, row.spent_cost) == (reserved.reserved_tokens, reserved.reserved_cost)
     assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
+
+
+def test_a_budget_ends_with_finished_items_and_the_others_begin_when_it_is_raised(
+    shop: Callable[..., Shop],
+) -> None:
+    """The job of issue 18: 30 items, 16 at once, and money for about a third of them."""
+    turns, output = 3, 1_000
+
+    def plan(request: Received) -> Reply:
+        ends = request.position + 1 == turns
+        call = tool_use(f"toolu_{request.number}", "Bash", {"command": "true"})
+        usage = {"input_tokens": 100, "output_tokens": output}
+        return Reply([text("On it."), *([] if ends else [call])], usage=usage, latency=0.05)
+
+    here = shop(plan)
+    item = turns * tariff().cost(Usage(100, 0, 0, output), hour_cache=False)
+    items = tuple(f"item {number}" for number in range(30))
+    job = here.submit("thirty", items, budget_usd=11 * item / 1e9)
+    for _ in range(2):
+        here.site.start("worker", "-c", "8")
+    query = select(runs.c.state, runs.c.reason, runs.c.started_at).where(runs.c.job_id == job)
+    done, held = ("succeeded", "end_turn"), ("waiting", "budget")
+    wait_until(lambda: here.states(job) == {done, held}, "the budget's end", 180)
+    rows = here.rows(query)
+    unfinished = [row for row in rows if row.state != "succeeded" and row.started_at is not None]
+    assert len(unfinished) <= 1
+    assert sum(row.state == "succeeded" for row in rows) >= 9
+    left = sum(row.started_at is None for row in rows)
+    said = f"{left} items do not begin: what is left of the budget covers the begun ones"
+    assert said in here.site.run("show", job)
+    assert said in here.site.run("list")
+    here.site.run("budget", job, "--usd", str(40 * item / 1e9))
+    wait_until(lambda: here.states(job) == {done}, "all items", 180)
