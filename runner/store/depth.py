@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, bindparam, literal_column, select
+from sqlalchemy import Connection, Integer, Select, bindparam, literal_column, select, union_all
 
 from runner.core.budget import JobBudget
 from runner.core.depth import LEARNED, Begun, covers, may_begin
@@ -20,7 +20,7 @@ from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN
 from runner.store.statements import execute
 from runner.store.tables import runs
 
-_LEARNED_FROM = literal_column("30", Integer)  # finished items
+_LEARNED_FROM = literal_column("30", Integer)  # finished items of a state
 
 _NAMES = ("state", "charged_tokens", "progress")
 _below = runs.alias("below")
@@ -40,20 +40,24 @@ _OF_BEGUN = select(
     )
     .subquery("of_begun")
 )
-_ENDED_BY_THEMSELVES: list[ColumnElement[str]] = [
-    literal_column(f"'{each}'") for each in ("succeeded", "failed", "stopped")
-]
-_some = (
-    select(runs.c.id)
-    .where(
-        runs.c.job_id == bindparam("job"),
-        runs.c.state.in_(_ENDED_BY_THEMSELVES),
-        IS_ITEM_RUN,
-        runs.c.charged_tokens > literal_column("0", Integer),
+
+
+def _some_in(state: str) -> Select[Any]:
+    """Some items that ended in a state. Of several states at once SQLite would read all queued runs."""
+    found = (
+        select(runs.c.id)
+        .where(
+            runs.c.job_id == bindparam("job"),
+            runs.c.state == literal_column(f"'{state}'"),
+            IS_ITEM_RUN,
+            runs.c.charged_tokens > literal_column("0", Integer),
+        )
+        .limit(_LEARNED_FROM)
     )
-    .limit(_LEARNED_FROM)
-    .cte("some_ended")
-)
+    return select(found.subquery(state).c.id)
+
+
+_some = union_all(*map(_some_in, ("succeeded", "failed", "stopped"))).cte("some_ended")
 _OF_FINISHED = select(
     select(*_RUN)
     .join_from(_some, runs, runs.c.id == _some.c.id)
