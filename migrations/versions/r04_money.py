@@ -13,6 +13,7 @@ down_revision = "r03"
 def upgrade() -> None:
     _add_index_of_begun_runs()
     _add_charges()
+    _add_pauses_of_jobs()
 
 
 def _add_index_of_begun_runs() -> None:
@@ -56,3 +57,29 @@ def _costs(sqlite: bool) -> str:
         assert view.count(old) == 1, old
         view = view.replace(old, new)
     return view
+
+
+def _add_pauses_of_jobs() -> None:
+    op.create_table(
+        "job_pauses",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("reason", sa.Text),
+        sa.Column("detail", sa.Text, nullable=False, server_default=""),
+        sa.Column("at", sa.Float, nullable=False),
+        sa.Column("pending", sa.Text),
+        sa.Column("counted_from", sa.Float, nullable=False, server_default="0"),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_job_pauses_job_id"),
+        sa.PrimaryKeyConstraint("job_id", name="pk_job_pauses"),
+    )
+    for table, columns, name in (
+        ("job_pauses", ["pending"], "pending"),
+        ("runs", ["job_id", "ended_at"], "ended_at"),
+    ):
+        is_there = sa.text(f"{name} IS NOT NULL")
+        op.create_index(
+            f"ix_{table}_{'_'.join(columns)}",
+            table,
+            columns,
+            sqlite_where=is_there,
+            postgresql_where=is_there,
+        )

@@ -12,7 +12,7 @@ from runner.core.commands import Change, Raised, Target
 from runner.core.run import Author
 from runner.queries.jobs import job_of, show_job
 from runner.queries.transcript import show_run
-from runner.store import control, shares
+from runner.store import control, pauses, shares
 from runner.store import retry as ended
 from runner.store.database import Database
 from runner.store.fork import fork as fork_run
@@ -45,7 +45,7 @@ def resume(app: App, name: str, author: Author) -> Outcome:
     """Let paused runs go on, and give workspaces whose folder lost its id the id back."""
     target = _target(app, name)
     mended = mend_workspaces(app.database, target.id)
-    return _changed(app, target, control.resume, mended, author=author)
+    return _changed(app, target, pauses.resume, mended, author=author)
 
 
 def retry(

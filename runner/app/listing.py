@@ -27,8 +27,8 @@ def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> 
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
-    """Return, by job, why and until when the first of its runs waits for the times of its model calls,
-    or why items do not begin."""
+    """Return, by job, why Runner has paused it, why and until when the first of its runs waits for the times
+    of its model calls, or why items do not begin."""
     idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
     first: dict[str, dict[str, Any]] = {}
     for wait in jobs.first_waits(app.database, list(idle)):
@@ -43,7 +43,16 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
         may_wait = job_id not in said and job["runs"].keys() & {"queued", "waiting"}
         if may_wait and (why := what_holds_back(app, job_id)) is not None:
             said[job_id] = why
-    return said
+    return said | {job["id"]: pause_line(job) for job in found if job["pause"]}
+
+
+def pause_line(job: Mapping[str, Any]) -> str:
+    """Return why Runner has paused a job, and what to do about it."""
+    pause, by = job["pause"], {"pilot": "the pilot", "breaker": "the circuit breaker"}
+    if pause["pending"] == "decide":
+        return f"pilot: {pause['detail']}"
+    go_on = f"`runner resume {job['id']}` goes on, `runner cancel {job['id']}` ends it"
+    return f"paused by {by.get(pause['reason'], 'Runner')}: {pause['detail']}: {go_on}"
 
 
 def what_holds_back(app: App, job_id: str) -> str | None:

@@ -21,8 +21,10 @@ from runner.app import humanize, workspaces
 from runner.app.costs import budget_of, cost_fields
 from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
+from runner.app.listing import pause_line
 from runner.app.page import environment
 from runner.core.budget import JobBudget
+from runner.core.pauses import BY_PILOT
 from runner.core.prices import Spending
 from runner.core.text import failure_signature
 from runner.errors import RunnerError
@@ -154,6 +156,26 @@ class Report:
             counts.update(each.answers)
         return sorted(counts.items())
 
+    @property
+    def pause(self) -> list[str]:
+        """Return why Runner has paused the job, and what its pilot came to, in lines; none if it has not."""
+        pause = self.job["pause"]
+        if pause is None or pause["reason"] != "pilot":
+            return [] if pause is None else [pause_line(self.job)]
+        worked = [each for each in self.runs if each.run["detail"] != BY_PILOT]
+        took = [each.seconds for each in worked if each.seconds is not None]
+        spent = sum((each.spending for each in worked), Spending())
+        lines = [pause_line(self.job)]
+        if took:
+            lines.append(f"an item took {humanize.duration(sum(took) / len(took))}")
+        if spent.calls > spent.scripted and not spent.unpriced:
+            each_usd = (spent.usd + spent.at_most) / len(worked)
+            all_usd = humanize.dollars(each_usd * len(self.runs))
+            lines.append(
+                f"an item cost {humanize.dollars(each_usd)}; at that all {len(self.runs):,} cost {all_usd}"
+            )
+        return lines
+
     def as_json(self) -> dict[str, Any]:
         """Return the job, its runs without their changes, denials and cost."""
         runs = [
@@ -184,11 +206,14 @@ def failure_groups(runs: Sequence[ReportedRun]) -> list[FailureGroup]:
     return sorted(groups, key=lambda group: -len(group.runs))
 
 
-def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
+def report_on(app: App, job: str, now: float, *, with_changes: bool | None) -> Report:
     """Gather the report on a job (an id or a part of it) ``now`` (seconds since the epoch), with or
-    without the runs' changes, which need git."""
+    without the runs' changes, which need git; None: with them while the job waits after its pilot."""
     database, job_id = app.database, app.find_job(job)
     recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
+    shown_job = jobs.show_job(database, job_id)
+    if with_changes is None:
+        with_changes = (shown_job["pause"] or {}).get("reason") == "pilot"
     changes, missing = _changes(app, recorded.values() if with_changes else ())
     waiting = decisions.open_approval_counts(database, job_id)
     costs = costs_by(database, app.prices(), "tree", job_id=job_id)
@@ -211,7 +236,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
         if (run_id := run["id"]) in recorded
     ]
     return Report(
-        job=jobs.show_job(database, job_id),
+        job=shown_job,
         runs=runs,
         denied=decisions.denied_kinds(database, job_id),
         denied_counts=decisions.denied_counts(database, job_id),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import wiring
 from runner.app.handle import App
+from runner.core.pauses import Pilot
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec, Submission
 from runner.errors import RunnerError, SandboxMissing, UsageError
 from runner.queries.jobs import RunSummary, current_runs, item_keys, list_runs, show_job
 from runner.settings import Settings
+from runner.store import pauses
 
 if TYPE_CHECKING:
     from runner.engine.worker import Worker
@@ -23,9 +25,15 @@ _LOOK_SECONDS = 0.5
 _MOST_ITEMS = 10
 
 
-def load_job(settings: Settings, path: Path) -> Submission:
-    """Load a job file for submission. Raises ``SpecError`` with every problem."""
-    return wiring.load_submission(path, settings)
+def load_job(settings: Settings, path: Path, pilot: int | None = None) -> Submission:
+    """Load a job file for submission, with a ``pilot`` of so many items if given. Raises ``SpecError``
+    with every problem."""
+    submission = wiring.load_submission(path, settings)
+    if pilot is None:
+        return submission
+    spec = submission.spec
+    given = replace(spec.pilot or Pilot(pilot), items=pilot)
+    return replace(submission, spec=replace(spec, pilot=given))
 
 
 def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
@@ -123,6 +131,12 @@ class Progress:
             and (run["reason"] != "children" or run["id"] in waited_for)
             for run in unended
         )
+
+
+def settled_progress_of(app: App, job_id: str) -> Progress:
+    """Return how far a job is that seems to rest, after the decision on its pilot if that has ended."""
+    app.change(lambda now: pauses.attend(app.database, now))
+    return progress_of(app, job_id)
 
 
 def progress_of(app: App, job_id: str) -> Progress:

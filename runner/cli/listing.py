@@ -42,9 +42,9 @@ def list_(
     The runs are the items'. Their usage and denials include their sub-agents'; with --tree
     sub-agents have lines of their own, and each run shows only its own numbers.
 
-    A job whose runs wait for the times of its model calls says until when. Once 3 of its runs are
-    finished, a job says what it is expected to cost in all and when it ends, with ranges that hold
-    in 9 of 10 cases.
+    A job whose runs wait for the times of its model calls says until when, and a job that Runner has
+    paused says why. Once 3 of its runs are finished, a job says what it is expected to cost in all and
+    when it ends, with ranges that hold in 9 of 10 cases.
 
     A run whose worker is dead is shown as interrupted, and a due run is marked while no worker is
     alive. In JSON that is shown_state; state is the stored one, which --state filters by.

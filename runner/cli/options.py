@@ -158,10 +158,18 @@ def seconds(text: str, longest: float | None = None) -> float:
     return found
 
 
-def load_job(settings: Settings, spec: Path) -> Submission:
+pilot_option = click.option(
+    "--pilot",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Work N items first, spread over all; the others wait for `runner resume JOB`.",
+)
+
+
+def load_job(settings: Settings, spec: Path, pilot: int | None = None) -> Submission:
     """Return a job file as it would be submitted, and say on stderr what it left out. Raises
     ``SpecError`` with everything that is wrong in it."""
-    submission = work.load_job(settings, spec)
+    submission = work.load_job(settings, spec, pilot)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
     return submission

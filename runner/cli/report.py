@@ -65,6 +65,8 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
         say(f"sandbox: {contained}")
     _say_denied(report)
     _say_waiting(report)
+    for line in report.pause:
+        say(cell(line))
     if report.pruned.runs:
         why = f" ({cell(report.pruned.why)})" if report.pruned.why else ""
         say(
@@ -82,13 +84,15 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
 def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
     is_verified = ("verified",) if any(each.verified for each in runs) else ()
     is_tree = ("below",) if any(each.run["below"] for each in runs) else ()
-    columns = (*is_tree, "turns", "tokens", "time", "denied", "last text")
+    has_changes = ("changes",) if any(each.stat for each in runs) else ()
+    columns = (*has_changes, *is_tree, "turns", "tokens", "time", "denied", "last text")
     say_table(
         ("run", "item", "state", "reason", *is_verified, *columns),
         (
             (
                 *(each.run["id"], each.run["item_key"], each.run["state"], each.run["reason"]),
                 *(each.verdict for _ in is_verified),
+                *(_changes(each) for _ in has_changes),
                 *(each.run["below"] or "" for _ in is_tree),
                 *(each.run["turns"], f"{each.run['tree_tokens']:,}", duration(each.seconds)),
                 each.run["tree_denials"] or "",
@@ -97,6 +101,11 @@ def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
             for each in runs
         ),
     )
+
+
+def _changes(each: app_report.ReportedRun) -> str:
+    stat = each.stat
+    return "" if stat is None else f"{plural(stat.files, 'file')} +{stat.added} -{stat.removed}"
 
 
 def _say_denied(report: app_report.Report) -> None:

@@ -27,6 +27,7 @@ from runner.cli.options import (
     load_job,
     log_format_option,
     open_app,
+    pilot_option,
     signed,
     slots_option,
     with_app,
@@ -58,6 +59,7 @@ Run = Mapping[str, Any]  # a run, as ``queries.jobs.RunSummary`` describes it
 @click.argument("spec", type=click.Path(path_type=Path), required=False)
 @click.option("--resume", "resumed", metavar="JOB", help="Go on with a job instead of a new one.")
 @click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
+@pilot_option
 @slots_option
 @signed
 @json_option
@@ -67,6 +69,7 @@ def run(
     spec: Path | None,
     resumed: str | None,
     no_input: bool,
+    pilot: int | None,
     slots: int,
     author: Author,
     as_json: bool,
@@ -85,14 +88,17 @@ def run(
     \b
     Example:
       runner run jobs/quickstart.toml
+      runner run jobs/refactor.toml --pilot 5
       runner run --resume job_01jd9k
     """
     if (spec is None) == (resumed is None):
         raise UsageError("give a job file, or --resume and a job")
     if resumed is not None and author.why:
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
+    if resumed is not None and pilot is not None:
+        raise UsageError("--pilot is for a new job: leave it out with --resume")
     handle.check_prices(settings)
-    submission = None if spec is None else load_job(settings, spec)
+    submission = None if spec is None else load_job(settings, spec, pilot)
     if submission and (problem := work.sandbox_problem(settings, submission.spec)):
         raise UsageError(problem)
     with open_app(settings, create=submission is not None, slots=slots) as app:
@@ -114,7 +120,7 @@ def _work(app: handle.App, job_id: str, slots: int, as_json: bool, asked: str | 
     try:
         asker = None if asked is None else asker_at_terminal(app, asked)
         work_job(app, job_id, slots, interruption, asker)
-        outcome = report.report_on(app, job_id, time.time(), with_changes=False)
+        outcome = report.report_on(app, job_id, time.time(), with_changes=None)
         code = summarise(outcome, interrupted=interruption.cut_short, as_json=as_json)
     except UnreachableError as error:
         refuse(error)
@@ -127,17 +133,25 @@ def _work(app: handle.App, job_id: str, slots: int, as_json: bool, asked: str | 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.option("--key", metavar="KEY", help="Names the job: the same file and key again do nothing.")
+@pilot_option
 @signed
 @json_option
 @with_settings
-def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_json: bool) -> None:
+def submit(
+    settings: Settings,
+    spec: Path,
+    key: str | None,
+    pilot: int | None,
+    author: Author,
+    as_json: bool,
+) -> None:
     """Submit a job for workers to work, and print its id.
 
     \b
     Example:
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
-    submission = load_job(settings, spec)
+    submission = load_job(settings, spec, pilot)
     if problem := work.sandbox_problem(settings, submission.spec):
         note(f"only workers elsewhere can work it: {problem}")
     with open_app(settings, create=True) as app:
@@ -267,7 +281,8 @@ def work_job(
                     progress.say(f"waiting: {cell(error)}")
                     continue
                 progress.update(job.items, expected)
-                if job.rests(asks=asker is not None and asker.can_ask):
+                asks = asker is not None and asker.can_ask
+                if job.rests(asks=asks) and work.settled_progress_of(app, job_id).rests(asks=asks):
                     interruption.came_too_late = True
                     break
                 pause = _LOOK_SECONDS + len(job.runs) * _LOOK_SECONDS_PER_RUN

@@ -17,6 +17,8 @@ from runner.core.times import Times
 
 MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
+# Its job is paused by then. If the worker died before it did that, the run meets the limit again.
+SPEND_LIMIT_SECONDS = 60.0
 
 
 def advance(
@@ -188,6 +190,8 @@ def _after_failure(state: RunState) -> Step | None:
     failure = state.model.failure
     if failure is None:
         return None
+    if failure.kind == entries.SPEND_LIMIT:
+        return entries.RunSettled(Requeued(state.now + SPEND_LIMIT_SECONDS, "spend_limit"))
     if failure.retry_at is None:
         request = f" (request {failure.request_id})" if failure.request_id else ""
         return end("failed", failure.kind, failure.message + request)

@@ -20,6 +20,9 @@ OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"
 
+# The API refuses all calls until somebody raises a spend limit, or a month is over.
+SPEND_LIMIT = "spend_limit"
+
 MessageCause = Literal[
     "queued", "nudge", "continue", "resume", "verify", "result", "hook", "split", "children"
 ]

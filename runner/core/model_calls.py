@@ -176,8 +176,10 @@ def retry_at(
     patience: Patience,
 ) -> float | None:
     """Return when to retry (seconds since the epoch), or None for never. A prompt that was too long
-    is retried at once after compaction, and a call cut by a shutdown too."""
-    if error.kind == entries.PROMPT_TOO_LONG or error.kind in entries.OUR_OWN_FAILURES:
+    is retried at once after compaction, and a call cut by a shutdown too; after a spend limit the run
+    goes back to the queue first."""
+    at_once = {entries.PROMPT_TOO_LONG, entries.SPEND_LIMIT, *entries.OUR_OWN_FAILURES}
+    if error.kind in at_once:
         return now
     if not is_retried(error) or failures >= patience.max_attempts:
         return None

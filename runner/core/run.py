@@ -65,7 +65,14 @@ class Requeued:
 
     due_at: float
     reason: Literal[
-        "backoff", "shutdown", "lease_lost", "budget", "yielded", "not_before", "window"
+        "backoff",
+        "shutdown",
+        "lease_lost",
+        "budget",
+        "yielded",
+        "not_before",
+        "window",
+        "spend_limit",
     ]
 
     @property

@@ -13,6 +13,7 @@ from runner.core.budget import Budget, Limits
 from runner.core.context import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.hooks import Hook
+from runner.core.pauses import Breaker, Pilot
 from runner.core.sandbox import Sandbox
 from runner.core.shares import NORMAL
 from runner.core.times import Times
@@ -76,6 +77,8 @@ class JobSpec:
     priority: float = NORMAL  # the job's weight when it was submitted
     max_concurrency: int | None = None  # runs of the job that are worked on at once
     instructions: bool = False  # AGENTS.md and CLAUDE.md of the workspace join the system prompt
+    pilot: Pilot | None = None
+    breaker: Breaker | None = None
     sandbox: Sandbox | None = None  # None: stored before there was one; nothing contains its calls
 
     @property

@@ -24,7 +24,7 @@ from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage
 from runner.ports import Clock, Index, Notifier, Observer
-from runner.store import children, leases, runs, schedules, times
+from runner.store import children, leases, pauses, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
 from runner.store.clock import DatabaseClock
@@ -185,6 +185,7 @@ class Dispatcher:
         self._budget_waits.wake_overdue(self.clock.now())
         self._held.wake(self.clock.now())
         times.queue_moved(self.database, self.clock.now())
+        pauses.attend(self.database, self.clock.now())
         schedules.fire_due(self.database, self.clock.now())
         children.attend(self.database, self.clock.now())
         runs.forget_lost_messages(self.database, self.clock.now())

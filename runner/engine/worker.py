@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import runner
-from runner.core.run import Lease, Outcome, Requeued
+from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
 from runner.engine.host_watch import HostWatch
@@ -28,7 +28,7 @@ from runner.errors import (
 )
 from runner.logs import log_event
 from runner.ports import Claimed, Interrupt, NoOutcome
-from runner.store import leases, migrate, runs
+from runner.store import leases, migrate, pauses, runs
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class Worker:
         self._held: dict[str, _Held] = {}
         self._orphaned: set[Lease] = set()
         self._refused_jobs: set[str] = set()  # that this host lacks a sandbox for
+        self._breakers = pauses.Breakers(machine.database)
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._is_registered = False
@@ -241,6 +242,8 @@ class Worker:
                 else:
                     self._look_for_lost_runs()
                 is_idle = self._burst and not self._held
+                if is_idle:
+                    pauses.attend(machine.database, machine.clock.now())
                 if is_idle and not runs.unfinished(machine.database, machine.clock.now()):
                     self._ports.stopping.set()
             except UnreachableError as error:
@@ -406,6 +409,19 @@ class Worker:
             leases.give_up(self._machine.database, lease, error_text, now)
         finally:
             self._machine.observer.released(lease, outcome)
+        self._pause_jobs(lease.run_id, job_id, outcome)
+
+    def _pause_jobs(self, run_id: str, job_id: str, outcome: Outcome | NoOutcome) -> None:
+        """Pause jobs if what became of a run asks for it."""
+        database, now, paused = self._machine.database, self._machine.clock.now(), {}
+        if isinstance(outcome, Requeued) and outcome.reason == "spend_limit":
+            paused = pauses.stop_spending(database, run_id, now)
+        elif isinstance(outcome, Ended) or outcome == "bug":
+            why = self._breakers.look(job_id, now)
+            paused = {} if why is None else {job_id: why}
+        for each, why in paused.items():
+            fields = {"job": each, "why": why}
+            logger.warning("paused a job", extra={"fields": fields})
 
     def _give_back_for_host(self, lease: Lease, job_id: str, fault: str, error: Exception) -> None:
         """Give back a run that met a fault of this host: another host may work it. A host that only lacks

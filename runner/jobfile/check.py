@@ -161,11 +161,18 @@ def note_misfits(top: Section, agents: Iterable[AgentType], prices: PriceList) -
     if not wrong & {"model", "context.window", "context.reserve", "limits.max_output_tokens"}:
         for place, message in window_problems(top["model"], limits, context, prices):
             top.note(message, *place)
-    limited = [key for key in ("cost_ceiling_usd", "budget_usd") if top["limits"][key] is not None]
+    limited: list[tuple[str, ...]] = [
+        ("limits", key)
+        for key in ("cost_ceiling_usd", "budget_usd")
+        if top["limits"][key] is not None
+    ]
+    goes_on = top["pilot"] and top["pilot"]["continue"]
+    if goes_on and goes_on["forecast_usd"] is not None:
+        limited.append(("pilot", "continue", "forecast_usd"))
     if limited and is_sound("model", "provider", "context"):
         for message in missing(top["model"]):
-            for key in limited:
-                top.note(message, "limits", key)
+            for place in limited:
+                top.note(message, *place)
     for agent in agents:
         at = top.at("agents", agent.name)
         if not is_sound(at.place, "model", "provider", "context", "limits"):

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
+from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import OnTimeout, ParallelTools, Provider, Trust
@@ -238,6 +239,29 @@ def time_as(read_text: Callable[[str], Any], words: str, pattern: str) -> Type:
     return Type(words, {"type": "string", "pattern": pattern}, read)
 
 
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%\s*of\s*([0-9]+)", re.ASCII)
+_MOST_COUNTED = 1_000  # runs that a breaker looks at
+
+
+def _rate() -> Type:
+    """So many percent of the newest runs."""
+
+    def read(value: Any, node: Node) -> Rate:
+        found = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None:
+            got = shown(value) if isinstance(value, str) else kind(value)
+            raise BadValueError(f'must be a string such as "50 % of 20", not {got}')
+        percent, of = float(found[1]), int(found[2][:9])
+        if not 0 < percent <= 100:
+            raise BadValueError(f"must be more than 0 % and at most 100 %, not {shown(value)}")
+        if not 1 <= of <= _MOST_COUNTED:
+            raise BadValueError(f"must be of 1 to {_MOST_COUNTED:,} runs, not {shown(value)}")
+        return Rate(percent, of)
+
+    pattern = rf"^\s*{_RATE.pattern}\s*$"
+    return Type("rate", {"type": "string", "pattern": pattern}, read)
+
+
 def _script_text_problem(value: Any) -> str | None:
     is_text = isinstance(value, str) and value.strip()
     return None if is_text else "must be a text that is not blank"
@@ -417,6 +441,26 @@ SANDBOX = Table("sandbox", (
     Key("writable_caches", list_of(choice(*CACHES), unique=True), [], "Caches, named so, that calls can "
         "read and change: in a [copy of the job's own](#sandbox)."),
 ))
+PILOT_CONTINUE = Table("pilot.continue", (
+    Key("success", number(0, 1), None, "At least this share of the pilot's items has succeeded.",
+        "any", example=0.8),
+    Key("forecast_usd", _usd, None, "All items are expected to cost at most so many USD.", "any",
+        example=20),
+))
+PILOT = Table("pilot", (
+    Key("items", _count, None, "How many items are worked first, spread evenly over all of them.",
+        needed="how many items are worked first", example=5),
+    Key("continue", table_of(PILOT_CONTINUE), None, "[When the others follow by themselves]"
+        "(#pilotcontinue).", "never: they wait for `runner resume`"),
+))
+BREAKER = Table("breaker", (
+    Key("same_failure", integer(_MOST_COUNTED), None, "So many runs in a row failed in the same way, as "
+        "`runner report` groups failures.", "no limit", example=5),
+    Key("failure_rate", _rate(), None, "So many percent of the newest runs failed.", "no limit",
+        example="50 % of 20"),
+    Key("denied_rate", _rate(), None, "So many percent of the newest runs had calls denied.", "no limit",
+        example="80 % of 10"),
+))
 LIMITS = Table("limits", (
     Key("max_turns", _count, 50, "Model replies of a run. Parallel tool calls are one turn; retries and "
         "summaries don't count."),
@@ -510,6 +554,8 @@ TOP = Table("", (
     Key("instructions", flag, False, "Whether the system prompt ends with `AGENTS.md` and "
         "`CLAUDE.md` of the workspace's top folder, as they are when the run begins."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
+    Key("pilot", table_of(PILOT), None, "[How many items are worked first](#pilot).", "none"),
+    Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](#breaker).", "none"),
     Key("not_before", _moment, None, "[When the first model call may begin](#times).", "at once",
         example="22:00"),
     Key("window", _window, None, "[The part of each day](#times) in which model calls may begin.",
@@ -540,7 +586,7 @@ REPLY = Table("reply", (
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
-          HOOK, SANDBOX, LIMITS, CONTEXT, RETRY, REPLY)
+          HOOK, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, CONTEXT, RETRY, REPLY)
 # fmt: on
 
 

@@ -21,6 +21,7 @@ from runner.core.budget import Budget, Limits
 from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook, is_rule
+from runner.core.pauses import Breaker, Pilot
 from runner.core.prices import PriceList
 from runner.core.sandbox import Sandbox, seems_to_reach
 from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
@@ -98,6 +99,13 @@ def load(
 def _sandbox(section: Section) -> Sandbox:
     network = section["network"]
     return section.fill(Sandbox, network=None if network == "on" else network)
+
+
+def _pilot(section: Section | None) -> Pilot | None:
+    if section is None:
+        return None
+    goes_on = section["continue"]
+    return section.fill(Pilot, **(goes_on.values if goes_on else {}))
 
 
 def _network_notes(top: Section, spec: JobSpec) -> Iterator[str]:
@@ -280,6 +288,8 @@ class _Job:
             agents=self._agents(),
             coordinator=self.coordinator,
             hooks=self._hooks(resolve_hooks),
+            pilot=_pilot(top["pilot"]),
+            breaker=top["breaker"] and top["breaker"].fill(Breaker),
             sandbox=_sandbox(top["sandbox"]),
         )
         return spec, notes

@@ -28,7 +28,7 @@ from runner.core.conversation import (
     content_bytes,
     text_bytes,
 )
-from runner.core.entries import PROMPT_TOO_LONG
+from runner.core.entries import PROMPT_TOO_LONG, SPEND_LIMIT
 from runner.core.text import read_json
 from runner.errors import ModelCallError
 
@@ -300,6 +300,10 @@ _KINDS = {
 # What the API says of a prompt that the window does not hold, alone or with the reply. The error's
 # type is that of any bad request, and no other field tells.
 _TOO_LONG_WORDS = ("prompt is too long", "exceed context limit")
+# How the API's words begin when a limit is reached that people have set.
+_SPEND_LIMIT_WORDS = tuple(
+    f"you have reached your specified {of}api usage limits" for of in ("", "workspace ")
+)
 
 UNREADABLE = (BrokenStreamError, json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
@@ -388,6 +392,8 @@ def _answered(
     too_long = kind == "invalid_request_error" and any(each in said for each in _TOO_LONG_WORDS)
     if too_long or kind == "request_too_large" or status == 413:
         kind = PROMPT_TOO_LONG
+    elif _is_spend_limit(error, said):
+        kind = SPEND_LIMIT
     return ModelCallError(
         kind,
         _shortened(words),
@@ -396,6 +402,16 @@ def _answered(
         retry_after=wait,
         billed=started,
     )
+
+
+def _is_spend_limit(error: anthropic.APIStatusError, said: str) -> bool:
+    """True for the monthly limit of an organization's tier, which has the type of a rate limit, and for
+    a limit that people have set, which has that of a bad request (https://docs.claude.com/en/api/errors)."""
+    body = error.body if isinstance(error.body, dict) else {}
+    inner = body.get("error")
+    details = inner.get("details") if isinstance(inner, dict) else None
+    code = details.get("error_code") if isinstance(details, dict) else None
+    return code == "enforced_spend_limit_reached" or said.startswith(_SPEND_LIMIT_WORDS)
 
 
 def _line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection, Select, case, func, select
 
 from runner.core.agents import place_of, tree_order
-from runner.core.run import STATES, RunStatus
+from runner.core.run import ENDED, STATES, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.times import Times
 from runner.queries.find import in_batches
@@ -25,15 +25,16 @@ from runner.store.tables import (
     blocks,
     compactions,
     job_budgets,
+    job_pauses,
     jobs,
     model_calls,
     permission_rules,
     runs,
 )
 
-# A job in numbers: its columns, its ``state``, how many ``runs`` of items are in each state, and the
-# counters of all runs, of sub-agents, too. A run that was started afresh counts as its successor in
-# ``state`` and ``runs``.
+# A job in numbers: its columns, its ``state``, its ``pause`` by Runner (None: it has none), how many
+# ``runs`` of items are in each state, and the counters of all runs, of sub-agents, too. A run that was
+# started afresh counts as its successor in ``state`` and ``runs``.
 JobSummary: TypeAlias = dict[str, Any]
 # A run in one line: its columns, its ``Place``, ``below`` (how many runs of sub-agents are below it),
 # the ``tree_turns``, ``tree_tokens`` and ``tree_denials`` of all of these together, and ``fresh_run``,
@@ -45,6 +46,7 @@ _COUNTERS = (
     *("output_tokens", "charged_tokens"),
 )
 _JOB_COLUMNS = ("id", "key", "name", "source", "spec_digest", "workspace_id", "created_at")
+_PAUSE_COLUMNS = ("reason", "detail", "at", "pending")
 _RUN_COLUMNS = (
     *("id", "job_id", "item_key", "state", "reason", "detail", "created_at", "started_at"),
     *("ended_at", "due_at", "worker_id", "pause_requested", *_COUNTERS, "fresh_of", "agent_type"),
@@ -265,7 +267,10 @@ def item_keys(database: Database, job_id: str) -> set[str]:
 
 def _job_summaries(connection: Connection, job_id: str | None = None) -> list[JobSummary]:
     of_job = () if job_id is None else (jobs.c.id == job_id,)
-    listed = select(*(jobs.c[name] for name in _JOB_COLUMNS)).where(*of_job).order_by(jobs.c.id)
+    of_pause = (job_pauses.c[name].label(f"pause_{name}") for name in _PAUSE_COLUMNS)
+    listed = select(*(jobs.c[name] for name in _JOB_COLUMNS), *of_pause)
+    listed = listed.outerjoin(job_pauses, job_pauses.c.job_id == jobs.c.id)
+    listed = listed.where(*of_job).order_by(jobs.c.id)
     of_items = func.count(case((IS_ITEM_RUN, 1)))
     sums = (func.sum(runs.c[name]) for name in _COUNTERS)
     summed = select(runs.c.job_id, runs.c.state, of_items, *sums)
@@ -288,5 +293,9 @@ def _job_summaries(connection: Connection, job_id: str | None = None) -> list[Jo
         by_state, total = counts[row["id"]], totals[row["id"]]
         some = {state: by_state[state] for state in STATES if by_state[state]}
         counters = {name: total[name] for name in _COUNTERS}
-        found.append({**row, "state": job_state(by_state), "runs": some, **counters})
+        values = dict(row)
+        pause = {name: values.pop(f"pause_{name}") for name in _PAUSE_COLUMNS}
+        is_paused = pause["reason"] is not None and not some.keys() <= ENDED
+        told = {"state": job_state(by_state), "runs": some, "pause": pause if is_paused else None}
+        found.append({**values, **told, **counters})
     return found

@@ -10,7 +10,8 @@ from sqlalchemy import Connection, Row, select, update
 
 from runner.core.commands import Change, Target
 from runner.core.events import Event, usage_of
-from runner.core.run import ENDED, UNKNOWN, Author
+from runner.core.pauses import BY_PILOT
+from runner.core.run import ENDED, RUNNERS_NAME, UNKNOWN, Author
 from runner.store.budgets import charge_open_call, let_siblings_start
 from runner.store.changes import (
     FREED,
@@ -80,7 +81,8 @@ def _pause(connection: Connection, run: Row[Any], now: float, author: Author) ->
         return unchanged(run, "is being paused already")
     waits_for = run.reason if run.state == "waiting" else None
     if run.state == "queued" or waits_for in _NOTHING_IN_HAND:
-        paused = {**FREED, "state": "waiting", "reason": "paused", "detail": ""}
+        detail = author.why if author.name == RUNNERS_NAME else ""
+        paused = {**FREED, "state": "waiting", "reason": "paused", "detail": detail}
         signed_change(connection, run, now, "paused", author, {**paused, "pause_requested": False})
         return changed(run, "waiting", "paused")
     if waits_for == "paused":
@@ -106,6 +108,22 @@ def _resume(connection: Connection, run: Row[Any], now: float, author: Author) -
     if run.state == "waiting":
         return unchanged(run, _NOT_PAUSED[run.reason].format(run))
     return unchanged(run, "is not paused")
+
+
+def _is_held(run: Row[Any]) -> bool:
+    return (run.state, run.reason, run.detail) == ("waiting", "paused", BY_PILOT)
+
+
+def _resume_held(connection: Connection, run: Row[Any], now: float, author: Author) -> Change:
+    if _is_held(run):
+        return _resume(connection, run, now, author)
+    return unchanged(run, "was not held by the pilot")
+
+
+def _resume_others(connection: Connection, run: Row[Any], now: float, author: Author) -> Change:
+    if _is_held(run):
+        return unchanged(run, "waits until the pilot has ended")
+    return _resume(connection, run, now, author)
 
 
 def _each(
@@ -134,3 +152,6 @@ cancel = partial(_each, cancel_locked)
 pause = partial(_each, _pause)
 # Let paused runs go on.
 resume = partial(_each, _resume)
+# … of the items after a pilot; all others.
+resume_held = partial(_each, _resume_held)
+resume_others = partial(_each, _resume_others)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, insert, select, text
 from runner.core.conversation import Message
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import context_of, opening
+from runner.core.pauses import BY_PILOT
 from runner.core.run import FRESH, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.state import ContextState
@@ -23,6 +24,7 @@ from runner.errors import UsageError
 from runner.store import budgets, ids
 from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database
+from runner.store.pauses import insert_pilot
 from runner.store.rules import insert_rules
 from runner.store.run_state import progress_to_json
 from runner.store.shares import insert_shares
@@ -101,6 +103,8 @@ def insert_job(
     insert_shares(connection, job_id, spec, workspace_id)
     if spec.budget.is_set:
         connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
+    if spec.pilot is not None and spec.pilot.items < len(submission.runs):
+        insert_pilot(connection, job_id, spec.pilot, len(submission.runs), now)
     opened = _open_runs(job_id, submission, workspace_id, now, author)
     while lot := [*islice(opened, _OPENED_AT_ONCE)]:
         insert_runs(connection, lot)
@@ -118,6 +122,8 @@ def _open_runs(
     begins, reason = spec.times.next_start(now) or (now, "")
     if spec.limits.deadline is not None:  # all that is left then is to end
         begins = min(begins, now + spec.limits.deadline)
+    count = len(submission.runs)
+    worked = range(count) if spec.pilot is None else spec.pilot.chosen(count)
     for number, new in enumerate(submission.runs):
         is_first = number == 0
         opened = open_run(
@@ -127,6 +133,8 @@ def _open_runs(
         if warms and not is_first:
             due_at = begins + budgets.MOST_SECONDS
             opened.run.update(reason=reason or budgets.WARMING, due_at=due_at)
+        if number not in worked:
+            opened.run.update(state="waiting", reason="paused", detail=BY_PILOT, due_at=None)
         yield opened
 
 
@@ -184,6 +192,7 @@ def open_run(
         "fresh_of": None,
         "state": "queued",
         "reason": "",
+        "detail": "",
         "created_at": now,
         "due_at": now,
         "rank": FRESH,

@@ -105,6 +105,19 @@ job_shares = _table(
     Index(None, "workspace_id", **_where("workspace_id IS NOT NULL")),
 )
 
+# Of jobs that had a pilot, or were paused by Runner: the pause, and from when on their breaker counts.
+job_pauses = _table(
+    "job_pauses",
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("reason", Text),  # pilot, breaker or spend_limit; NULL: none now
+    Column("detail", Text, nullable=False, server_default=""),  # the reason in words
+    Column("at", Float, nullable=False),  # since when
+    # The next thing to do about it: decide (when the pilot has ended), pause or resume (its runs).
+    Column("pending", Text),
+    Column("counted_from", Float, nullable=False, server_default="0"),
+    Index(None, "pending", **_where("pending IS NOT NULL")),
+)
+
 # Snapshot N of the rules of a job has the rules with ``added_in`` <= N that are not revoked in N or before.
 permission_rules = _table(
     "permission_rules",
@@ -232,6 +245,8 @@ runs = _table(
         **_where("due_at IS NOT NULL AND rung_at IS NULL"),
     ),
     Index(None, "rung_at", **_where("rung_at IS NOT NULL")),
+    # A breaker looks at the newest ended runs of its job.
+    Index(None, "job_id", "ended_at", **_where("ended_at IS NOT NULL")),
     # Workers look for unfinished sub-agents in each pass; there are few.
     Index(None, "state", "parent_run", **_where("parent_run IS NOT NULL")),
 )

@@ -144,6 +144,34 @@ def test_words_alone_do_not_make_a_prompt_too_long(talk, kind):
     assert failed(talk(Reply(SAID, broken=broken))).kind == kind
 
 
+TIER = (
+    429,
+    "You have reached your API usage limits.",
+    {"error_code": "enforced_spend_limit_reached"},
+)
+OF_PEOPLE = (
+    400,
+    "You have reached your specified API usage limits. You will regain access on …",
+    {},
+)
+OF_WORKSPACE = (400, "You have reached your specified workspace API usage limits. …", {})
+
+
+@pytest.mark.parametrize(("status", "message", "details"), [TIER, OF_PEOPLE, OF_WORKSPACE])
+def test_a_spend_limit_is_told_from_a_rate_limit(talk, status, message, details):
+    broken = Break("status", status=status, message=message, details=details)
+    here = talk(Reply(SAID, broken=broken))
+    error = failed(here)
+    assert (error.kind, error.status, error.billed) == ("spend_limit", status, False)
+    assert (error.message, error.retry_after, here.server.count) == (message, None, 1)
+
+
+@pytest.mark.parametrize("details", [{"error_code": "other"}, {}])
+def test_another_429_is_a_rate_limit(talk, details):
+    broken = Break("status", status=429, message="Slow down.", details=details)
+    assert failed(talk(Reply(SAID, broken=broken))).kind == "rate_limit_error"
+
+
 def test_refused_connection_was_not_billed():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

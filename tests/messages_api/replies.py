@@ -47,7 +47,7 @@ class Break:
 
     Args:
         after: events of the reply that are sent first (in a stream).
-        status, error_type, message, headers, html: of an error answer.
+        status, error_type, message, details, headers, html: of an error answer.
         pings: a stalled stream goes on sending pings.
     """
 
@@ -56,6 +56,7 @@ class Break:
     status: int = 529
     error_type: str | None = None
     message: str = "Overloaded"
+    details: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     html: bool = False
     pings: bool = False
@@ -69,7 +70,8 @@ class Break:
     def error(self, request_id: str) -> dict[str, Any]:
         """The API's error object."""
         kind = self.error_type or ERROR_TYPES.get(self.status, "api_error")
-        error = {"type": kind, "message": self.message}
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        error |= {"details": dict(self.details)} if self.details else {}
         return {"type": "error", "error": error, "request_id": request_id}
 
 

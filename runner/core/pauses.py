@@ -1,0 +1,156 @@
+"""When a job pauses by itself: after its pilot, and when its runs fail alike (the circuit breaker)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.core.budget import billionths, in_usd
+from runner.core.text import failure_signature
+
+FAILED = ("failed", "stopped")  # the ends that a breaker counts; a cancelled run says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many percent of the newest runs."""
+
+    percent: float
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.percent:g} % of {self.of}"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """How runs have to end for their job to pause."""
+
+    same_failure: int | None = None  # so many in a row, in the same way
+    failure_rate: Rate | None = None
+    denied_rate: Rate | None = None  # of runs with a denied call
+
+    @property
+    def window(self) -> int:
+        """Return how many of the newest runs count at most."""
+        rates = (self.failure_rate, self.denied_rate)
+        return max(self.same_failure or 0, *(rate.of for rate in rates if rate), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    id: str
+    item_key: str
+    state: str
+    reason: str
+    detail: str
+    denials: int
+    output: str | None = None  # of the verification that it failed
+
+    @property
+    def failure(self) -> str | None:
+        """The way in which it failed, worded as in the report; None if it succeeded."""
+        if self.state not in FAILED:
+            return None
+        said = failure_signature(self.detail, self.item_key, self.output)
+        return f"{self.state} {self.reason}: {said}" if said else f"{self.state} {self.reason}"
+
+
+def tripped(breaker: Breaker, newest: Sequence[EndedRun]) -> str | None:
+    """Return why the job is to pause, given its newest ended runs, the newest first; None: it goes on."""
+    failures = [run.failure for run in newest]
+    return (
+        _all_alike(breaker.same_failure, newest, failures)
+        or _failing(breaker.failure_rate, newest, failures)
+        or _denied(breaker.denied_rate, newest)
+    )
+
+
+_Failures = Sequence[str | None]
+
+
+def _all_alike(most: int | None, newest: Sequence[EndedRun], failures: _Failures) -> str | None:
+    if most is None or len(newest) < most or failures[0] is None or len({*failures[:most]}) > 1:
+        return None
+    return f"{most} runs in a row {failures[0]} (first: {_named(newest[most - 1])})"
+
+
+def _failing(rate: Rate | None, newest: Sequence[EndedRun], failures: _Failures) -> str | None:
+    bad = _reached(rate, newest, [each is not None for each in failures])
+    if rate is None or not bad:
+        return None
+    [(common, times)] = Counter(filter(None, failures[: rate.of])).most_common(1)
+    often = f"; most often: {common}" if times > 1 else ""
+    return f"{len(bad)} of the newest {rate.of} runs failed{often} (first: {_named(bad[-1])})"
+
+
+def _denied(rate: Rate | None, newest: Sequence[EndedRun]) -> str | None:
+    bad = _reached(rate, newest, [run.denials > 0 for run in newest])
+    if rate is None or not bad:
+        return None
+    return f"{len(bad)} of the newest {rate.of} runs had calls denied (first: {_named(bad[-1])})"
+
+
+def _reached(
+    rate: Rate | None, newest: Sequence[EndedRun], is_bad: Sequence[bool]
+) -> list[EndedRun]:
+    """Return the bad runs among those that a rate counts, if they reach it; else none."""
+    if rate is None or len(newest) < rate.of:
+        return []
+    bad = [run for run, is_it in zip(newest[: rate.of], is_bad, strict=False) if is_it]
+    return bad if 100 * len(bad) >= rate.percent * rate.of else []
+
+
+def _named(run: EndedRun) -> str:
+    return f"{run.item_key}, {run.id}"
+
+
+BY_PILOT = "by the pilot"  # the detail of a paused run whose item comes after the pilot
+
+
+@dataclass(frozen=True, slots=True)
+class PilotResult:
+    ended: tuple[str, ...]  # the states of the pilot's runs
+    held: int  # items that wait
+    cost: int  # of the pilot, in billionths of a USD
+
+    @property
+    def succeeded(self) -> int:
+        return self.ended.count("succeeded")
+
+    @property
+    def expected_cost(self) -> int:
+        """Return the cost of all items if the others cost what the pilot's did, in billionths of a
+        USD."""
+        each = -(-self.cost // max(1, len(self.ended)))
+        return self.cost + self.held * each
+
+    def __str__(self) -> str:
+        return f"{self.succeeded} of {len(self.ended)} items of the pilot succeeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """The items that are worked before the others, and when the others follow by themselves."""
+
+    items: int
+    success: float | None = None  # at least this share of them has succeeded
+    forecast_usd: float | None = None  # at most this is expected for all items
+
+    def chosen(self, count: int) -> frozenset[int]:
+        """Return the places of the pilot's items among ``count``, spread evenly from the first to the
+        last."""
+        last = max(1, min(self.items, count) - 1)
+        return frozenset(at * (count - 1) // last for at in range(min(self.items, count)))
+
+    def why_wait(self, result: PilotResult) -> str | None:
+        """Return why the other items wait for a person; None: they follow by themselves."""
+        if self.success is None and self.forecast_usd is None:
+            return str(result)
+        if self.success is not None and result.succeeded < self.success * len(result.ended):
+            return f"{result}; fewer than {100 * self.success:g} %"
+        if self.forecast_usd is not None and result.expected_cost > billionths(self.forecast_usd):
+            expected, most = in_usd(result.expected_cost), in_usd(billionths(self.forecast_usd))
+            return f"{result}; all items may cost {expected}, more than {most}"
+        return None
