@@ -158,7 +158,7 @@ class Report:
 
     @property
     def pause(self) -> list[str]:
-        """Return why Runner has paused the job, and what its pilot came to, in lines; none if it has not."""
+        """Return why Runner has paused the job, if it has, and what its pilot came to, in lines."""
         pause = self.job["pause"]
         if pause is None or pause["reason"] != "pilot":
             return [] if pause is None else [pause_line(self.job)]
