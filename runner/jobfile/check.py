@@ -162,17 +162,17 @@ def note_misfits(top: Section, agents: Iterable[AgentType], prices: PriceList) -
         for place, message in window_problems(top["model"], limits, context, prices):
             top.note(message, *place)
     limited: list[tuple[str, ...]] = [
-        ("limits", key)
-        for key in ("cost_ceiling_usd", "budget_usd")
-        if top["limits"][key] is not None
+        ("limits", name)
+        for name in ("cost_ceiling_usd", "budget_usd")
+        if top["limits"][name] is not None
     ]
     goes_on = top["pilot"] and top["pilot"]["continue"]
     if goes_on and goes_on["forecast_usd"] is not None:
         limited.append(("pilot", "continue", "forecast_usd"))
     if limited and is_sound("model", "provider", "context"):
         for message in missing(top["model"]):
-            for place in limited:
-                top.note(message, *place)
+            for key in limited:
+                top.note(message, *key)
     for agent in agents:
         at = top.at("agents", agent.name)
         if not is_sound(at.place, "model", "provider", "context", "limits"):

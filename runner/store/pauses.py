@@ -188,7 +188,7 @@ def _newest_ended(connection: Connection, job_id: str, after: float, most: int) 
     by_verify = [run.id for run in found if run.reason == "verify"]
     said = select(verifications.c.run_id, verifications.c.content).order_by(verifications.c.number)
     outputs = dict(connection.execute(said.where(verifications.c.run_id.in_(by_verify))).all())
-    return [EndedRun(*run, outputs.get(run.id)) for run in found]
+    return [EndedRun(**run._mapping, output=outputs.get(run.id)) for run in found]
 
 
 # --- A spend limit of the API ---
