@@ -27,8 +27,8 @@ def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> 
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
-    """Return, by job, why Runner has paused it, why and until when the first of its runs waits for the times
-    of its model calls, or why items do not begin."""
+    """Return, by job, why Runner has paused it, why and until when the first of its runs waits for the
+    times of its model calls, or why items do not begin."""
     idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
     first: dict[str, dict[str, Any]] = {}
     for wait in jobs.first_waits(app.database, list(idle)):
