@@ -11,15 +11,13 @@ from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.core.budget import JobBudget
 from runner.core.commands import Change
-from runner.core.losses import Losses, losses
-from runner.core.losses import as_json as losses_as_json
 from runner.core.prices import By, PriceList, Spending
 from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
-from runner.queries.costs import Cost, costs_by, priced_calls
+from runner.queries.costs import Cost, costs_by
 from runner.queries.jobs import list_runs, show_job
-from runner.store import budgets
+from runner.store import budgets, write_offs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,6 @@ class Costs:
     by: By  # what each line is of
     lines: Sequence[Cost]
     total: Spending
-    losses: Losses | None = None  # of one job
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -41,7 +38,6 @@ class Costs:
                 for each in self.lines
             ],
             "total": _used(self.total),
-            "losses": self.losses and losses_as_json(self.losses),
         }
 
 
@@ -51,14 +47,7 @@ def costs(app: App, job: str | None, by: By | None) -> Costs:
     job_id = app.find_job(job) if job else None
     by = by or ("run" if job_id else "job")
     lines = costs_by(app.database, prices, by, job_id=job_id)
-    lost = losses_of(app, job_id) if job_id else None
-    return Costs(prices, by, lines, total_of(lines), lost)
-
-
-def losses_of(app: App, job_id: str) -> Losses:
-    """Return what a job's calls cost for nothing, and what would have been cheaper."""
-    prices = app.prices()
-    return losses(priced_calls(app.database, prices, job_id), prices)
+    return Costs(prices, by, lines, total_of(lines))
 
 
 def total_of(costs: Iterable[Cost]) -> Spending:
@@ -89,10 +78,22 @@ def cost_fields(spending: Spending) -> dict[str, Any]:
         "cost_usd": None if spending.unpriced else number(spending.usd),
         "priced_usd": number(spending.usd),
         "unpriced_models": sorted(spending.unpriced),
-        "unknown_calls": spending.unknown,
-        "unknown_at_most_usd": None if spending.unpriced else number(spending.at_most),
+        **unknown_fields(spending),
         "cache_share": None if spending.cache_share is None else round(spending.cache_share, 4),
         "scripted_calls": spending.scripted,
+    }
+
+
+def unknown_fields(spending: Spending) -> dict[str, Any]:
+    """Return, for JSON, the charge for calls of unknown usage, and what people wrote off."""
+    priced = not spending.unpriced
+    return {
+        "unknown_calls": spending.unknown,
+        "unknown_tokens": spending.unknown_tokens,
+        "unknown_at_most_usd": float(round(spending.at_most, 9)) if priced else None,
+        "written_off_calls": spending.written_off,
+        "written_off_tokens": spending.written_off_tokens,
+        "written_off_usd": float(round(spending.written_off_usd, 9)) if priced else None,
     }
 
 
@@ -120,7 +121,9 @@ class BudgetStatus:
     job_id: str
     budget: JobBudget
     waiting: int  # runs that wait for it, sub-agents included
+    spending: Spending  # of its ended calls
     woken: Sequence[Change] = ()  # runs that go on since it was raised
+    written_off: Sequence[Change] = ()  # runs whose unknown charges were to be written off
     unworked_job: str | None = None  # this job, if runs were woken while no worker is alive
     forecast: JobForecast | None = None
 
@@ -136,8 +139,10 @@ class BudgetStatus:
             "spent_tokens": budget.spent_tokens if has_any else None,
             "reserved_tokens": budget.reserved_tokens if has_any else None,
             "waiting_runs": self.waiting,
+            **unknown_fields(self.spending),
             "woken": [asdict(change) for change in self.woken],
             "forecast": self.forecast and self.forecast.as_json(),
+            "write_off": [asdict(change) for change in self.written_off],
         }
 
     @property
@@ -152,20 +157,46 @@ class BudgetStatus:
 
 
 def budget(
-    app: App, name: str, author: Author, *, usd: float | None = None, tokens: int | None = None
+    app: App,
+    name: str,
+    author: Author,
+    *,
+    usd: float | None = None,
+    tokens: int | None = None,
+    write_off: str | None = None,
 ) -> BudgetStatus:
-    """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what. Raises
-    ``UsageError`` if the job has no budget, or would have less than what it has used."""
+    """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what, and write off the
+    unknown charge of a call (RUN/NUMBER), or of ``EVERY_CALL``. Raises ``UsageError`` if the job has no
+    budget, or would have less than what it has used."""
     job_id, database = app.find_job(name), app.database
     options: Any = {"author": author, "usd": usd, "tokens": tokens}
     woken: Sequence[Change] = []
+    written_off: Sequence[Change] = []
+    if write_off is not None:
+        call = None if write_off == EVERY_CALL else _call(app, write_off)
+        written_off, woken = app.change(
+            lambda now: write_offs.write_off(database, job_id, now, author=author, call=call)
+        )
     if (usd, tokens) != (None, None):
         woken = app.change(lambda now: budgets.set_budget(database, job_id, now, **options))
     runs = list_runs(database, job_id, "waiting", whole_trees=True)
     unworked = app.job_without_worker(woken[0].id if woken else None)
     waiting = sum(map(is_out_of_budget, runs))
-    expected = forecast_of(app, job_id)
-    return BudgetStatus(job_id, budget_of(app, job_id), waiting, woken, unworked, expected)
+    budget, spending = budget_of(app, job_id), spending_of(app, job_id=job_id)
+    return BudgetStatus(
+        job_id, budget, waiting, spending, woken, written_off, unworked, forecast_of(app, job_id)
+    )
+
+
+EVERY_CALL = "all"
+
+
+def _call(app: App, text: str) -> tuple[str, int]:
+    """Return the run and the number of a model call. Raises ``UsageError``."""
+    run, _, number = text.partition("/")
+    if not (number.isascii() and number.isdigit()):
+        raise UsageError(f"{text[:60]!a} is no model call: give RUN/NUMBER, as in run_01jd9k/3")
+    return app.find(run, "run").id, int(number[:9])
 
 
 def budget_of(app: App, job_id: str) -> JobBudget:

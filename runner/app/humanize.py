@@ -13,7 +13,6 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from runner.core.losses import Loss, Losses
 from runner.core.prices import Spending
 from runner.core.run import RUNNERS_NAME
 from runner.core.text import visible
@@ -97,7 +96,22 @@ def at_most(spending: Spending) -> str:
     if not spending.unknown:
         return ""
     bound = "?" if spending.unpriced else dollars(spending.at_most)
-    return f"at most {bound} for {plural(spending.unknown, 'call')} of unknown usage"
+    calls = plural(spending.unknown, "call")
+    return f"at most {bound} ({spending.unknown_tokens:,} tokens) for {calls} of unknown usage"
+
+
+def written_off(spending: Spending) -> str:
+    """Return what people wrote off; nothing if there is nothing."""
+    if not spending.written_off:
+        return ""
+    bound = "?" if spending.unpriced else dollars(spending.written_off_usd)
+    calls = plural(spending.written_off, "call")
+    return f"{bound} ({spending.written_off_tokens:,} tokens) of {calls} written off"
+
+
+def tokens_of(charged: int, unknown: int) -> str:
+    """Return charged tokens, and the part of them for calls of unknown usage."""
+    return f"{charged:,}" + (f" ({unknown:,} unknown)" if unknown else "")
 
 
 def cache_share(spending: Spending) -> str:
@@ -113,39 +127,13 @@ def cost_line(spending: Spending) -> str:
     line = cost(spending)
     if spending.unknown:
         line += f", plus {at_most(spending)}"
+    if spending.written_off:
+        line += f"; {written_off(spending)}"
     if spending.unpriced:
         line += f" (no price for {visible(', '.join(sorted(spending.unpriced)))})"
     if spending.cache_share is not None:
         line += f"; {cache_share(spending)} of the input from the cache"
     return line
-
-
-def loss_line(found: Losses) -> str:
-    """Return what was lost: ``$0.42 to expired caches (3 calls), …``; nothing if nothing was."""
-    told = ", ".join(
-        f"{_lost(loss)} to {words} ({plural(loss.calls, 'call')})"
-        for words, loss in (
-            ("expired caches", found.expired),
-            ("calls made again", found.repeated),
-            ("failed items", found.failed),
-        )
-        if loss.usd or loss.at_most
-    )
-    return f"at least {told}" if told and found.unpriced else told
-
-
-def _lost(loss: Loss) -> str:
-    if not loss.at_most:
-        return dollars(loss.usd)
-    return f"at least {dollars(loss.usd)}, at most {dollars(loss.usd + loss.at_most)}"
-
-
-def cheaper_lines(found: Losses) -> list[str]:
-    """Return the changes that would have cost less, the best first: ``$0.42 less: …``."""
-    return [
-        f"{'at most ' if way.at_most else ''}{dollars(way.usd)} less: {visible(way.change)}"
-        for way in found.cheaper
-    ]
 
 
 # Permission decisions, approvals and verifications

@@ -9,8 +9,9 @@ from typing import Any
 
 from runner.app import costs, times
 from runner.app.handle import App
-from runner.app.humanize import plural, verdict
-from runner.core.run import RunStatus
+from runner.app.humanize import duration, plural, verdict
+from runner.core.budget import billionths, is_near
+from runner.core.run import ENDED, RunStatus
 from runner.queries import jobs, runs, workers
 from runner.queries.find import in_batches
 from runner.queries.jobs import JobSummary, RunSummary
@@ -23,7 +24,8 @@ def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> 
     """Return the jobs, or one job, oldest first, with the states to show."""
     found = jobs.list_jobs(app.database, status, job_id)
     shown = workers.shown_states_by_job(app.database, app.now(), job_id)
-    return [with_shown_state(job, shown[job["id"]]) for job in found]
+    listed = (with_shown_state(job, shown[job["id"]]) for job in found)
+    return [{**job, "near_limits": job_near_limits(job)} for job in listed]
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
@@ -110,6 +112,34 @@ def list_runs(
         yield Page(_with_files(app, job_id, listed), next_after)
 
 
+def job_near_limits(job: Mapping[str, Any]) -> str:
+    """Return the caps of a job's budget that it has nearly used, in words."""
+    usd = job["budget_usd"]
+    caps = (
+        (job["spent_cost"], None if usd is None else billionths(usd)),
+        (job["spent_tokens"], job["budget_tokens"]),
+    )
+    shares = [used / most for used, most in caps if most and is_near(used, most)]
+    return f"{max(shares):.0%} of its budget is spent" if shares else ""
+
+
+def run_near_limits(run: Mapping[str, Any], deadline: float | None, now: float) -> str:
+    """Return the limits of a run that it has nearly used, in words; ``deadline`` is its job's."""
+    if run["state"] in ENDED:
+        return ""
+    waited = now - run["created_at"]
+    near = {
+        f"{run['turns']} of {run['max_turns']} turns": (run["turns"], run["max_turns"]),
+        f"{run['tree_tokens']:,} of {run['token_ceiling']:,} tokens": (
+            run["tree_tokens"],
+            run["token_ceiling"],
+        ),
+        f"{duration(waited)} of {duration(deadline)}": (waited, deadline),
+    }
+    words = [said for said, (used, most) in near.items() if is_near(used, most)]
+    return f"near its limits: {', '.join(words)}" if words else ""
+
+
 def columns_of(app: App, job_id: str) -> list[str]:
     """Return which columns the runs of a job have that others lack."""
     has = jobs.what_runs_have(app.database, job_id)
@@ -117,6 +147,7 @@ def columns_of(app: App, job_id: str) -> list[str]:
 
 
 def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    deadline, now = jobs.deadline_of(app.database, job_id), app.now()
     database, names = app.database, ("model", "fork_of", "fork_turn", "branch", "commit")
     with_files = []
     for some in in_batches(found):
@@ -130,6 +161,7 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
             {
                 **run,
                 "shown_state": shown.get(run["id"], run["state"]),
+                "near_limits": run_near_limits(run, deadline, now),
                 **{name: getattr(recorded[run["id"]], name) for name in names},
                 "verified": verdict(verified.get(run["id"])) or None,
             }

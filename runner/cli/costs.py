@@ -14,12 +14,11 @@ from runner.app.humanize import (
     at_most,
     cache_share,
     cell,
-    cheaper_lines,
     cost,
     cost_line,
     dollars,
-    loss_line,
     plural,
+    written_off,
 )
 from runner.cli.control import note_unworked
 from runner.cli.options import changing, json_option, open_app, usd, with_settings
@@ -46,9 +45,6 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
     Costs are list prices times tokens, not an invoice. Calls under way are not in them, nor are
     calls whose usage is unknown: these are shown apart, with the most that they can have
     cost. A model without a price is named; RUNNER_PRICES can name a file that has one.
-
-    Of one job it also says what was lost to expired caches, to calls that were made again and to
-    failed items, and which changes would have cost less.
 
     \b
     Example:
@@ -79,10 +75,6 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
         ),
     )
     say(f"\ncost: {cost_line(found.total) or 'no calls yet'}")
-    if found.losses is not None:
-        say(f"lost: {loss_line(found.losses) or 'nothing'}")
-        for line in cheaper_lines(found.losses):
-            say(f"  {line}")
     for model in sorted(found.total.unpriced):
         say(f"no price is known for {cell(model)}: give it one in a file named by RUNNER_PRICES")
     say(f"USD at the list prices of {found.prices.date} ({cell(found.prices.source)})")
@@ -94,21 +86,37 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
 @click.option(
     "--tokens", type=click.IntRange(1, 10**12), metavar="N", help="The new budget in tokens."
 )
+@click.option(
+    "--write-off",
+    is_flag=False,
+    flag_value=app_costs.EVERY_CALL,
+    metavar="[RUN/NUMBER]",
+    help="Release the charge for the unknown usage of a model call that has ended, by its run and its "
+    "number there, or of all: you know that it did not cost it.",
+)
 @changing
 def budget(
-    app: handle.App, job: str, usd: float | None, tokens: int | None, author: Author, as_json: bool
+    app: handle.App,
+    job: str,
+    usd: float | None,
+    tokens: int | None,
+    write_off: str | None,
+    author: Author,
+    as_json: bool,
 ) -> None:
     """Show what a job may use, has used and has reserved, or raise it.
 
     Runs that wait for it go on when it is raised. What is reserved is the most that the calls in
-    hand can use. A call whose usage is unknown counts with its reserve.
+    hand can use. A call whose usage is unknown counts with all that it can have used, until a person
+    writes that off. Ceilings hold for all but what was written off.
 
     \b
     Example:
       runner budget job_01jd9k
       runner budget job_01jd9k --usd 40
+      runner budget job_01jd9k --write-off --reason "the console shows less"
     """
-    status = app_costs.budget(app, job, author, usd=usd, tokens=tokens)
+    status = app_costs.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)
     if as_json:
         say_json(status.as_json())
     else:
@@ -119,8 +127,15 @@ def budget(
             waits = f"{plural(status.waiting, 'run waits', 'runs wait')} for it: {how}"
         lines = list(_budget_lines(status.budget)) or none
         expected = status.forecast and status.forecast.line
-        told = (("job", status.job_id), *lines, ("waiting", waits), ("forecast", expected))
-        say_fields(told)
+        told = (
+            ("unknown", at_most(status.spending)),
+            ("written off", written_off(status.spending)),
+            ("waiting", waits),
+            ("forecast", expected),
+        )
+        say_fields((("job", status.job_id), *lines, *told))
+    for change in status.written_off:
+        note(f"{change.id}: {change.detail}")
     if status.woken:
         note(plural(len(status.woken), "run goes on", "runs go on"))
     if status.is_overdrawn:

@@ -9,7 +9,7 @@ import click
 
 from runner.app import costs as app_costs
 from runner.app import forecast, handle, listing
-from runner.app.humanize import counts, moment
+from runner.app.humanize import counts, moment, tokens_of
 from runner.cli.options import json_option, state_option, with_listing
 from runner.cli.terminal import note, say_json, say_pages, say_table
 from runner.core.run import RunStatus
@@ -102,9 +102,10 @@ def _say_jobs(
     waits: Mapping[str, str],
     expected: Mapping[str, forecast.JobForecast],
 ) -> None:
-    def detail(job_id: str) -> str:
+    def detail(job: Mapping[str, Any]) -> str:
+        job_id = job["id"]
         found = f"expected: {expected[job_id].line}" if job_id in expected else ""
-        return "; ".join(filter(None, (waits.get(job_id), found)))
+        return "; ".join(filter(None, (waits.get(job_id), job["near_limits"], found)))
 
     say_table(
         ("job", "name", "state", "runs", "turns", "tokens", "denied", "submitted", "detail"),
@@ -112,10 +113,10 @@ def _say_jobs(
             (
                 *(job["id"], job["name"], job["shown_state"]),
                 *(counts(job["shown_runs"]), job["turns"]),
-                f"{job['charged_tokens']:,}",
+                tokens_of(job["charged_tokens"], job["unknown_tokens"]),
                 job["denials"] or "",
                 moment(job["created_at"]),
-                detail(job["id"]),
+                detail(job),
             )
             for job in jobs
         ),
@@ -141,8 +142,10 @@ def _say_runs(
 def _run_row(
     run: Mapping[str, Any], some: Sequence[str], waiting: Mapping[str, str], whole_trees: bool
 ) -> Sequence[Any]:
-    tokens, denials = (
-        ("charged_tokens", "denials") if whole_trees else ("tree_tokens", "tree_denials")
+    tokens, unknown, denials = (
+        ("charged_tokens", "unknown_tokens", "denials")
+        if whole_trees
+        else ("tree_tokens", "tree_unknown_tokens", "tree_denials")
     )
     name, origin = run["item_key"], ""
     if run["depth"]:  # below its parent
@@ -154,6 +157,8 @@ def _run_row(
     return (
         *(run["id"], name, run["shown_state"], run["reason"]),
         *(run[name] or "" for name in some),
-        *(run["turns"], f"{run[tokens]:,}", run[denials] or ""),
-        waiting.get(run["id"]) or run["detail"] or origin,
+        *(run["turns"], tokens_of(run[tokens], run[unknown]), run[denials] or ""),
+        "; ".join(
+            filter(None, (waiting.get(run["id"]) or run["detail"] or origin, run["near_limits"]))
+        ),
     )

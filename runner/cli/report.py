@@ -18,6 +18,7 @@ from runner.app.humanize import (
     duration,
     first_line,
     plural,
+    tokens_of,
 )
 from runner.cli.exit_codes import exit_code
 from runner.cli.options import output_option, with_app
@@ -52,11 +53,10 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
         say_json(report.as_json())
         return code
     _say_runs(report.runs)
-    turns, tokens, below = (
-        sum(run[name] for run in runs) for name in ("tree_turns", "tree_tokens", "below")
-    )
+    names = ("tree_turns", "tree_tokens", "tree_unknown_tokens", "below")
+    turns, tokens, unknown, below = (sum(run[name] for run in runs) for name in names)
     started = f" and {plural(below, 'sub-agent')}" if below else ""
-    say(f"\n{report.outcomes}{started}; {turns:,} turns, {tokens:,} tokens")
+    say(f"\n{report.outcomes}{started}; {turns:,} turns, {tokens_of(tokens, unknown)} tokens")
     if cost := cost_line(report.spending):
         say(f"cost: {cost}")
     if report.forecast:
@@ -94,7 +94,9 @@ def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
                 *(each.verdict for _ in is_verified),
                 *(_changes(each) for _ in has_changes),
                 *(each.run["below"] or "" for _ in is_tree),
-                *(each.run["turns"], f"{each.run['tree_tokens']:,}", duration(each.seconds)),
+                each.run["turns"],
+                tokens_of(each.run["tree_tokens"], each.run["tree_unknown_tokens"]),
+                duration(each.seconds),
                 each.run["tree_denials"] or "",
                 first_line(each.run["detail"] or each.last_text or ""),
             )

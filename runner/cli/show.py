@@ -19,6 +19,7 @@ from runner.cli.costs import budget_fields, usd_of
 from runner.cli.options import json_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
+from runner.core.conversation import Usage
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec
 
@@ -154,10 +155,12 @@ def _say_run(run: dict[str, Any]) -> None:
 
 
 def _tokens(row: Mapping[str, Any]) -> str:
+    unknown = row["charged_tokens"] - sum(row[kind] for kind in Usage.__slots__)
     return (
         f"{row['charged_tokens']:,} ({row['input_tokens']:,} in, "
         f"{row['cache_read_tokens']:,} read from the cache, "
-        f"{row['cache_creation_tokens']:,} written to it, {row['output_tokens']:,} out)"
+        f"{row['cache_creation_tokens']:,} written to it, {row['output_tokens']:,} out"
+        f"{f', {unknown:,} for calls of unknown usage' if unknown else ''})"
     )
 
 
@@ -197,7 +200,7 @@ def _say_children(run: Mapping[str, Any]) -> None:
         (
             (
                 *(child[name] for name in names),
-                f"{child['charged_tokens']:,}",
+                humanize.tokens_of(child["charged_tokens"], child["unknown_tokens"]),
                 humanize.cost(run["child_spending"][child["id"]]),
                 child["description"],
             )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.app import forecast, handle, report, times, work
-from runner.app.humanize import cell, duration, moment
+from runner.app.humanize import cell, duration, moment, tokens_of
 from runner.cli import exit_codes
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
@@ -378,8 +378,8 @@ def _job_in_words(runs: Sequence[Run]) -> str:
     if later := [run for run in runs if times.begins_later(run)]:
         first = min(later, key=lambda run: run["due_at"])
         words.append(f"{len(later)} until {moment(first['due_at'])} ({first['reason']})")
-    tokens = sum(run["tree_tokens"] for run in runs)
-    return ", ".join(words) + f"; {tokens:,} tokens"
+    sums = (sum(run[name] for run in runs) for name in ("tree_tokens", "tree_unknown_tokens"))
+    return ", ".join(words) + f"; {tokens_of(*sums)} tokens"
 
 
 def _run_in_words(run: Run) -> str:

@@ -21,6 +21,8 @@ BILLIONTHS = 1_000_000_000  # of a USD
 TOKENS_PER_SECOND = 1_000
 NOTICE_SECONDS = 60.0  # within which the API notices that nobody reads a reply any more
 
+NEAR = 0.8  # the share of a limit from which on people are told that it is near
+
 Ceiling = Literal["token_ceiling", "cost_ceiling"]
 
 
@@ -146,6 +148,11 @@ def charge_of(
         return call.at_most(output)
     used = replace(counted, output_tokens=max(counted.output_tokens, output))
     return Charged(used.total, tariff.cost(used, hour_cache=call.hour_cache))
+
+
+def is_near(used: float, most: float | None) -> bool:
+    """True if a limit is used so far that people are told."""
+    return most is not None and used >= NEAR * most
 
 
 def billionths(usd: float) -> int:

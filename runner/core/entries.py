@@ -78,9 +78,7 @@ class ModelCallFailed:
     at: float  # seconds since the epoch
     retry_at: float | None  # seconds since the epoch; None: not again
     cost: int | None = None  # charged; None: the reservation's, if any tokens are
-    counted: Usage = field(
-        default_factory=Usage
-    )  # the part of ``charged`` that the API has counted
+    counted: Usage = field(default_factory=Usage)  # of ``charged``, by the API
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ from typing import Any
 
 from runner.core import entries, run
 from runner.core.agents import child_id
+from runner.core.budget import JobBudget, is_near
 from runner.core.conversation import ToolResult, Usage
+from runner.core.entries import Entry
 from runner.core.fold import Applied
 from runner.core.hook_decisions import name_of
 from runner.core.hooks import HookRun
 from runner.core.hosts import Connection
+from runner.core.prices import FREE
 from runner.core.state import RunState
 from runner.core.text import shorten, visible
 
@@ -92,9 +95,34 @@ def events_of(applied: Applied) -> Iterator[Event]:
         yield Event("message_added", {"cause": entry.cause, "messages": len(entry.texts)})
     elif isinstance(entry, entries.RunSettled):
         yield from _settled(state, entry.outcome)
+    yield from _limits_near(state, entry, after)
     ends = entries.ModelReplied | entries.ToolFinished | entries.TurnEnded
     if isinstance(entry, ends) and not after.calls:
         yield Event("turn_ended", {"turn": after.turns})
+
+
+def _limits_near(state: RunState, entry: Entry, after: RunState) -> Iterator[Event]:
+    """Yield an event for each limit of which a call brings the run, or its job, to ``NEAR``."""
+    if not isinstance(entry, entries.ModelEntry):
+        return
+    before, now = _used(state), _used(after)
+    for limit, (used, most) in now.items():
+        if most is not None and is_near(used, most) and not is_near(before[limit][0], most):
+            yield Event("limit_near", {"limit": limit, "used": round(used), "most": round(most)})
+
+
+def _used(state: RunState) -> dict[str, tuple[float, float | None]]:
+    """Return what is used of each limit: turns, tokens, seconds, costs in billionths of a USD."""
+    used, limits, budget = state.used, state.limits, state.money.budget or JobBudget()
+    last_at = state.model.pace.last_at
+    return {
+        "max_turns": (state.turns, limits.max_turns),
+        "token_ceiling": (used.tokens, limits.token_ceiling),
+        "cost_ceiling": (used.cost, limits.cost_ceiling),
+        "deadline": ((last_at or state.submitted_at) - state.submitted_at, limits.deadline),
+        "budget_tokens": (budget.spent_tokens, budget.most_tokens),
+        "budget_usd": (budget.spent_cost, budget.most_cost),
+    }
 
 
 def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> Iterator[Event]:
@@ -124,8 +152,8 @@ def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> It
             data = {"call": call, "kind": _summary(kind)}
             data |= {"message": shorten(message, _REASON_LENGTH), "status": status}
             data |= {"request_id": request_id, "charged": entry.charged}
-            if entry.charged:
-                data["cost"] = after.money.charged_cost - state.money.charged_cost
+            if entry.charged > entry.counted.total:
+                data["unknown_cost"] = _unknown_cost(state, entry, after)
             if entry.counted.total:
                 data |= {"usage": usage_of(entry.counted), "total": usage_of(after.money.usage)}
             yield Event("model_call_ended", data)
@@ -137,6 +165,19 @@ def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> It
                 names = ("kind", "first", "last", "tokens_before", "tokens_after")
                 data = {name: getattr(compaction, name) for name in names}
                 yield Event("context_compacted", data)
+
+
+def _unknown_cost(state: RunState, entry: entries.ModelCallFailed, after: RunState) -> int:
+    """Return the part of a failed call's charge that is not for what the API counted."""
+    charged, open_call = after.money.charged_cost - state.money.charged_cost, state.model.open_call
+    if open_call is None or not entry.counted.total:
+        return charged
+    spec = state.spec
+    tariff = state.money.tariffs.get(
+        spec.model if open_call.purpose == "turn" else spec.summary_model, FREE
+    )
+    hour_cache = open_call.reservation.hour_cache
+    return charged - tariff.cost(entry.counted, hour_cache=hour_cache)
 
 
 def usage_of(usage: Usage) -> dict[str, int]:

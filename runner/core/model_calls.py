@@ -124,12 +124,14 @@ def stopped_by(state: RunState, ceiling: Ceiling) -> Step:
     if ceiling == "cost_ceiling":
         detail = f"{in_usd(used.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
     else:
-        detail = f"{used.tokens:,} of {limits.token_ceiling:,} tokens are used ({_shares(state)})"
+        detail = f"{used.tokens:,} of {limits.token_ceiling:,} tokens are used"
+    if used.tokens:
+        detail += f" (tokens: {_shares(state)})"
     return end("stopped", ceiling, f"{detail}; what is left is too little for the next call")
 
 
 def _shares(state: RunState) -> str:
-    """Return the parts of the tokens that a run used, in words."""
+    """Return the shares of the tokens that a run used, in words."""
     usage = state.money.usage
     parts = {
         "read from the cache": usage.cache_read_tokens,
@@ -139,7 +141,8 @@ def _shares(state: RunState) -> str:
         "charged for calls of unknown usage": state.money.charged_tokens - usage.total,
         "charged to or held for sub-agents": state.children.reserved.tokens,
     }
-    return "; ".join(f"{tokens:,} {name}" for name, tokens in parts.items() if tokens) or "none"
+    total = sum(parts.values())
+    return ", ".join(f"{tokens / total:.1%} {name}" for name, tokens in parts.items() if tokens)
 
 
 IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection, Select, case, func, select
 
 from runner.core.agents import place_of, tree_order
+from runner.core.conversation import Usage
 from runner.core.run import ENDED, STATES, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.times import Times
 from runner.queries.find import in_batches
-from runner.queries.runs import Descendants, descendants_by_run
+from runner.queries.runs import UNKNOWN_TOKENS, Descendants, descendants_by_run
 from runner.store import tables
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
 from runner.store.database import Database
@@ -32,9 +33,9 @@ from runner.store.tables import (
     runs,
 )
 
-# A job in numbers: its columns, its ``state``, its ``pause`` by Runner (None: it has none), how many
-# ``runs`` of items are in each state, and the counters of all runs, of sub-agents, too. A run that was
-# started afresh counts as its successor in ``state`` and ``runs``.
+# A job in numbers: its columns, its budget (None without one), its ``state``, its ``pause`` by Runner
+# (None: it has none), how many ``runs`` of items are in each state, and the counters of all runs, of
+# sub-agents, too. A run that was started afresh counts as its successor in ``state`` and ``runs``.
 JobSummary: TypeAlias = dict[str, Any]
 # A run in one line: its columns, its ``Place``, ``below`` (how many runs of sub-agents are below it),
 # the ``tree_turns``, ``tree_tokens`` and ``tree_denials`` of all of these together, and ``fresh_run``,
@@ -50,6 +51,7 @@ _PAUSE_COLUMNS = ("reason", "detail", "at", "pending")
 _RUN_COLUMNS = (
     *("id", "job_id", "item_key", "state", "reason", "detail", "created_at", "started_at"),
     *("ended_at", "due_at", "worker_id", "pause_requested", *_COUNTERS, "fresh_of", "agent_type"),
+    *("max_turns", "token_ceiling"),
 )
 _BUDGET_COLUMNS = (
     *("budget_usd", "budget_tokens", "spent_tokens", "spent_cost"),
@@ -105,7 +107,7 @@ def list_runs(
 ) -> list[RunSummary]:
     """The runs of a job, or those in a state, in the order of its items; with ``whole_trees`` also the
     runs of sub-agents, each after its parent. ``among``: only of the trees of these runs of items."""
-    columns = (runs.c[name] for name in _RUN_COLUMNS)
+    columns = (*(runs.c[name] for name in _RUN_COLUMNS), UNKNOWN_TOKENS.label("unknown_tokens"))
     afresh = select(runs.c.fresh_of, runs.c.id)
     if among is None:
         of_trees = runs.c.job_id == job_id
@@ -128,6 +130,7 @@ def list_runs(
                 "below": tree.runs,
                 "tree_turns": row["turns"] + tree.turns,
                 "tree_tokens": row["charged_tokens"] + tree.tokens,
+                "tree_unknown_tokens": row["unknown_tokens"] + tree.unknown,
                 "tree_denials": row["denials"] + tree.denials,
                 "fresh_run": successors.get(row["id"]),
             }
@@ -196,6 +199,12 @@ def job_of(database: Database, run_id: str) -> str:
     return str(job_id)
 
 
+def deadline_of(database: Database, job_id: str) -> float | None:
+    """The seconds that a run of the job has from its submission; None: no limit."""
+    ((spec,),) = database.rows(select(jobs.c.spec).where(jobs.c.id == job_id))
+    return JobSpec.from_json(spec).limits.deadline
+
+
 def times_of(database: Database, job_id: str) -> tuple[Times, str | None]:
     """The times at which a job's model calls may begin, as submitted, and its ``finish_by`` by now."""
     query = select(jobs.c.spec, jobs.c.finish_by_text).where(jobs.c.id == job_id)
@@ -238,13 +247,8 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
 
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, job_id)
-        budget = (job_budgets.c[name] for name in _BUDGET_COLUMNS)
         finish_by = jobs.c.finish_by, jobs.c.finish_by_text
-        columns = (
-            select(jobs.c.spec, jobs.c.spec_text, *finish_by, *budget)
-            .outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
-            .where(jobs.c.id == job_id)
-        )
+        columns = select(jobs.c.spec, jobs.c.spec_text, *finish_by).where(jobs.c.id == job_id)
         rule = permission_rules.c
         rules = (
             select(rule.effect, rule.rule)
@@ -268,8 +272,10 @@ def item_keys(database: Database, job_id: str) -> set[str]:
 def _job_summaries(connection: Connection, job_id: str | None = None) -> list[JobSummary]:
     of_job = () if job_id is None else (jobs.c.id == job_id,)
     of_pause = (job_pauses.c[name].label(f"pause_{name}") for name in _PAUSE_COLUMNS)
-    listed = select(*(jobs.c[name] for name in _JOB_COLUMNS), *of_pause)
+    of_budget = (job_budgets.c[name] for name in _BUDGET_COLUMNS)
+    listed = select(*(jobs.c[name] for name in _JOB_COLUMNS), *of_pause, *of_budget)
     listed = listed.outerjoin(job_pauses, job_pauses.c.job_id == jobs.c.id)
+    listed = listed.outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
     listed = listed.where(*of_job).order_by(jobs.c.id)
     of_items = func.count(case((IS_ITEM_RUN, 1)))
     sums = (func.sum(runs.c[name]) for name in _COUNTERS)
@@ -293,6 +299,8 @@ def _job_summaries(connection: Connection, job_id: str | None = None) -> list[Jo
         by_state, total = counts[row["id"]], totals[row["id"]]
         some = {state: by_state[state] for state in STATES if by_state[state]}
         counters = {name: total[name] for name in _COUNTERS}
+        known = sum(total[kind] for kind in Usage.__slots__)
+        counters["unknown_tokens"] = total["charged_tokens"] - known
         values = dict(row)
         pause = {name: values.pop(f"pause_{name}") for name in _PAUSE_COLUMNS}
         is_paused = pause["reason"] is not None and not some.keys() <= ENDED

@@ -9,9 +9,10 @@ from functools import partial
 from operator import add
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, select
 
 from runner.core.agents import lineage, place_of, tree_order
+from runner.core.conversation import Usage
 from runner.core.run import ENDED, RunStatus
 from runner.core.text import visible
 from runner.core.workspace import RESULT_TOOL
@@ -49,6 +50,11 @@ class Descendants(NamedTuple):
     turns: int = 0
     tokens: int = 0
     denials: int = 0
+    unknown: int = 0  # of the tokens: charged for calls of unknown usage
+
+
+# The tokens that a run was charged for calls of unknown usage.
+UNKNOWN_TOKENS = runs.c.charged_tokens - sum((runs.c[kind] for kind in Usage.__slots__), literal(0))
 
 
 def children_of(database: Database, run_id: str) -> list[ChildSummary]:
@@ -71,7 +77,8 @@ def children_of(database: Database, run_id: str) -> list[ChildSummary]:
     asks = and_(asked.c.message == run.parent_message, asked.c.number == run.parent_position + 1)
     names = (*_CHILD_COLUMNS, "parent_message", "parent_position")
     query = (
-        select(*(runs.c[name] for name in names), tool_calls.c.turn, asked.c.content)
+        select(*(runs.c[name] for name in names), UNKNOWN_TOKENS.label("unknown_tokens"))
+        .add_columns(tool_calls.c.turn, asked.c.content)
         .outerjoin(tool_calls, its_call)
         .outerjoin(asked, asks)
         .where(runs.c.parent_run == run_id, runs.c.root_run == lineage(run_id)[0])
@@ -84,7 +91,7 @@ def children_of(database: Database, run_id: str) -> list[ChildSummary]:
             "description": _description((row.content or {}).get("input"), before[key]),
             "call_id": row.turn and ids.call_id(run_id, row.turn, row.parent_position),
         }
-        own = {name: row._mapping[name] for name in _CHILD_COLUMNS}
+        own = {name: row._mapping[name] for name in (*_CHILD_COLUMNS, "unknown_tokens")}
         children.append({**place_of(row.id), **own, **more})
         before[key] += 1
     return children
@@ -115,7 +122,9 @@ def descendants_by_run(
 ) -> Mapping[str, Descendants]:
     """The descendants of each run that has any, in trees that meet a condition on ``runs``."""
     sums = (func.sum(runs.c[name]) for name in ("turns", "charged_tokens", "denials"))
-    children = select(runs.c.parent_run, func.count(), *sums).where(condition, ~IS_ITEM_RUN)
+    unknown = func.sum(UNKNOWN_TOKENS)
+    children = select(runs.c.parent_run, func.count(), *sums, unknown)
+    children = children.where(condition, ~IS_ITEM_RUN)
     found: defaultdict[str, Descendants] = defaultdict(Descendants)
     for parent, *numbers in connection.execute(children.group_by(runs.c.parent_run)):
         for above in lineage(parent):

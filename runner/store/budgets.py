@@ -108,7 +108,13 @@ def charge_open_call(
         money=replace(progress.money, charged_cost=progress.money.charged_cost + cost),
     )
     changes = {"charged_tokens": run.charged_tokens + charged, "progress": progress_to_json(after)}
-    data = {"call": call.number, "kind": kind, "message": why, "charged": charged, "cost": cost}
+    data = {
+        "call": call.number,
+        "kind": kind,
+        "message": why,
+        "charged": charged,
+        "unknown_cost": cost,
+    }
     return changes, [Event("model_call_ended", {**data, "status": None, "request_id": None})]
 
 
@@ -143,11 +149,23 @@ def set_budget(
         raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
     setting = partial(_set, job_id=job_id, usd=usd, tokens=tokens, author=author, now=now)
     old, new = database.write(setting)
-    # An attempt that saw the old caps is waiting by now; a later one sees the new caps. The runs are
+    return wake_for_budget(database, job_id, author, now, old, new)
+
+
+def wake_for_budget(
+    database: Database,
+    job_id: str,
+    author: Author,
+    now: float,
+    old: Mapping[str, Any] | None = None,
+    new: Mapping[str, Any] | None = None,
+) -> list[Change]:
+    """Queue the runs that wait for a job's budget, after it changed: ``old`` and ``new`` are its caps."""
+    # An attempt that saw the old budget is waiting by now; a later one sees the new one. The runs are
     # locked afterwards: a transaction that holds a budget does not wait for a run.
     query = select(runs.c.id).where(runs.c.job_id == job_id, _WAITS).order_by(runs.c.id)
     waiting = [run.id for run in database.rows(query)]
-    return wake(database, waiting, "budget", author, now, old, new)
+    return wake(database, waiting, "budget", author, now, old or {}, new or {})
 
 
 def _set(

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, update
 
 from runner.app.report import report_on
 from runner.cli import exit_codes
@@ -16,10 +17,12 @@ from runner.core.budget import Budget, Limits
 from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
 from runner.queries.timeline import events_after
+from runner.store import leases
 from runner.store.database import Database
+from runner.store.tables import job_budgets, runs
 from tests.cli.conftest import Result
 from tests.cli.questions import app_on
-from tests.store.attempts import USAGE, claim, run_row, submit_one, text
+from tests.store.attempts import USAGE, WORKER, claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
 
 TOKENS = 30_000  # less than the worst case of a call: its reply alone may have 32,000
@@ -175,3 +178,52 @@ def test_a_working_time_is_raised(command: Callable[..., Result], database: Data
     refused = command("retry", run_id, "--working-time", "soon")
     assert refused.code == exit_codes.USAGE
     assert "is not a duration such as 90s, 30m or 8h" in refused.err
+
+
+def test_unknown_charges_are_shown_apart_everywhere_and_written_off(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database, spec=replace(SPEC, budget=Budget(tokens=900_000)))
+    claim(database, run_id, tariffs=priced)
+    leases.take_from(database, [WORKER], NOW)
+    charged = run_row(database, run_id).charged_tokens
+    job_id = str(run_row(database, run_id).job_id)
+    said = {
+        ("list",): f"{charged:,} ({charged:,} unknown)",
+        ("list", job_id): f"{charged:,} ({charged:,} unknown)",
+        ("show", run_id): f"0 out, {charged:,} for calls of unknown usage)",
+        ("costs", job_id): f"({charged:,} tokens) for 1 call of unknown usage",
+        ("budget", job_id): f"({charged:,} tokens) for 1 call of unknown usage",
+        ("report", job_id): f"({charged:,} tokens) for 1 call of unknown usage",
+        ("transcript", run_id): f"({charged:,} tokens) for 1 call of unknown usage",
+    }
+    for arguments, words in said.items():
+        assert words in command(*arguments).out, arguments
+    assert command("show", run_id, "--json").json["unknown_tokens"] == charged
+    assert command("list", job_id, "--json").json[0]["tree_unknown_tokens"] == charged
+    done = command("budget", job_id, "--write-off", f"{run_id}/1", "--reason", "the console says 0")
+    assert f"({charged:,} tokens) of 1 call written off" in done.out
+    for arguments in (("costs", job_id), ("show", run_id), ("budget", job_id)):
+        assert f"({charged:,} tokens) of 1 call written off" in command(*arguments).out
+    assert command("costs", job_id, "--json").json["total"]["written_off_tokens"] == charged
+    wrong = command("budget", job_id, "--write-off", "nonsense")
+    assert wrong.code == exit_codes.USAGE
+    assert "RUN/NUMBER" in wrong.err
+
+
+def test_a_list_marks_what_is_near_its_limits(
+    command: Callable[..., Result], database: Database
+) -> None:
+    limits = Limits(max_turns=5, token_ceiling=500)
+    run_id = submit_one(database, spec=replace(SPEC, limits=limits, budget=Budget(tokens=500)))
+
+    def work(connection: Connection) -> None:
+        connection.execute(update(runs).values(turns=4, charged_tokens=410, input_tokens=410))
+        connection.execute(update(job_budgets).values(spent_tokens=410))
+
+    database.write(work)
+    assert (
+        "near its limits: 4 of 5 turns, 410 of 500 tokens"
+        in command("list", str(run_row(database, run_id).job_id)).out
+    )
+    assert "82% of its budget is spent" in command("list").out

@@ -44,7 +44,14 @@ def test_progress_of_a_job_says_what_it_is_expected_to_need(
 ) -> None:
     monkeypatch.setattr("runner.cli.work._STILL_ALIVE_SECONDS", -1.0)
     runs: Sequence[dict[str, object]] = [
-        {"id": "run_1", "state": "running", "reason": "", "due_at": None, "tree_tokens": 1}
+        {
+            "id": "run_1",
+            "state": "running",
+            "reason": "",
+            "due_at": None,
+            "tree_tokens": 1,
+            "tree_unknown_tokens": 0,
+        }
     ]
     Progress().update(runs, "about $1.00")
     assert "1 running; 1 tokens; expected: about $1.00" in capsys.readouterr().err

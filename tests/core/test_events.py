@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core.budget import Limits
 from runner.core.conversation import ToolResult
 from runner.core.entries import (
     Entry,
@@ -308,6 +309,7 @@ def test_a_failed_call_tells_the_words_the_request_and_when_it_is_tried_again():
             "status": 429,
             "request_id": "req_7",
             "charged": 7,
+            "unknown_cost": 0,
         }
     ]
     assert only(found, "retry_scheduled") == [{"at": story.now + 60, "after": "rate_limit_error"}]
@@ -414,3 +416,16 @@ def test_connections_of_verify_commands_and_hooks_say_whose_they_are():
     found = told([HookStarted(1, 0, "RunStart"), HookFinished(1, result)], hooked)
     assert types(found) == ["hook_started", "connection", "hook_finished"]
     assert only(found, "connection")[0]["hook_run"] == 1
+
+
+def test_a_limit_of_which_80_percent_are_used_is_told_once() -> None:
+    limits = Limits(max_turns=5, token_ceiling=20_000, max_output_tokens=2_000, deadline=1_300)
+    story = Story(a_run(limits=limits))
+    for turn in range(5):
+        story.now += 15
+        story.reply("tool_use", uses("Read", f"t{turn}"), prompt=3_000, output=300)
+        story.finish(0)
+    near = only(told(story.entries, a_run(limits=limits)), "limit_near")
+    assert [each["limit"] for each in near] == ["deadline", "max_turns", "token_ceiling"]
+    assert near[1] == {"limit": "max_turns", "used": 4, "most": 5}
+    assert near[2] == {"limit": "token_ceiling", "used": 16_500, "most": 20_000}

@@ -25,6 +25,7 @@ from runner.store.journal import StoredJournal
 from runner.store.retry import retry
 from runner.store.runs import unfinished
 from runner.store.tables import events, model_calls, workers
+from runner.store.write_offs import write_off
 from tests.postgres import waiting_for_locks
 from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
@@ -243,7 +244,7 @@ def test_a_call_of_a_dead_worker_is_charged_what_the_api_can_have_written(
     assert spent == JobBudget(None, 9_000_000_000, charge.tokens, charge.cost, 0, 0)
     assert run_row(database, run_id).charged_tokens == charge.tokens
     ended = [each for each in stored_events(database, run_id) if each.type == "model_call_ended"]
-    assert (ended[0].data["charged"], ended[0].data["cost"]) == (charge.tokens, charge.cost)
+    assert (ended[0].data["charged"], ended[0].data["unknown_cost"]) == (charge.tokens, charge.cost)
 
 
 @pytest.mark.parametrize(("at", "leases_end"), [(NOW + 5, True), (NOW - 5, False)])
@@ -326,3 +327,54 @@ def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
         assert effect == held.effect == Done(Waiting("budget"))
         assert [change.id for change in raised[0].result()] == [run_id]
     assert run_row(database, run_id).state == "queued"
+
+
+def cut_off(database: Database, run_id: str) -> None:
+    """The run's worker dies in its call, and nobody has taken it since."""
+    take(database, run_id)
+    leases.take_from(database, [WORKER], NOW)
+
+
+def test_what_a_person_writes_off_is_spent_no_more_and_wakes_who_waits(database: Database) -> None:
+    job_id, (first, second) = submit_budgeted(database, "a", "b", usd=2.0, tokens=6_000)
+    cut_off(database, first)
+    charged = job_budget(database, job_id)
+    assert charged.spent_tokens == run_row(database, first).charged_tokens > 0
+    assert outcome(take(database, second)) == Waiting("budget")
+    changes, woken = write_off(database, job_id, NOW, author=Author("ada", "the console says so"))
+    assert [(each.id, each.changed) for each in changes] == [(first, True)]
+    assert [each.id for each in woken] == [second]
+    assert job_budget(database, job_id) == JobBudget(6_000, 2_000_000_000)
+    run, (call,) = run_row(database, first), database.rows(select(model_calls))
+    assert (run.charged_tokens, run.progress["money"]["charged_cost"]) == (0, 0)
+    assert (call.charged_tokens, call.written_off_tokens) == (0, charged.spent_tokens)
+    event = last_event(database, first)
+    assert (event.type, event.data) == (
+        "charge_written_off",
+        {
+            "call": 1,
+            "by": "ada",
+            "why": "the console says so",
+            "old": {"tokens": charged.spent_tokens, "cost": charged.spent_cost},
+            "new": None,
+        },
+    )
+    with pytest.raises(NotFoundError, match="has no call that was charged for unknown usage"):
+        write_off(database, job_id, NOW, author=Author("ada"))
+    assert isinstance(take(database, second).effect, CallModel)
+
+
+def test_only_the_named_call_is_written_off_and_none_of_a_run_at_work(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=9.0)
+    cut_off(database, run_id)
+    cut_off(database, run_id)
+    one = run_row(database, run_id).charged_tokens // 2
+    write_off(database, job_id, NOW, author=Author("ada"), call=(run_id, 2))
+    charged = [each.charged_tokens for each in database.rows(select(model_calls))]
+    assert charged == [one, 0]
+    assert (
+        run_row(database, run_id).charged_tokens == one == job_budget(database, job_id).spent_tokens
+    )
+    take(database, run_id)
+    ((change,), _) = write_off(database, job_id, NOW, author=Author("ada"))
+    assert (change.changed, run_row(database, run_id).charged_tokens) == (False, one)

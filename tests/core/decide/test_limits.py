@@ -156,8 +156,10 @@ def test_a_run_that_stops_for_its_tokens_says_what_they_were():
     limits = Limits(token_ceiling=charged + 10)
     story.state = changed(story.state, limits=limits, reserved=Charged(5))
     assert outcome_of(story.finish(0)).detail == (
-        f"{charged + 5:,} of {charged + 10:,} tokens are used (70 other input; 7 output; "
-        f"{worst:,} charged for calls of unknown usage; 5 charged to or held for sub-agents); "
+        f"{charged + 5:,} of {charged + 10:,} tokens are used (tokens: "
+        f"{70 / (charged + 5):.1%} other input, {7 / (charged + 5):.1%} output, "
+        f"{worst / (charged + 5):.1%} charged for calls of unknown usage, "
+        f"{5 / (charged + 5):.1%} charged to or held for sub-agents); "
         "what is left is too little for the next call"
     )
 

@@ -1,0 +1,132 @@
+"""Write off what calls of unknown usage were charged: a person says that they did not cost it.
+
+What the API has counted of a call stays charged. A run that is being worked on keeps its charges: its
+worker has them in hand. The order of locks is in ``store.budgets``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, literal, select, update
+
+from runner.core.commands import Change
+from runner.core.conversation import Usage
+from runner.core.events import signed_event
+from runner.core.run import Author
+from runner.errors import NotFoundError
+from runner.store.budgets import look_into, sums, wake_for_budget
+from runner.store.changes import changed, in_lots, locked_runs, store_change, unchanged
+from runner.store.database import Database
+from runner.store.run_state import progress_from_row, progress_to_json
+from runner.store.tables import events, job_budgets, model_calls, runs
+
+_COUNTED = func.coalesce(sum((model_calls.c[kind] for kind in Usage.__slots__), literal(0)), 0)
+_IS_UNKNOWN = model_calls.c.charged_tokens > _COUNTED
+
+
+def write_off(
+    database: Database,
+    job_id: str,
+    now: float,
+    *,
+    author: Author,
+    call: tuple[str, int] | None = None,
+) -> tuple[list[Change], list[Change]]:
+    """Write off the unknown charges of a job's ended calls, or of one ``call`` (its run, its number).
+
+    Returns the runs of these calls, and the runs that waited for the job's budget and go on. A charge of
+    an older version is written off in tokens only: it did not store the cost.
+
+    Raises:
+        NotFoundError: no ended call has such a charge.
+    """
+    query = select(model_calls.c.run_id).join(runs, runs.c.id == model_calls.c.run_id).distinct()
+    query = query.where(runs.c.job_id == job_id, _IS_UNKNOWN).order_by(model_calls.c.run_id)
+    number = None
+    if call is not None:
+        run_id, number = call
+        query = query.where(runs.c.id == run_id, model_calls.c.number == number)
+    run_ids = [row.run_id for row in database.rows(query)]
+    if not run_ids:
+        which = "no call" if call is None else f"no call {call[0]}/{call[1]}"
+        raise NotFoundError(
+            f"{job_id} has {which} that was charged for unknown usage: look with "
+            f"`runner costs {job_id} --by run`"
+        )
+    work = partial(_write_off, job_id=job_id, number=number, author=author, now=now)
+    changes = [
+        each for lot in in_lots(run_ids) for each in database.write(partial(work, run_ids=lot))
+    ]
+    return changes, wake_for_budget(database, job_id, author, now)
+
+
+def _write_off(
+    connection: Connection,
+    run_ids: Sequence[str],
+    job_id: str,
+    number: int | None,
+    author: Author,
+    now: float,
+) -> list[Change]:
+    changes, tokens, cost = [], 0, 0
+    for run in locked_runs(connection, run_ids):
+        if run.state == "running":
+            why = "is being worked on: its charge can be written off when it has ended or waits"
+            changes.append(unchanged(run, why))
+            continue
+        of_run, of_run_cost, count = _write_off_run(connection, run, number, author, now)
+        tokens, cost = tokens + of_run, cost + of_run_cost
+        calls = "1 call" if count == 1 else f"{count} calls"
+        changes.append(changed(run, run.state, f"{of_run:,} tokens of {calls} written off"))
+    if (budget := look_into(connection, job_id, lock=True)) is not None:
+        spent = {
+            "spent_tokens": budget.spent_tokens - tokens,
+            "spent_cost": budget.spent_cost - cost,
+        }
+        of_job = job_budgets.c.job_id == job_id
+        connection.execute(update(job_budgets).where(of_job).values(sums(replace(budget, **spent))))
+    return changes
+
+
+def _write_off_run(
+    connection: Connection, run: Row[Any], number: int | None, author: Author, now: float
+) -> tuple[int, int, int]:
+    """Write off charges of a locked run. Returns the tokens, their cost, and the number of calls."""
+    of_run = model_calls.c.run_id == run.id
+    of_call = () if number is None else (model_calls.c.number == number,)
+    unknown = (model_calls.c.charged_tokens - _COUNTED).label("unknown")
+    query = select(model_calls.c.number, unknown).where(of_run, _IS_UNKNOWN, *of_call)
+    found = connection.execute(query.order_by(model_calls.c.number)).all()
+    ended = select(events.c.data).where(
+        events.c.run_id == run.id, events.c.type == "model_call_ended"
+    )
+    costs = {
+        data["call"]: data.get("unknown_cost", 0)
+        for data in connection.execute(ended).scalars()
+        if data["call"] in {call.number for call in found}
+    }
+    happened = []
+    for call in found:
+        written_off = {"tokens": call.unknown, "cost": costs.get(call.number, 0)}
+        happened.append(
+            signed_event("charge_written_off", author, {"call": call.number}, old=written_off)
+        )
+        connection.execute(
+            update(model_calls)
+            .where(of_run, model_calls.c.number == call.number)
+            .values(
+                charged_tokens=model_calls.c.charged_tokens - call.unknown,
+                written_off_tokens=call.unknown,
+            )
+        )
+    tokens, cost = sum(call.unknown for call in found), sum(costs.values())
+    progress = progress_from_row(run)
+    money = replace(progress.money, charged_cost=progress.money.charged_cost - cost)
+    kept = progress_to_json(replace(progress, money=money))
+    charged = run.charged_tokens - tokens
+    store_change(connection, run, now, happened, charged_tokens=charged, progress=kept)
+    return tokens, cost, len(found)
