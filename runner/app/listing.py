@@ -15,7 +15,6 @@ from runner.core.run import ENDED, RunStatus
 from runner.queries import jobs, runs, workers
 from runner.queries.find import in_batches
 from runner.queries.jobs import JobSummary, RunSummary
-from runner.store.held import held_back
 
 RUNS_ON_A_PAGE = 200
 
@@ -59,6 +58,8 @@ def pause_line(job: Mapping[str, Any]) -> str:
 
 def what_holds_back(app: App, job_id: str) -> str | None:
     """Return how many items of a job do not begin, why, and what to do about it; None if none waits."""
+    from runner.store.held import held_back  # late: it slows the start of other commands
+
     if (held := held_back(app.database, job_id, app.now())) is None:
         return None
     count, by = held

@@ -34,9 +34,7 @@ _OF_BEGUN = select(
     select(*_RUN)
     .where(_IS_BEGUN)
     .union_all(
-        select(*_BELOW)
-        .join_from(runs, _below, _below.c.root_run == runs.c.id)
-        .where(_IS_BEGUN, IS_ITEM_RUN, _below.c.ended_at.is_not(None))
+        select(*_BELOW).join_from(runs, _below, _below.c.root_run == runs.c.id).where(_IS_BEGUN)
     )
     .subquery("of_begun")
 )

@@ -26,7 +26,8 @@ from runner.store.held import HeldItems, held_back
 from runner.store.retry import retry
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
-from tests.store.attempts import Attempt, claim, event_types, run_row, text, tool_use
+from tests.store.attempts import USAGE, Attempt, claim, event_types, run_row, text, tool_use
+from tests.store.children.family import PARENT, WAITS, start
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.test_order_plans import QUEUED, add_runs, visited
 
@@ -238,3 +239,24 @@ def test_what_a_claim_reads_of_a_budgeted_job_does_not_grow_with_its_queue(
         assert cost < 500
     items = database.read(lambda connection: items_of(connection, job_id))
     assert (len(items.begun), len(items.finished)) == (1, 4)
+
+
+def test_sub_agents_begin_and_what_they_spend_is_their_items(database: Database) -> None:
+    spec = replace(
+        PARENT,
+        limits=replace(PARENT.limits, max_output_tokens=1_000, token_ceiling=9 * ITEM),
+        budget=BUDGETED.budget,
+    )
+    job_id, ids = submit(database, 12, spec)
+    finish(database, *ids[:9])
+    parent = start(database, spec=spec, run_id=ids[9])
+    child_id = f"{parent.state.run_id}.1"
+    assert parent.effect == WAITS
+    assert hold(database, job_id, spec).fresh == 0
+    assert is_refused(database, ids[10])
+    claim(database, child_id).reply(text("Fine."), usage=Usage(input_tokens=ITEM // 2))
+    items = database.read(lambda connection: items_of(connection, job_id))
+    assert [item.tokens for item in items.begun] == [ITEM // 2 + USAGE.total]
+    set_run(database, ids[9], ended_at=NOW, state="succeeded", reason="end_turn", due_at=None)
+    items = database.read(lambda connection: items_of(connection, job_id))
+    assert sorted(item.tokens for item in items.finished)[0] == ITEM // 2 + USAGE.total
