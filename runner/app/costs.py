@@ -11,11 +11,13 @@ from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.core.budget import JobBudget
 from runner.core.commands import Change
+from runner.core.losses import Losses, losses
+from runner.core.losses import as_json as losses_as_json
 from runner.core.prices import By, PriceList, Spending
 from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
-from runner.queries.costs import Cost, costs_by
+from runner.queries.costs import Cost, costs_by, priced_calls
 from runner.queries.jobs import list_runs, show_job
 from runner.store import budgets, write_offs
 
@@ -28,6 +30,7 @@ class Costs:
     by: By  # what each line is of
     lines: Sequence[Cost]
     total: Spending
+    losses: Losses | None = None  # of one job
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +41,7 @@ class Costs:
                 for each in self.lines
             ],
             "total": _used(self.total),
+            "losses": self.losses and losses_as_json(self.losses),
         }
 
 
@@ -47,7 +51,14 @@ def costs(app: App, job: str | None, by: By | None) -> Costs:
     job_id = app.find_job(job) if job else None
     by = by or ("run" if job_id else "job")
     lines = costs_by(app.database, prices, by, job_id=job_id)
-    return Costs(prices, by, lines, total_of(lines))
+    lost = losses_of(app, job_id) if job_id else None
+    return Costs(prices, by, lines, total_of(lines), lost)
+
+
+def losses_of(app: App, job_id: str) -> Losses:
+    """Return what a job's calls cost for nothing, and what would have been cheaper."""
+    prices = app.prices()
+    return losses(priced_calls(app.database, prices, job_id), prices)
 
 
 def total_of(costs: Iterable[Cost]) -> Spending:

@@ -13,6 +13,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner.core.losses import Loss, Losses
 from runner.core.prices import Spending
 from runner.core.run import RUNNERS_NAME
 from runner.core.text import visible
@@ -134,6 +135,34 @@ def cost_line(spending: Spending) -> str:
     if spending.cache_share is not None:
         line += f"; {cache_share(spending)} of the input from the cache"
     return line
+
+
+def loss_line(found: Losses) -> str:
+    """Return what was lost: ``$0.42 to expired caches (3 calls), …``; nothing if nothing was."""
+    told = ", ".join(
+        f"{_lost(loss)} to {words} ({plural(loss.calls, 'call')})"
+        for words, loss in (
+            ("expired caches", found.expired),
+            ("calls made again", found.repeated),
+            ("failed items", found.failed),
+        )
+        if loss.usd or loss.at_most
+    )
+    return f"at least {told}" if told and found.unpriced else told
+
+
+def _lost(loss: Loss) -> str:
+    if not loss.at_most:
+        return dollars(loss.usd)
+    return f"at least {dollars(loss.usd)}, at most {dollars(loss.usd + loss.at_most)}"
+
+
+def cheaper_lines(found: Losses) -> list[str]:
+    """Return the changes that would have cost less, the best first: ``$0.42 less: …``."""
+    return [
+        f"{'at most ' if way.at_most else ''}{dollars(way.usd)} less: {visible(way.change)}"
+        for way in found.cheaper
+    ]
 
 
 # Permission decisions, approvals and verifications

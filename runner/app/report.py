@@ -18,12 +18,13 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from runner.app import humanize, workspaces
-from runner.app.costs import budget_of, cost_fields
+from runner.app.costs import budget_of, cost_fields, losses_of
 from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.app.listing import pause_line
 from runner.app.page import environment
 from runner.core.budget import JobBudget
+from runner.core.losses import Losses
 from runner.core.pauses import BY_PILOT
 from runner.core.prices import Spending
 from runner.core.text import failure_signature
@@ -122,6 +123,7 @@ class Report:
     missing: str  # why the changes of some runs are not counted
     containment: Mapping[str, int]  # tool calls by what contained them
     forecast: JobForecast | None  # of a job that goes on
+    losses: Losses
 
     @property
     def spending(self) -> Spending:
@@ -247,6 +249,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool | None) -> R
         missing=missing,
         containment=containments(database, job_id),
         forecast=forecast_of(app, job_id),
+        losses=losses_of(app, job_id),
     )
 
 
@@ -283,6 +286,8 @@ def markdown_environment() -> Environment:
         "code": code,
         # It names models without a price and has no words of ours.
         "cost_line": lambda spent: (str if spent.unpriced else Markup)(humanize.cost_line(spent)),
+        "loss_line": _safe(humanize.loss_line),
+        "cheaper_lines": humanize.cheaper_lines,
         "contained": humanize.containment_line,
         "denier": humanize.denier,
         # The first column, and columns with a value in some row.

@@ -14,9 +14,11 @@ from runner.app.humanize import (
     at_most,
     cache_share,
     cell,
+    cheaper_lines,
     cost,
     cost_line,
     dollars,
+    loss_line,
     plural,
     written_off,
 )
@@ -45,6 +47,9 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
     Costs are list prices times tokens, not an invoice. Calls under way are not in them, nor are
     calls whose usage is unknown: these are shown apart, with the most that they can have
     cost. A model without a price is named; RUNNER_PRICES can name a file that has one.
+
+    Of one job it also says what was lost to expired caches, to calls that were made again and to
+    failed items, and which changes would have cost less.
 
     \b
     Example:
@@ -75,6 +80,10 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
         ),
     )
     say(f"\ncost: {cost_line(found.total) or 'no calls yet'}")
+    if found.losses is not None:
+        say(f"lost: {loss_line(found.losses) or 'nothing'}")
+        for line in cheaper_lines(found.losses):
+            say(f"  {line}")
     for model in sorted(found.total.unpriced):
         say(f"no price is known for {cell(model)}: give it one in a file named by RUNNER_PRICES")
     say(f"USD at the list prices of {found.prices.date} ({cell(found.prices.source)})")

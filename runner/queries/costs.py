@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, exists, func, literal, select
 
 from runner.core.conversation import Purpose, Usage
+from runner.core.losses import PricedCall
 from runner.core.prices import By, Calls, PriceList, Spending, Terms, spending
 from runner.queries.filters import Filters, answer
 from runner.queries.rows import Column, Rows, columns
 from runner.store.conditions import ROOT_RUN, in_trees
 from runner.store.database import Database
-from runner.store.tables import jobs, model_calls, runs
+from runner.store.tables import compactions, jobs, model_calls, runs
 
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
 _SPENDING_COLUMNS = columns(
@@ -34,6 +35,7 @@ _KEY_COLUMNS: Mapping[By, tuple[Column, ...]] = {
     "day": columns("day"),
     "purpose": columns("purpose"),
 }
+_OF_PRICED_CALL = ("run_id", "turn", "purpose", "model", "started_at", "ended_at")
 _MODEL_COLUMNS = columns(
     "model replies:integer summaries:integer failed:integer average:seconds longest:seconds "
     "first_at:time last_at:time"
@@ -96,6 +98,41 @@ def call_costs(database: Database, prices: PriceList, run_id: str) -> list[CallC
     query = calls.where(runs.c.id == run_id).order_by(model_calls.c.number)
     priced = database.read(lambda connection: _priced(connection, prices, query))
     return [CallCost(row.number, row.turn, row.purpose, row.latency, cost) for row, cost in priced]
+
+
+def priced_calls(database: Database, prices: PriceList, job_id: str) -> list[PricedCall]:
+    """Return the model calls of a job that have ended, by run and number."""
+    call, root = model_calls.c, runs.alias()
+    state = select(root.c.state).where(root.c.id == ROOT_RUN).scalar_subquery()
+    is_first_sent = exists().where(
+        compactions.c.run_id == call.run_id, compactions.c.first_sent_in == call.number
+    )
+    query = (
+        _ended_calls(prices, literal(""))
+        .add_columns(literal(1).label("calls"), call.run_id, call.turn, call.started_at)
+        .add_columns(func.coalesce(call.ended_at, call.started_at).label("ended_at"))
+        .add_columns(call.stop_reason, state.label("root_state"), is_first_sent.label("compacted"))
+        .where(runs.c.job_id == job_id)
+        .order_by(call.run_id, call.number)
+    )
+    ((spec,),) = database.rows(select(jobs.c.spec).where(jobs.c.id == job_id))
+
+    def priced(row: Row[Any]) -> PricedCall:
+        found = _calls(row, spec)
+        rates = None
+        if not found.terms.scripted:
+            rates = prices.rates(found.model, found.terms, found.above)
+        return PricedCall(
+            **{name: getattr(row, name) for name in _OF_PRICED_CALL},
+            replied=row.stop_reason is not None,
+            failed=row.root_state == "failed",
+            compacted=bool(row.compacted),
+            spending=spending(prices, found),
+            terms=found.terms,
+            rates=rates,
+        )
+
+    return [priced(row) for row in database.rows(query)]
 
 
 def cost_rows(
@@ -253,6 +290,10 @@ def _priced(connection: Connection, prices: PriceList, query: Select[Any]) -> li
 
 def _spending(prices: PriceList, row: Row[Any], spec: Mapping[str, Any]) -> Spending:
     """Return the cost of calls that are priced alike. ``spec`` is the stored spec of their job."""
+    return spending(prices, _calls(row, spec))
+
+
+def _calls(row: Row[Any], spec: Mapping[str, Any]) -> Calls:
     types = {agent["name"]: agent.get("model") for agent in spec.get("agents") or ()}
     own = row.run_model or types.get(row.agent_type) or spec["model"]
     summary_model = (spec.get("context") or {}).get("summary_model")
@@ -262,4 +303,4 @@ def _spending(prices: PriceList, row: Row[Any], spec: Mapping[str, Any]) -> Spen
         terms = replace(terms, hour_cache=bool(row.hour_cache))
     summed = {name: int(getattr(row, name) or 0) for name in _SUMMED}
     usage = Usage(**{name: summed.pop(name) for name in _TOKENS})
-    return spending(prices, Calls(row.model, terms, int(row.above), row.calls, usage, **summed))
+    return Calls(row.model, terms, int(row.above), row.calls, usage, **summed)

@@ -138,23 +138,32 @@ class Database:
         """Its URL without the password."""
         return self.url.render_as_string(hide_password=True)
 
-    def write(self, work: Callable[[Connection], T]) -> T:
+    def write(self, work: Callable[[Connection], T], *, alone: bool = False) -> T:
         """Run ``work`` in a writing transaction, again if it fails because of others; rolled back
         if it raises. Raises ``UnreachableError`` if the database is away or locked; it may have
-        committed then."""
+        committed then.
+
+        Args:
+            alone: ``work`` is one statement on Postgres, which commits by itself.
+        """
         with reachable(self):
             if self._commits is not None:
                 return self._commits.run(work)
-            return self._write_on_postgres(work)
+            return self._write_on_postgres(work, self._single if alone else self.writer)
 
-    def _write_on_postgres(self, work: Callable[[Connection], T], tries: int = 3) -> T:
+    def _write_on_postgres(
+        self, work: Callable[[Connection], T], engine: Engine, tries: int = 3
+    ) -> T:
         try:
-            with self._connect(self.writer) as connection, connection.begin():
-                return work(connection)
+            with self._connect(engine) as connection:
+                if engine is self._single:
+                    return work(connection)
+                with connection.begin():
+                    return work(connection)
         except DBAPIError as error:
             if tries == 1 or getattr(error.orig, "sqlstate", None) not in _COLLISIONS:
                 raise
-        return self._write_on_postgres(work, tries - 1)
+        return self._write_on_postgres(work, engine, tries - 1)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in a reading transaction, which sees one state of the data. Raises
@@ -170,12 +179,12 @@ class Database:
 
     def rows(self, query: Select[Any]) -> Sequence[Row]:
         """Return the rows of one query. Raises ``UnreachableError``."""
-        with self.reading() as connection:
+        with reachable(self), self._connect(self._single) as connection:
             return connection.execute(query).all()
 
     def execute(self, statement: Executable) -> None:
         """Execute one statement in a writing transaction, as for ``write``."""
-        self.write(lambda connection: connection.execute(statement))
+        self.write(lambda connection: connection.execute(statement), alone=True)
 
     def find(self, query: Select[Any], values: Mapping[str, Any]) -> list[Row]:
         """Return the rows of one query, run outside a transaction. Raises

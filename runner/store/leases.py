@@ -193,7 +193,7 @@ _RENEW = (
 def renew(database: Database, worker_id: str, now: float) -> None:
     """Extend all leases of a worker. Raises ``UnreachableError``."""
     values = {"worker": worker_id, "expires_at": now + LEASE_SECONDS}
-    database.write(lambda connection: execute(connection, _RENEW, values))
+    database.write(lambda connection: execute(connection, _RENEW, values), alone=True)
 
 
 def drain(database: Database, worker_id: str, now: float) -> None:

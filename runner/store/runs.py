@@ -20,6 +20,7 @@ from sqlalchemy import (
     bindparam,
     exists,
     func,
+    insert,
     literal_column,
     or_,
     select,
@@ -164,7 +165,22 @@ _CLAIM = (
         started_at=func.coalesce(runs.c.started_at, bindparam("now")),
         event_count=runs.c.event_count + 1,
     )
-    .returning(runs.c.event_count)
+    .returning(runs.c.id, runs.c.event_count, runs.c.attempt)
+)
+# The claim and its event in one statement, which SQLite does not have.
+_claimed = _CLAIM.cte("claimed")
+_CLAIM_AND_TELL = (
+    insert(events)
+    .from_select(
+        ["run_id", "number", "attempt", "at", "type", "data"],
+        select(
+            _claimed,
+            bindparam("now", type_=Float),
+            literal_column("'attempt_started'"),
+            bindparam("started", type_=events.c.data.type),
+        ),
+    )
+    .returning(events.c.number)
 )
 
 
@@ -189,9 +205,6 @@ _RUNNING_IN_WORKSPACE = _count_running.where(runs.c.workspace_id == bindparam("w
 def _has_room(connection: Connection, run: DueRun) -> bool:
     """True if the limits and the budget leave room for the run. Until the transaction ends, nobody else
     can claim runs under them."""
-    limits = run.max_concurrency, run.workspace_concurrency
-    if limits == (None, None) and not run.begins_on_budget:
-        return True
     ids = {"job": run.job_id, "workspace": run.limited_workspace}
     execute(connection, _LOCKED_LIMITS, ids)
     for limit, query in (
@@ -210,23 +223,30 @@ _NOT_NOTIFIED = update(runs).where(runs.c.id == bindparam("run"), _IS_QUEUED).va
 def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
     """Take a due run for a worker: a new attempt, unless someone was faster, or as many runs of its job
     or in its workspace are worked on as may be, or its job's budget lets no more items begin."""
-    attempts = {"last_attempt": run.attempt, "new_attempt": (attempt := run.attempt + 1)}
+    lease = Lease(run.id, run.attempt + 1, worker_id)
+    started = {"attempt": lease.attempt, "worker": worker_id}
+    attempts = {"last_attempt": run.attempt, "new_attempt": lease.attempt}
     values = {"run": run.id, "worker": worker_id, "now": now, **attempts}
+    limits = run.max_concurrency, run.workspace_concurrency
+    has_limits = limits != (None, None) or run.begins_on_budget
 
     def work(connection: Connection) -> Lease | None:
-        if not _has_room(connection, run):
+        if has_limits and not _has_room(connection, run):
             execute(connection, _NOT_NOTIFIED, {"run": run.id})
             return None
-        claimed = execute(connection, _CLAIM, values)
-        if not claimed:
-            return None
-        started = Event("attempt_started", {"attempt": attempt, "worker": worker_id})
-        before, writes = claimed[0].event_count - 1, Writes()
-        writes.insert(events, event_rows(run.id, [started], now, after=before, attempt=attempt))
-        writes.run(connection)
-        return Lease(run.id, attempt, worker_id)
+        if connection.dialect.name == "postgresql":
+            told = execute(connection, _CLAIM_AND_TELL, {**values, "started": started})
+            return lease if told else None
+        for claimed in execute(connection, _CLAIM, values):
+            before, happened = claimed.event_count - 1, [Event("attempt_started", started)]
+            rows = event_rows(run.id, happened, now, after=before, attempt=lease.attempt)
+            writes = Writes()
+            writes.insert(events, rows)
+            writes.run(connection)
+            return lease
+        return None
 
-    return database.write(work)
+    return database.write(work, alone=not has_limits)
 
 
 def postpone(database: Database, run: DueRun, until: float) -> None:

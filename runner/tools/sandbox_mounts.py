@@ -299,11 +299,9 @@ class Mounts:
         return found
 
     def _add(self, kind: _Kind, paths: Iterable[str]) -> None:
-        for path in paths:
-            if os.path.lexists(path):
-                real = os.path.realpath(path)
-                if os.path.exists(real):
-                    self._plan[real] = kind
+        for path in filter(os.path.lexists, paths):
+            with suppress(OSError):  # it leads to nothing
+                self._plan[os.path.realpath(path, strict=True)] = kind
 
     def _add_repository(self, workspace: str) -> None:
         """Make the workspace's repository writable, but for what git runs or is steered by, and what it
@@ -363,8 +361,8 @@ class Mounts:
                 continue
             if self._plan.get(path) not in _HIDDEN:
                 self._plan[path] = "deny" if each.reading else "read"
-            above = list(_above(path)) if inside(path, workspace) else []
-            pinned.update(folder for folder in above if inside(folder, workspace))
+            if inside(path, workspace):
+                pinned.update(folder for folder in _above(path) if inside(folder, workspace))
         for path in pinned - {workspace}:
             self._plan.setdefault(path, "pin")
         if len(below) + len(elsewhere) + len(pinned) > MOST_DENIED:
@@ -418,9 +416,7 @@ def _content(path: str) -> str:
 
 def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:
     """Return the kind of the plan's entry that a path is in."""
-    while path not in plan and path != "/":
-        path = os.path.dirname(path)
-    return plan.get(path, "read")
+    return next((plan[each] for each in (path, *_above(path)) if each in plan), "read")
 
 
 def _remove(path: str, link: str, since: int) -> None:
@@ -482,7 +478,7 @@ def _mounts(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> Iter
 
 def _above(path: str) -> Iterator[str]:
     while path != "/":
-        path = os.path.dirname(path)
+        path = path[: path.rindex("/")] or "/"  # a fifth of the time of dirname
         yield path
 
 

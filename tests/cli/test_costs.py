@@ -20,6 +20,7 @@ from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers
+from tests.queries.test_losses import two_turns
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
@@ -201,3 +202,20 @@ def test_cost_that_is_known_in_part_says_so() -> None:
     assert humanize.cost(spent) == "$3.00 + ?"
     assert cost_fields(spent)["cost_usd"] is None
     assert cost_fields(spent)["priced_usd"] == 3
+
+
+def test_costs_of_a_job_say_what_was_lost_and_what_would_cost_less(
+    command: Callable[..., Result], database: Database, priced: None
+) -> None:
+    job_id = job_of(database, two_turns(database))
+    shown = command("costs", job_id)
+    # 100,000 tokens are written at $1.25 a million instead of read at $0.10; an hour's first write is $2.
+    assert "lost: $0.1150 to expired caches (1 call)" in shown.out
+    assert '$0.0400 less: cache_control = { type = "ephemeral", ttl = "1h" }' in shown.out
+    told = command("costs", job_id, "--json").json["losses"]
+    assert told["expired_caches"] == {"calls": 1, "usd": 0.115, "unknown_at_most_usd": 0}
+    assert told["cheaper"][0]["saves_usd"] == 0.04
+    assert command("costs", "--json").json["losses"] is None
+    report = command("report", job_id).out
+    assert "- lost: $0.1150 to expired caches (1 call)" in report
+    assert "- cheaper: `$0.0400 less: cache_control" in report

@@ -67,7 +67,7 @@ def test_ranges_of_nine_in_ten_hold_about_as_often() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("at", "items", "slots"), [(5, 40, 4), (10, 40, 4), (25, 40, 4), (60, 200, 16)]
+    ("at", "items", "slots"), [(5, 40, 4), (10, 40, 4), (25, 40, 4), (20, 200, 16), (60, 200, 16)]
 )
 def test_ranges_hold_85_to_95_percent_of_the_time_over_shapes_of_costs(
     at: int, items: int, slots: int
@@ -76,7 +76,7 @@ def test_ranges_hold_85_to_95_percent_of_the_time_over_shapes_of_costs(
     for which in (0, 1):
         rates = [rates[which] for rates in by_shape.values()]
         assert 0.85 <= sum(rates) / len(rates) <= 0.95, by_shape
-        assert min(rates) >= 0.75, by_shape
+        assert min(rates) >= 0.7, by_shape
 
 
 def some(*usd: float, **options: bool) -> list[Item]:
