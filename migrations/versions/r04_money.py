@@ -14,6 +14,7 @@ def upgrade() -> None:
     _add_index_of_begun_runs()
     _add_charges()
     _add_pauses_of_jobs()
+    _add_cap_of_days()
 
 
 def _add_index_of_begun_runs() -> None:
@@ -83,3 +84,27 @@ def _add_pauses_of_jobs() -> None:
             sqlite_where=is_there,
             postgresql_where=is_there,
         )
+
+
+def _add_cap_of_days() -> None:
+    def sums() -> list[sa.Column[int]]:
+        names = ("spent_cost", "reserved_cost")
+        return [sa.Column(n, sa.BigInteger, nullable=False, server_default="0") for n in names]
+
+    op.create_table(
+        "day_cap",
+        sa.Column("id", sa.Integer, nullable=False, autoincrement=False),
+        sa.Column("usd", sa.Float),
+        sa.Column("zone", sa.Text, nullable=False),
+        sa.Column("day", sa.Text, nullable=False),
+        *sums(),
+        sa.Column("changes", sa.JSON, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_day_cap"),
+    )
+    op.create_table(
+        "capped_days",
+        sa.Column("day", sa.Text, nullable=False),
+        sa.Column("usd", sa.Float),
+        *sums(),
+        sa.PrimaryKeyConstraint("day", name="pk_capped_days"),
+    )

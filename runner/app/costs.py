@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
+from runner.app.humanize import dollars
 from runner.core.budget import JobBudget
 from runner.core.commands import Change
 from runner.core.losses import Losses, losses
@@ -229,6 +230,10 @@ def waits_for(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def is_out_of_budget(run: Mapping[str, Any]) -> bool:
     """True if a run waits for its job's budget to be raised."""
     return (run["state"], run["reason"]) == ("waiting", "budget")
+
+
+def usd_of(billionths: int) -> str:
+    return dollars(Decimal(billionths).scaleb(-9))
 
 
 def how_to_raise(job_id: str, budget: JobBudget) -> str:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import runner
 from runner import wiring
-from runner.app import handle
+from runner.app import caps, handle
 from runner.app.handle import App
 from runner.app.humanize import duration, plural
 from runner.errors import RunnerError
@@ -84,6 +84,7 @@ def diagnose(settings: Settings) -> list[Check]:
         "workspaces": (_workspaces, "see the database"),
         "workers": (_workers, "see the database"),
         "backlog": (_backlog, "see the database"),
+        "cap": (_cap, "see the database"),
         "queue": (
             _queue,
             "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server",
@@ -184,6 +185,17 @@ def _backlog(settings: Settings) -> str:
     if workers:
         return told
     raise _AmissError(f"{told}, and no worker alive", "start one: `runner worker`")
+
+
+def _cap(settings: Settings) -> str:
+    """The cap of the day, and the runs that wait for it: no fault."""
+    if schema_status(settings).state != "current":
+        return "see the database"
+    with handle.open_app(settings) as app:
+        found = caps.status(app)
+    if found is None or not found.cap.is_set:
+        return "no day has one (see `runner budget --all`)"
+    return "; ".join(filter(None, (found.used, found.waits)))
 
 
 def _queue(settings: Settings) -> str:

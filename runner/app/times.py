@@ -17,6 +17,7 @@ from runner.queries.jobs import times_of
 from runner.store import times
 
 _LATER = ("not_before", "window")
+_CAP = "the cap of the day: runner budget --all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
 
 
 def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return, by run, why and until when runs of one job wait for the times of its model calls."""
+    """Return, by run, why and until when runs of one job wait for the times of its model calls, or for
+    the cap of the day."""
     now = app.now()
     waiting = [
         run for run in runs if (begins_later(run) and run["due_at"] > now) or is_past_finish(run)
@@ -55,7 +57,7 @@ def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, st
         return {}
     job_id = waiting[0]["job_id"]
     set_for, finish_by = times_of(app.database, job_id)
-    words = {name: f"{name} {getattr(set_for, name)}" for name in _LATER}
+    words = {name: f"{name} {getattr(set_for, name)}" for name in _LATER} | {"cap": _CAP}
     past = f"no model call begins since finish_by {finish_by}: {how_to_move(job_id)}"
     return {
         run["id"]: f"waits until {moment(run['due_at'])} ({words[run['reason']]})"
@@ -66,8 +68,8 @@ def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, st
 
 
 def begins_later(run: Mapping[str, Any]) -> bool:
-    """True if a run goes on by itself when its job's model calls may begin."""
-    return run["state"] == "queued" and run["reason"] in _LATER
+    """True if a run goes on by itself when its job's model calls may begin, or on the next day."""
+    return run["state"] == "queued" and run["reason"] in (*_LATER, "cap")
 
 
 def is_past_finish(run: Mapping[str, Any]) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
 from typing import Any
 
 import click
 
+from runner.app import caps, handle
 from runner.app import costs as app_costs
-from runner.app import handle
+from runner.app.costs import usd_of
 from runner.app.humanize import (
     at_most,
     cache_share,
@@ -17,8 +17,8 @@ from runner.app.humanize import (
     cheaper_lines,
     cost,
     cost_line,
-    dollars,
     loss_line,
+    moment,
     plural,
     written_off,
 )
@@ -28,6 +28,7 @@ from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import JobBudget, billionths
 from runner.core.prices import BY, By
 from runner.core.run import Author
+from runner.errors import UsageError
 from runner.settings import Settings
 
 
@@ -90,7 +91,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", required=False)
 @click.option("--usd", type=usd, metavar="N", help="The new budget in USD.")
 @click.option(
     "--tokens", type=click.IntRange(1, 10**12), metavar="N", help="The new budget in tokens."
@@ -103,28 +104,49 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
     help="Release the charge for the unknown usage of a model call that has ended, by its run and its "
     "number there, or of all: you know that it did not cost it.",
 )
+@click.option("--all", "of_all", is_flag=True, help="The cap on all jobs together, of each day.")
+@click.option("--per", type=click.Choice(["day"]), help="With --all: what --usd is for.")
+@click.option("--zone", metavar="ZONE", help="With --all: of its days (default: this host's).")
+@click.option("--remove", is_flag=True, help="With --all: remove the cap.")
 @changing
 def budget(
     app: handle.App,
-    job: str,
+    job: str | None,
     usd: float | None,
     tokens: int | None,
     write_off: str | None,
+    of_all: bool,
+    per: str | None,
+    zone: str | None,
+    remove: bool,
     author: Author,
     as_json: bool,
 ) -> None:
-    """Show what a job may use, has used and has reserved, or raise it.
+    """Show what a job may use, has used and has reserved, or raise it; with --all, what all jobs may
+    cost together on a day.
 
     Runs that wait for it go on when it is raised. What is reserved is the most that the calls in
     hand can use. A call whose usage is unknown counts with all that it can have used, until a person
     writes that off. Ceilings hold for all but what was written off.
+
+    Runs that have no room in the cap of the day go on at midnight, or when it is raised or removed.
 
     \b
     Example:
       runner budget job_01jd9k
       runner budget job_01jd9k --usd 40
       runner budget job_01jd9k --write-off --reason "the console shows less"
+      runner budget --all --usd 50 --per day --zone Europe/Berlin
     """
+    if of_all == (job is not None):
+        raise UsageError("name one job, or say --all for the cap on all jobs together")
+    if job is None and write_off is None:
+        _budget_of_all(app, usd, tokens, zone, remove, author, as_json)
+        return
+    if job is None:
+        raise UsageError("--write-off is of one job: name it")
+    if per or zone or remove:
+        raise UsageError("--per, --zone and --remove are of the cap on all jobs: say --all")
     status = app_costs.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)
     if as_json:
         say_json(status.as_json())
@@ -152,6 +174,51 @@ def budget(
     note_unworked(status.unworked_job)
 
 
+def _budget_of_all(
+    app: handle.App,
+    usd: float | None,
+    tokens: int | None,
+    zone: str | None,
+    remove: bool,
+    author: Author,
+    as_json: bool,
+) -> None:
+    if tokens is not None or (remove and (usd, zone) != (None, None)):
+        raise UsageError("--all takes --usd with or without --zone, or --remove alone")
+    if zone is not None and usd is None:
+        raise UsageError("--zone is set with the cap: give --usd too")
+    if remove:
+        status = caps.remove(app, author)
+    else:
+        status = caps.status(app) if usd is None else caps.set_cap(app, usd, zone, author)
+    if as_json:
+        say_json(None if status is None else status.as_json())
+    elif status is None:
+        say_fields((("cap", "none: set one with `runner budget --all --usd N --per day`"),))
+    else:
+        _say_cap(status)
+    if status is not None and status.woken:
+        note(plural(len(status.woken), "run goes on", "runs go on"))
+        note_unworked(status.unworked_job)
+
+
+def _say_cap(status: caps.CapStatus) -> None:
+    last = status.changes[-1]
+    why = f": {cell(last['why'])}" if last["why"] else ""
+    most = status.cap.budget.most_cost
+    cap = "none: it was removed" if most is None else f"{usd_of(most)} per day, {status.zone}"
+    before = (f"{usd_of(each['spent_cost'])} on {each['day']}" for each in status.days)
+    say_fields(
+        (
+            ("cap", cap),
+            ("today", status.used if status.cap.is_set else None),
+            ("waiting", status.waits and f"{status.waits}: runner budget --all --usd N"),
+            ("before", ", ".join(before)),
+            ("changed", f"{moment(last['at'])} by {cell(last['by'] or 'unknown')}{why}"),
+        )
+    )
+
+
 def _budget_lines(budget: JobBudget) -> Iterable[tuple[str, str]]:
     if budget.most_cost is not None:
         reserved = f", {usd_of(budget.reserved_cost)} reserved" if budget.reserved_cost else ""
@@ -168,7 +235,3 @@ def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
     names = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
     sums = (job[name] for name in names)
     return list(_budget_lines(JobBudget(job["budget_tokens"], most_cost, *sums)))
-
-
-def usd_of(billionths: int) -> str:
-    return dollars(Decimal(billionths).scaleb(-9))

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from runner.app import caps, forecast, handle, listing
 from runner.app import costs as app_costs
-from runner.app import forecast, handle, listing
 from runner.app.humanize import counts, moment, tokens_of
 from runner.cli.options import json_option, state_option, with_listing
 from runner.cli.terminal import note, say_json, say_pages, say_table
@@ -69,6 +69,8 @@ def list_(
             say_json(app_costs.with_costs(app, "job", jobs))
         else:
             _say_jobs(jobs, waits, expected)
+            if (line := caps.waits(app)) is not None:
+                note(f"{line}: runner budget --all")
         return
     job_id = app.find_job(job) if job else jobs[-1]["id"]
     after = after and app.find(after, "run").id

@@ -13,9 +13,10 @@ import click
 
 from runner.app import handle, humanize, transcript
 from runner.app import show as app_show
+from runner.app.costs import usd_of
 from runner.app.humanize import cell, cost_line, counts, duration, lines, moment
 from runner.app.listing import pause_line
-from runner.cli.costs import budget_fields, usd_of
+from runner.cli.costs import budget_fields
 from runner.cli.options import json_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of

@@ -70,6 +70,7 @@ class Reservation:
     prompt_cost: int | None = (
         None  # of ``worst_cost``, for the prompt; older versions do not store it
     )
+    day: str = ""  # of the cap that it counts for (``DayCap.day``)
 
     def at_most(self, output: int) -> Charged:
         """The most that the call can have used if its reply had at most ``output`` tokens."""
@@ -120,6 +121,34 @@ class JobBudget:
             reserved_tokens=self.reserved_tokens - call.worst_case,
             reserved_cost=self.reserved_cost - call.worst_cost,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DayCap:
+    """The cap on all calls of the database that begin on a day, and what these have cost."""
+
+    day: str  # ``2026-11-24 Europe/Berlin``
+    ends_at: float  # its midnight, in seconds since the epoch
+    budget: JobBudget  # in USD only; without a cap once a person removed it
+    # The day of a call that began before this one, what it had reserved, and what it cost.
+    late: tuple[str, int, int] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.budget.most_cost is not None
+
+    def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:
+        """Return if a call may begin now, after others release reservations, or not on this day."""
+        return self.budget.verdict(call) if call.worst_cost else "fits"
+
+    def with_reserved(self, call: Reservation) -> DayCap:
+        return replace(self, budget=self.budget.with_reserved(call)) if call.day else self
+
+    def with_spent(self, call: Reservation, cost: int) -> DayCap:
+        """Return the cap after a call, which is charged to the day on which it began."""
+        if call.day == self.day:
+            return replace(self, budget=self.budget.with_spent(call, call.worst_case, cost))
+        return replace(self, late=(call.day, call.worst_cost, cost)) if call.day else self
 
 
 @dataclass(frozen=True, slots=True)

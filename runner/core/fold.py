@@ -148,7 +148,10 @@ def _started(state: RunState, entry: entries.ModelCallStarted) -> RunState:
             pace=model.pace.after(entry.at) if is_turn else model.pace,
         ),
         money=replace(
-            money, budget_waits=0, budget=money.budget and money.budget.with_reserved(call)
+            money,
+            budget_waits=0,
+            budget=money.budget and money.budget.with_reserved(call),
+            cap=money.cap and money.cap.with_reserved(call),
         ),
         context=replace(state.context, checked_window=state.context.window),
         ending=replace(state.ending, delivered=None),
@@ -224,6 +227,8 @@ def _charged(state: RunState, tokens: int, cost: int) -> RunState:
     money, call = state.money, state.model.open_call
     if call is not None and money.budget is not None:
         money = replace(money, budget=money.budget.with_spent(call.reservation, tokens, cost))
+    if call is not None and money.cap is not None:
+        money = replace(money, cap=money.cap.with_spent(call.reservation, cost))
     money = replace(
         money, charged_tokens=money.charged_tokens + tokens, charged_cost=money.charged_cost + cost
     )
@@ -478,7 +483,7 @@ def _settled(state: RunState, outcome: Outcome) -> RunState:
         case Waiting():
             inbox = replace(state.inbox, pause_requested=False)
             return replace(state, model=replace(state.model, failure=None), inbox=inbox)
-        case Requeued(reason="not_before" | "window" | "spend_limit"):
+        case Requeued(reason="not_before" | "window" | "spend_limit" | "cap"):
             return replace(state, model=replace(state.model, failure=None))
         case Requeued(reason="budget"):
             waits = state.money.budget_waits + 1

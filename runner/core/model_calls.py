@@ -53,14 +53,14 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
 
 def start_turn(state: RunState) -> Step:
     """Return the step that begins the next turn, or says why it cannot begin."""
-    context, budget = state.context, state.money.budget
+    context, limited_by = state.context, (state.money.budget, state.money.cap)
     model, most = state.spec.model, state.limits.max_output_tokens
     prompt = prompt_bound(context.last_prompt_tokens, context.appended_bytes)
     call = _reserved(state, model, prompt, most)
     has_room = (
         isinstance(call, Reservation)
         and not call.lowered
-        and (budget is None or budget.verdict(call) == "fits")
+        and all(each is None or each.verdict(call) == "fits" for each in limited_by)
     )
     if context.compacted.count and not has_room:
         # The last prompt was longer, and counting a request takes long.
@@ -88,22 +88,30 @@ def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Res
 def _start(
     state: RunState, model: str, call: Reservation, purpose: Purpose, last: int | None = None
 ) -> Step:
-    budget = state.money.budget
-    most = (state.limits.cost_ceiling, budget and budget.most_cost)
-    if most != (None, None) and model not in state.money.tariffs:
+    budget, cap = state.money.budget, state.money.cap
+    if cap is not None and not cap.is_set:
+        cap = None
+    most = (state.limits.cost_ceiling, budget and budget.most_cost, cap)
+    if most != (None, None, None) and model not in state.money.tariffs:
         detail = (
             f"the cost is limited, and {model} has no price in this worker's list: "
             "add it to the file that RUNNER_PRICES names, and retry"
         )
         return end("failed", "no_price", detail)
     verdict = "fits" if budget is None else budget.verdict(call)
-    if verdict == "later":
+    if budget is not None and verdict == "never":
+        return entries.RunSettled(Waiting("budget", _lacking(budget, call)))
+    of_day = "fits" if cap is None else cap.verdict(call)
+    if cap is not None and of_day == "never":
+        at = cap.ends_at if state.ends_at is None else min(cap.ends_at, state.ends_at)
+        return entries.RunSettled(Requeued(at, "cap"))
+    if "later" in (verdict, of_day):
         wait = BUDGET_WAIT_SECONDS * 2.0 ** min(state.money.budget_waits, 10)
         return entries.RunSettled(
             Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget")
         )
-    if budget is not None and verdict == "never":
-        return entries.RunSettled(Waiting("budget", _lacking(budget, call)))
+    if cap is not None:
+        call = replace(call, day=cap.day)
     return entries.ModelCallStarted(state.model.calls + 1, call, state.now, purpose, last)
 
 
@@ -330,7 +338,7 @@ def _summary(state: RunState, asked: SummaryQuestion) -> Step | None:
     if not isinstance(call, Reservation):
         return None
     match step := _start(state, model, call, "summary", asked.last):
-        case entries.RunSettled(Ended() | Waiting()):
+        case entries.RunSettled(Ended() | Waiting() | Requeued(reason="cap")):
             return None
     return step
 

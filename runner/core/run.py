@@ -73,6 +73,7 @@ class Requeued:
         "not_before",
         "window",
         "spend_limit",
+        "cap",
     ]
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.core.agents import Child, Split
-from runner.core.budget import Ceiling, Charged, JobBudget, Limits, Reservation
+from runner.core.budget import Ceiling, Charged, DayCap, JobBudget, Limits, Reservation
 from runner.core.context import DEFAULT_WINDOW, Compacted, Pace, sent_messages
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.hooks import HookRun
@@ -166,6 +166,8 @@ class Money:
     budget_waits: int = 0  # times in a row that calls of other runs had reserved what is left
     tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)  # by model
     budget: JobBudget | None = field(default=None, compare=False)  # of the job, if it has one
+    # Of the day, in a commit that holds it: a call may begin or end there.
+    cap: DayCap | None = field(default=None, compare=False)
 
     @property
     def charged(self) -> Charged:

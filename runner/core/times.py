@@ -96,6 +96,18 @@ class Times:
         return opens, "window" if opens > begins else "not_before"
 
 
+def day_of(at: float, zone: str) -> str:
+    """The day in a zone and the zone, ``2026-11-24 Europe/Berlin``; ``at`` in seconds since the epoch."""
+    return f"{local_date(at, zone)} {zone}"
+
+
+def bounds_of(day: str) -> tuple[float, float]:
+    """When a day (of ``day_of``) begins and ends, in seconds since the epoch."""
+    written, zone = day.split(" ", 1)
+    first = date.fromisoformat(written)
+    return instant(first, time(), zone), instant(first + _DAY, time(), zone)
+
+
 def local_date(at: float, zone: str) -> date:
     """The date in a zone, ``at`` in seconds since the epoch."""
     return datetime.fromtimestamp(at, ZoneInfo(zone)).date()

@@ -5,7 +5,8 @@ commit, what is reserved are the reservations of open calls, what is spent is wh
 charged, and both together are within the caps.
 
 **The order of locks.** A transaction that locks several rows takes workers first, then the limits of jobs
-(``job_shares``), then runs, then jobs and their budgets, at last the tree of a run; each kind by id. An
+(``job_shares``), then runs, then jobs and their budgets, then the tree of a run, at last the cap of the
+day (``store.caps``), for which all work waits; each kind by id. An
 attempt holds its run when it locks the budget; a transaction that cancels, answers or takes runs from a
 dead worker holds all of its runs. A claim holds the limits of its job when it takes the run. No
 transaction that holds a job or a budget waits for a run, with one exception: ``runner prune``, whose runs
@@ -21,7 +22,7 @@ would pay for writing it, so the siblings wait for the first run's first reply.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from runner.core.events import Event, signed_event
 from runner.core.run import RUNNER, Author
 from runner.core.spec import Submission
 from runner.errors import UsageError
+from runner.store import caps
 from runner.store.changes import (
     add_job_events,
     changed,
@@ -66,6 +68,12 @@ def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> Job
 
 def budget_of(database: Database, job_id: str) -> JobBudget | None:
     return database.read(lambda connection: look_into(connection, job_id))
+
+
+def lock_all(connection: Connection, job_ids: Collection[str]) -> None:
+    """Lock the budgets of jobs whose calls are to be charged: the cap of the day is locked after them."""
+    found = select(job_budgets.c.job_id).where(job_budgets.c.job_id.in_(job_ids))
+    connection.execute(found.order_by(job_budgets.c.job_id).with_for_update()).all()
 
 
 def sums(job_budget: JobBudget) -> dict[str, int]:
@@ -102,6 +110,7 @@ def charge_open_call(
         connection.execute(
             update(job_budgets).where(job_budgets.c.job_id == run.job_id).values(spent)
         )
+    caps.charge(connection, call.reservation, cost, now)
     after = replace(
         progress,
         model=replace(progress.model, open_call=None),

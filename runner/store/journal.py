@@ -2,7 +2,8 @@
 
 One transaction holds the guard (this attempt still has the run), what happened, and what the caller
 decides next, with the queued messages, the rules, the pause flag and the job's budget as they stand there.
-The guard locks the run, then the job's budget: the order of locks is in ``store.budgets``.
+The guard locks the run, then the job's budget: the order of locks is in ``store.budgets``. While a day
+has a cap, a commit in which a call begins or ends locks it last, and decides again with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from runner.core.agents import lineage
 from runner.core.commands import Raised
 from runner.core.context import Compacted
 from runner.core.conversation import Message
-from runner.core.entries import ChildrenStarted, Entry
+from runner.core.entries import ChildrenStarted, Entry, ModelCallStarted
 from runner.core.fold import Applied, context_of, fold
 from runner.core.hook_decisions import end_turns
 from runner.core.prices import Tariff
@@ -27,7 +28,7 @@ from runner.core.spec import JobSpec
 from runner.core.state import Inbox, Progress, QueuedMessage, RunState
 from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
-from runner.store import budgets, run_state
+from runner.store import budgets, caps, run_state
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
 from runner.store.entries import Rows
@@ -47,7 +48,7 @@ _HELD = (
 _GUARDED = ("queued_count", "pause_requested", "event_count", "revision", "denials", "answer_count")
 _OF_JOB = jobs.c.rules_snapshot, jobs.c.finish_by
 _GUARD = (
-    select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, *_OF_JOB)
+    select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, *_OF_JOB, caps.CAP_USD)
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
     .with_for_update(of=runs)
@@ -113,13 +114,17 @@ class StoredJournal:
             is_set = state.spec.budget.is_set
             budget = budgets.look_into(connection, row.job_id, lock=True) if is_set else None
             before = _as_it_stands(connection, jobs_read, row, state)
-            if budget != before.money.budget:
-                before = replace(before, money=replace(before.money, budget=budget))
+            if (budget, None) != (before.money.budget, before.money.cap):
+                before = replace(before, money=replace(before.money, budget=budget, cap=None))
             now = self._now()
             applied, step = _decided(before, entries, decide, now)
             if any(isinstance(one.entry, ChildrenStarted) for one in applied):
                 lock_tree(connection, lease.run_id)
                 before = _with_family(before, family_of(connection, lease.run_id))
+                applied, step = _decided(before, entries, decide, now)
+            if _needs_cap(row, before, applied):
+                cap = caps.lock_cap(connection, now)
+                before = replace(before, money=replace(before.money, cap=cap))
                 applied, step = _decided(before, entries, decide, now)
             if not applied:
                 return before, step, jobs_read
@@ -133,6 +138,8 @@ class StoredJournal:
             writes.change(runs, changes, id=lease.run_id)
             if after.money.budget is not None and after.money.budget != budget:
                 writes.change(job_budgets, budgets.sums(after.money.budget), job_id=row.job_id)
+            if (cap := after.money.cap) is not None and cap != before.money.cap:
+                caps.store_cap(connection, writes, cap)
             writes.run(connection)
             start_children(connection, jobs_read, applied, now)
             has_warmed = after.outcome is not None or not after.model.warms_cache
@@ -276,6 +283,17 @@ def _decided(
     applied = fold(state, entries)
     decided, step = decide(applied[-1].after if applied else state, now)
     return [*applied, *decided], step
+
+
+def _needs_cap(row: Any, before: RunState, applied: Sequence[Applied]) -> bool:
+    """True if a call begins while the day has a cap, or one ends that counts for a day."""
+    call, begun = (
+        before.model.open_call,
+        (isinstance(one.entry, ModelCallStarted) for one in applied),
+    )
+    if applied and call is not None and call.reservation.day:
+        return applied[-1].after.model.open_call != call
+    return row.day_cap is not None and any(begun)
 
 
 def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:

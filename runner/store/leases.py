@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 from runner.core.events import Event, usage_of
 from runner.core.run import LEASE_SECONDS, Lease
 from runner.core.text import visible
-from runner.store.budgets import charge_open_call, let_siblings_start
+from runner.store.budgets import charge_open_call, let_siblings_start, lock_all
 from runner.store.changes import ended, locked_runs, queued, store_change
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row
@@ -63,9 +63,10 @@ def take_from(
         taken = connection.execute(
             select(runs)
             .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
-            .order_by(runs.c.job_id, runs.c.id)  # so the jobs' budgets are locked in order
+            .order_by(runs.c.job_id, runs.c.id)
             .with_for_update(skip_locked=True)
         ).all()
+        lock_all(connection, {run.job_id for run in taken})
         return [run.id for run in taken if take(connection, run)]
 
     return database.write(work)

@@ -94,6 +94,26 @@ job_budgets = _table(
     *_counts("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost", type_=BigInteger),
 )
 
+# The cap on what all calls that begin on a day cost together, in one row once somebody has set it. Each
+# call that begins or ends while it is set locks this row last. Costs are in billionths of a USD.
+day_cap = _table(
+    "day_cap",
+    Column("id", Integer, primary_key=True, autoincrement=False),  # always 1
+    Column("usd", Float),  # NULL: it was removed
+    Column("zone", Text, nullable=False),
+    Column("day", Text, nullable=False),  # the date and the zone; the sums are of this day
+    *_counts("spent_cost", "reserved_cost", type_=BigInteger),
+    Column("changes", JSON, nullable=False),  # by people
+)
+
+# The days before, as they ended.
+capped_days = _table(
+    "capped_days",
+    Column("day", Text, primary_key=True),
+    Column("usd", Float),
+    *_counts("spent_cost", "reserved_cost", type_=BigInteger),
+)
+
 # A job's share of the workers' slots. Apart from the job, whose row is large: workers read it in each pass.
 job_shares = _table(
     "job_shares",
