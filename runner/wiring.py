@@ -139,15 +139,17 @@ def start_worker(
     slots: int,
     burst: bool = False,
     only: str | None = None,
+    job_id: str | None = None,
     metrics: tuple[str, int] | None = None,
 ) -> Worker:
-    """Start a worker in threads of this process, with ``slots`` runs at once. ``burst``: it ends
-    when nothing is due. ``only``: it works this run and ends. ``metrics``: serve metrics and health on
-    this address. Raises ``UnreachableError``, and ``UsageError`` if the address cannot be used."""
+    """Start a worker in threads of this process, with ``slots`` runs at once. ``burst``: it ends when
+    nothing is due. ``only``: it works this run and ends. ``job_id``: it works this job alone.
+    ``metrics``: serve metrics and health on this address. Raises ``UnreachableError``, and
+    ``UsageError`` if the address cannot be used."""
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import connect
-    from runner.queue.notify import RqNotifier
+    from runner.queue.notify import QUEUE_NAME, RqNotifier
     from runner.queue.worker import QueueWorker
 
     close_to_others()
@@ -171,9 +173,11 @@ def start_worker(
             slots=slots,
             burst=burst,
             only=only,
+            job_id=job_id,
             queue_side=lambda handle, on_slot_free: QueueWorker(
                 connection,
                 name=worker_id,
+                queue_name=f"{QUEUE_NAME}:{job_id}" if job_id else QUEUE_NAME,
                 slots=slots,
                 handle=handle,
                 on_slot_free=on_slot_free,

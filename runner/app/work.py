@@ -88,13 +88,15 @@ def start_worker(
     slots: int,
     burst: bool = False,
     only: str | None = None,
+    job_id: str | None = None,
     metrics: tuple[str, int] | None = None,
 ) -> Worker:
     """Start a worker in threads of this process. With ``burst`` it ends when nothing is due,
-    with ``only`` when this run does. Raises ``UnreachableError`` if the database is away, or
-    there is no embedded queue."""
+    with ``only`` when this run does; with ``job_id`` it works this job alone. Raises
+    ``UnreachableError`` if the database is away, or there is no embedded queue."""
+    which: Any = {"only": only, "job_id": job_id}
     return wiring.start_worker(
-        app.settings, app.database, slots=slots, burst=burst, only=only, metrics=metrics
+        app.settings, app.database, slots=slots, burst=burst, metrics=metrics, **which
     )
 
 

@@ -261,7 +261,7 @@ def work_job(
     The asker, if any, asks the person at the terminal what runs wait for. Raises
     ``UnreachableError`` if a part was away when the worker started or had to end."""
     with interruption:
-        worker = work.start_worker(app, slots=slots)
+        worker = work.start_worker(app, slots=slots, job_id=job_id)
         interruption.watch(worker)
         with _Drawing() if sys.stderr.isatty() else Progress() as progress:
             pause, expected, forecast_at = _LOOK_SECONDS, "", 0.0

@@ -75,8 +75,8 @@ class Machine:
 
 @dataclass(eq=False)
 class Questions:
-    """Handles the open questions of all jobs, as every worker's dispatcher does. Methods raise
-    ``UnreachableError`` if the database does not answer."""
+    """Handles the open questions of all jobs, or of one, as every worker's dispatcher does. Methods
+    raise ``UnreachableError`` if the database does not answer."""
 
     database: Database
     clock: Clock
@@ -84,14 +84,15 @@ class Questions:
     # meanwhile, nobody is told of it again. One runs at a time: what comes up meanwhile stays in the
     # database, for the next pass or another worker, and is told together.
     tell: Callable[[Notice], None]
+    job_id: str | None = None
     _telling: threading.Thread | None = field(default=None, init=False)
     _untold: deque[Notice] = field(default_factory=deque, init=False)
 
     def attend(self) -> None:
         """Expire late questions, answer those that new rules decide, and announce new ones."""
         now = self.clock.now()
-        expire(self.database, now)
-        apply_new_rules(self.database, now)
+        expire(self.database, now, job_id=self.job_id)
+        apply_new_rules(self.database, now, job_id=self.job_id)
         self._tell_of_new()
 
     def leave(self) -> None:
@@ -106,7 +107,7 @@ class Questions:
     def _tell_of_new(self) -> None:
         if self._telling is not None and self._telling.is_alive():
             return
-        self._untold.extend(take_notices(self.database, self.clock.now()))
+        self._untold.extend(take_notices(self.database, self.clock.now(), job_id=self.job_id))
 
         def tell_all() -> None:
             while self._untold:
@@ -129,16 +130,18 @@ MOST_YIELDS = 64  # runs that one job may be given slots for in a pass
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Passes once a second, and notifies at once when a slot becomes free."""
+    """Passes once a second, and notifies at once when a slot becomes free. For a worker of one job it
+    gives the job's due runs to the worker itself, and leaves the questions and schedules of others."""
 
     machine: Machine
     queue: QueueSide
     worker_id: str
+    job_id: str | None = None  # work only this job
     report_fault: Callable[[str], None] = lambda fault: None  # of this host, met in a pass
 
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
-        self.questions = Questions(self.database, self.clock, self.machine.tell)
+        self.questions = Questions(self.database, self.clock, self.machine.tell, self.job_id)
         self._budget_waits = BudgetWaits(self.database)
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
@@ -186,7 +189,8 @@ class Dispatcher:
         self._held.wake(self.clock.now())
         times.queue_moved(self.database, self.clock.now())
         pauses.attend(self.database, self.clock.now())
-        schedules.fire_due(self.database, self.clock.now())
+        if self.job_id is None:
+            schedules.fire_due(self.database, self.clock.now())
         children.attend(self.database, self.clock.now())
         runs.forget_lost_messages(self.database, self.clock.now())
         self._notify()
@@ -238,15 +242,19 @@ class Dispatcher:
     def _find_workspaces(self) -> None:
         if self.queue.free_slots <= 0:
             return
-        for path, workspace_id in runs.missing_workspaces(self.database):
+        for path, workspace_id in runs.missing_workspaces(self.database, self.job_id):
             if self.machine.visible(Path(path), workspace_id):
+                free, now = self.queue.free_slots, self.clock.now()
                 found = runs.workspace_found(
-                    self.database, path, workspace_id, self.queue.free_slots, self.clock.now()
+                    self.database, path, workspace_id, free, now, self.job_id
                 )
                 for run_id in found:
                     self.queue.offer(run_id)
 
     def _notify(self) -> None:
+        if self.job_id is not None:
+            self._offer(self._next_runs(self.queue.free_slots))
+            return
         run_ids = self._next_runs(2 * self.queue.free_slots)
         if not run_ids:
             return
@@ -254,7 +262,11 @@ class Dispatcher:
             self.machine.notifier.notify(run_ids)
         except UnreachableError as error:
             self.machine.queue_outage.failed(error)
-            left = [run_id for run_id in run_ids if not self.queue.offer(run_id)]
+            self._offer(run_ids)
+
+    def _offer(self, run_ids: Sequence[str]) -> None:
+        """Work runs here, without the queue, as far as slots are free."""
+        if left := [run_id for run_id in run_ids if not self.queue.offer(run_id)]:
             runs.not_notified(self.database, left)
 
     def _next_runs(self, most: int) -> list[str]:
@@ -265,6 +277,7 @@ class Dispatcher:
             return runs.due_to_notify(self.database, most, now, self._shares, close, self._hold)
 
     def _hold(self, loads: Sequence[JobLoad], now: float) -> Sequence[JobLoad]:
+        loads = [load for load in loads if self.job_id in (None, load.job_id)]
         return self._held.hold(loads, now, self._windows.specs)
 
     def next_instead_of(self, run_id: str) -> str | None:

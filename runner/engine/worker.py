@@ -56,6 +56,7 @@ class Worker:
             is free.
         burst: drain when nothing is due and nothing runs.
         only: work this one run, without the queue, and end.
+        job_id: work only this job, without the queue.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Worker:
         queue_side: Callable[[Callable[[str], None], Callable[[], None]], QueueSide],
         burst: bool = False,
         only: str | None = None,
+        job_id: str | None = None,
     ) -> None:
         self.id = worker_id
         self.failure: BaseException | None = None
@@ -92,7 +94,9 @@ class Worker:
             self._queue_side.resume,
             ports.stopping,
         )
-        self._dispatcher = Dispatcher(machine, self._queue_side, worker_id, self._host.report)
+        self._dispatcher = Dispatcher(
+            machine, self._queue_side, worker_id, job_id, self._host.report
+        )
 
     def start(self) -> None:
         """Register and begin to work, in threads. Raises ``UnreachableError``."""

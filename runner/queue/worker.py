@@ -56,9 +56,9 @@ class _Registration(BaseWorker):
     """An RQ worker that only registers. RQ's loop, commands (``rq.command`` lets Redis send
     SIGINT), scheduler and clean-up (which calls what an abandoned job names) are not used."""
 
-    def __init__(self, connection: redis.Redis, name: str) -> None:
+    def __init__(self, connection: redis.Redis, name: str, queue_name: str) -> None:
         super().__init__(
-            [QUEUE_NAME],
+            [queue_name],
             name,
             connection=connection,
             serializer=JSONSerializer,
@@ -78,9 +78,9 @@ class Presence:
     """Tells RQ about a worker, from a thread of its own: only that uses the connection, which gives up
     soon. ``name`` is the worker's in ``rq info``, unique among living workers."""
 
-    def __init__(self, connection: redis.Redis, name: str) -> None:
+    def __init__(self, connection: redis.Redis, name: str, queue_name: str = QUEUE_NAME) -> None:
         self._connection = connection
-        self._worker = _Registration(connection, name)
+        self._worker = _Registration(connection, name, queue_name)
         self._notes: queue.SimpleQueue[_Note | None] = queue.SimpleQueue()
         self._executions: dict[str, tuple[Job, Execution]] = {}
         self._cleaned = -CLEANING_SECONDS
@@ -183,7 +183,7 @@ class Presence:
 
     def _job(self, job_id: str) -> Job:
         job = Job(job_id, connection=self._connection, serializer=JSONSerializer)
-        job.origin = QUEUE_NAME
+        job.origin = self._worker.queue_names()[0]
         return job
 
     def _renew(self, state: WorkerStatus, pipeline: Pipeline) -> None:
@@ -232,16 +232,17 @@ class QueueWorker:
     connection: InitVar[redis.Redis]  # says which server; the worker opens connections of its own
     _: KW_ONLY
     name: InitVar[str]  # in ``rq info``, unique among living workers
+    queue_name: InitVar[str] = QUEUE_NAME  # listened on
     slots: int  # how many queue messages run at once
     handle: Callable[[str], None]  # does the work for a run id, in a thread of the pool
     # Called in that thread after each queue message, when its slot is free again.
     on_slot_free: Callable[[], None] = lambda: None
     outage: Outage = field(default_factory=lambda: Outage("Redis", log))
 
-    def __post_init__(self, connection: redis.Redis, name: str) -> None:
+    def __post_init__(self, connection: redis.Redis, name: str, queue_name: str) -> None:
         self._connection = connect_impatiently(connection, ANSWER_SECONDS)
-        self._queue_key = Queue(QUEUE_NAME, connection=connection).key
-        self._presence = Presence(self._connection, name)
+        self._queue_key = Queue(queue_name, connection=connection).key
+        self._presence = Presence(self._connection, name, queue_name)
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="queue message")
         # Re-entrant, so that a signal handler may call stop() in the thread that runs the loop.
         self._changed = threading.Condition(threading.RLock())

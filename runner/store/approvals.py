@@ -141,10 +141,15 @@ def _lock_jobs(connection: Connection, asked: Sequence[Question]) -> dict[str, i
 
 
 def expire(
-    database: Database, now: float, most: int = BATCH, *, of: ColumnElement[bool] | None = None
+    database: Database,
+    now: float,
+    most: int = BATCH,
+    *,
+    of: ColumnElement[bool] | None = None,
+    job_id: str | None = None,
 ) -> list[str]:
     """Answer at most ``most`` questions (and the same runs' others) that have waited too long, only
-    those that meet the condition ``of``. Returns the ids of the runs that are queued again."""
+    those of a job, or that meet the condition ``of``. Returns the ids of the runs that are queued again."""
     late = (
         select(approvals.c.run_id)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -152,6 +157,8 @@ def expire(
         .order_by(approvals.c.expires_at, approvals.c.id)
         .limit(most)
     )
+    if job_id is not None:
+        late = late.where(approvals.c.job_id == job_id)
     run_ids = {row.run_id for row in database.rows(late)}
     expired = Given("expired", "timeout", reason="nobody answered in time")
 

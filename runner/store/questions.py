@@ -200,8 +200,10 @@ class Notice:
     asked: tuple[Question, ...]
 
 
-def take_notices(database: Database, now: float, most: int = 200) -> list[Notice]:
-    """Take new questions, each once and at most ``most``, of jobs that want to be notified."""
+def take_notices(
+    database: Database, now: float, most: int = 200, job_id: str | None = None
+) -> list[Notice]:
+    """Take new questions, each once and at most ``most``, of one job or of all that want to be notified."""
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -209,6 +211,8 @@ def take_notices(database: Database, now: float, most: int = 200) -> list[Notice
         .order_by(approvals.c.asked_at, approvals.c.id)
         .limit(most)
     )
+    if job_id is not None:
+        untold = untold.where(approvals.c.job_id == job_id)
     if not database.rows(untold.limit(1)):
         return []
 

@@ -288,11 +288,19 @@ def missing_workspaces(database: Database, of: str | None = None) -> list[tuple[
 
 
 def workspace_found(
-    database: Database, path: str, workspace_id: str, most: int, now: float
+    database: Database,
+    path: str,
+    workspace_id: str,
+    most: int,
+    now: float,
+    job_id: str | None = None,
 ) -> list[str]:
-    """Queue runs again whose workspace a worker sees, at most ``most``, and return their ids. The worker
-    takes them itself: from the queue, a worker that does not see the workspace could be faster."""
+    """Queue runs again whose workspace a worker sees, at most ``most``, of one job or of all, and
+    return their ids. The worker takes them itself: from the queue, a worker that does not see the
+    workspace could be faster."""
     of_it = (runs.c.workspace_path == path) & (runs.c.workspace_id == workspace_id)
+    if job_id is not None:
+        of_it &= runs.c.job_id == job_id
     waiting = select(runs.c.id).where(_WAITING, of_it).order_by(runs.c.id).limit(most)
 
     def work(connection: Connection) -> list[str]:

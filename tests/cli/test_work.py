@@ -98,6 +98,18 @@ def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> N
     assert (folder / "workspace" / "a").read_text() == "hello\n"
 
 
+def test_other_jobs_of_the_database_are_not_worked(
+    command: Callable[..., Result], start: Start, folder: Path
+) -> None:
+    job = write_job(folder, {"a": [DONE]})
+    other = command("submit", job).out.strip()
+    assert finish(start("run", job)).code == 0
+    states = {each["id"]: each["state"] for each in command("list", "--json").json}
+    assert states.pop(other) == "queued"
+    assert list(states.values()) == ["succeeded"]
+    assert finish(start("run", "--resume", other)).code == 0
+
+
 @pytest.mark.slow
 def test_summary_as_json_is_one_object_with_the_runs(start: Start, folder: Path) -> None:
     result = finish(start("run", write_job(folder, {"a": [DONE]}), "--json"))
