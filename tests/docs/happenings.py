@@ -7,7 +7,7 @@ from io import BytesIO
 
 from sqlalchemy import select
 
-from runner.core.budget import Budget
+from runner.core.budget import Budget, Limits
 from runner.core.commands import Reply, Target
 from runner.core.conversation import ToolResult
 from runner.core.entries import (
@@ -47,6 +47,7 @@ from runner.store.imports import import_file, import_sessions
 from runner.store.questions import waiting
 from runner.store.schedules import Cron
 from runner.store.times import move_finish_by
+from runner.store.write_offs import write_off
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
@@ -177,6 +178,11 @@ def lose_the_workspace(database: Database) -> None:
 
 
 def lose_workers(database: Database) -> None:
+    run_id = submit_one(database, spec=replace(SPEC, limits=Limits(max_turns=1)))
+    lease = claim(database, run_id).lease
+    leases.take_from(database, [lease.worker_id], NOW)
+    write_off(database, run_row(database, run_id).job_id, NOW, author=Author("lena"))
+    claim(database, run_id).reply(text("Done."))
     run_id = submit_one(database)
     leases.give_back(database, claim(database, run_id).lease, NOW)
     for _ in range(leases.LOST_LEASES_BEFORE_FAILED):
