@@ -50,7 +50,8 @@ def attend(database: Database, now: float) -> None:
     for row in database.find(_PENDING, {}):
         match row.pending:
             case "decide":
-                _decide(database, row.job_id, now)
+                if (passed := _decide(database, row.job_id, now)) is not None:
+                    _resume_held(database, row.job_id, passed, now)
             case "pause":
                 _pause_runs(database, row.job_id, row.detail, now)
             case "resume":
@@ -210,13 +211,13 @@ def stop_spending(database: Database, run_id: str, now: float) -> dict[str, str]
 # --- The pilot ---
 
 
-def _decide(database: Database, job_id: str, now: float) -> None:
-    """Let the other items follow, or wait for a person, when all items of the pilot have ended."""
+def _decide(database: Database, job_id: str, now: float) -> str | None:
+    """Decide on a pilot whose items have all ended. Returns the reason if the other items are to follow."""
 
-    def work(connection: Connection) -> None:
+    def work(connection: Connection) -> str | None:
         result = pilot_result(connection, job_id)
         if result is None:
-            return
+            return None
         spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
         pilot = JobSpec.from_json(spec).pilot or Pilot(0)
         why = pilot.why_wait(result) if result.held else None
@@ -230,8 +231,9 @@ def _decide(database: Database, job_id: str, now: float) -> None:
         if connection.execute(decided).rowcount:
             data = {"detail": detail, "goes_on": why is None}
             add_job_events(connection, job_id, [signed_event("pilot_ended", RUNNER, data)], now)
+        return None if why else detail
 
-    database.write(work)
+    return database.write(work)
 
 
 def pilot_result(connection: Connection, job_id: str) -> PilotResult | None:

@@ -115,3 +115,8 @@ def test_retry_is_in_the_future_and_within_patience(failures, now, asked, jitter
         assert now < at <= patience.max_seconds
         assert failures < patience.max_attempts
         assert at >= now + (asked or 0)
+
+
+def test_a_spend_limit_wears_out_no_patience():
+    refused = failed("spend_limit", 429)
+    assert again(refused, failures=5_000, first=0.0, now=1e9) == 1e9

@@ -118,8 +118,7 @@ def test_items_follow_a_pilot_that_kept_what_was_asked(
     control.pause(database, Target("run", ids[3]), NOW)
     succeed(database, ids[0])
     fail(database, ids[4])
-    attend(database, NOW + 1)  # decides
-    attend(database, NOW + 2)  # lets them follow
+    attend(database, NOW + 1)
     state = "queued" if goes_on else "waiting"
     assert states(database, job_id) == ["succeeded", state, state, state, "failed"]
     assert (pause_of(database, job_id) is None) is goes_on
@@ -136,7 +135,6 @@ def test_a_run_that_a_person_paused_does_not_follow_the_pilot(database: Database
     assert "pilot_ended" not in changes(database, job_id), "one of the begun runs has not ended"
     control.cancel(database, Target("run", ids[1]), NOW, author=ADA)
     attend(database, NOW + 1)
-    attend(database, NOW + 2)
     assert run_row(database, ids[3]).state == "queued"
 
 
@@ -148,6 +146,25 @@ def test_many_workers_decide_on_a_pilot_once(database: Database) -> None:
     assert changes(database, job_id).count("pilot_ended") == 1
     for run_id in ids[1:4]:
         assert event_types(database, run_id).count("resumed") == 1
+
+
+def test_items_follow_a_pilot_although_the_worker_died_that_decided(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, ids = submit_with(database, *KEYS, pilot=Pilot(2, success=0.5))
+    succeed(database, ids[0], ids[4])
+
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(pauses, "_resume_held", die)
+        with pytest.raises(KeyboardInterrupt):
+            attend(database, NOW + 1)
+    assert states(database, job_id)[1:4] == ["waiting"] * 3
+    attend(database, NOW + 2)
+    assert states(database, job_id)[1:4] == ["queued"] * 3
+    assert pause_of(database, job_id) is None
 
 
 # --- The circuit breaker ---
