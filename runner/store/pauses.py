@@ -228,9 +228,10 @@ def _decide(database: Database, job_id: str, now: float) -> str | None:
             .where(job_pauses.c.job_id == job_id, job_pauses.c.pending == "decide")
             .values(detail=detail, at=now, pending=None if why else "resume")
         )
-        if connection.execute(decided).rowcount:
-            data = {"detail": detail, "goes_on": why is None}
-            add_job_events(connection, job_id, [signed_event("pilot_ended", RUNNER, data)], now)
+        if connection.execute(decided).rowcount == 0:
+            return None
+        data = {"detail": detail, "goes_on": why is None}
+        add_job_events(connection, job_id, [signed_event("pilot_ended", RUNNER, data)], now)
         return None if why else detail
 
     return database.write(work)
