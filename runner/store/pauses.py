@@ -108,7 +108,8 @@ def _stop(
         ).returning(job_pauses.c.job_id)
         if connection.execute(stored).first() is None:
             return False
-        event = signed_event("paused", RUNNER, {"reason": reason, "detail": detail})
+        told = {"reason": reason, "detail": detail}
+        event = signed_event("paused", RUNNER, old={"reason": None}, new=told)
         add_job_events(connection, job_id, [event], now)
         return True
 
@@ -230,8 +231,9 @@ def _decide(database: Database, job_id: str, now: float) -> str | None:
         )
         if connection.execute(decided).rowcount == 0:
             return None
-        data = {"detail": detail, "goes_on": why is None}
-        add_job_events(connection, job_id, [signed_event("pilot_ended", RUNNER, data)], now)
+        told = {"detail": detail, "goes_on": why is None}
+        event = signed_event("pilot_ended", RUNNER, old={"detail": None}, new=told)
+        add_job_events(connection, job_id, [event], now)
         return None if why else detail
 
     return database.write(work)
