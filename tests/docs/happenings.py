@@ -22,6 +22,7 @@ from runner.core.entries import (
 )
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.hosts import Connection
+from runner.core.pauses import Breaker, Pilot
 from runner.core.run import Author, Ended, Requeued
 from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
@@ -31,6 +32,7 @@ from runner.store import (
     budgets,
     jobs,
     leases,
+    pauses,
     retry,
     rules,
     runs,
@@ -75,6 +77,7 @@ def play(database: Database) -> None:
     use_up_the_budget(database)
     reach_its_times(database)
     change_the_priority(database)
+    be_paused_by_runner(database)
     ask_a_person(database)
     end(database)
     be_controlled(database)
@@ -130,6 +133,18 @@ def reach_its_times(database: Database) -> None:
 def change_the_priority(database: Database) -> None:
     job_id = run_row(database, submit_one(database)).job_id
     shares.set_priority(database, job_id, 16.0, NOW, Author("lena"))
+
+
+def be_paused_by_runner(database: Database) -> None:
+    spec = replace(SPEC, breaker=Breaker(same_failure=1))
+    for pilot in (Pilot(1), None):
+        job_id = jobs.submit(database, submission("a", "b", spec=replace(spec, pilot=pilot)), NOW)
+        query = select(tables.runs.c.id).where(tables.runs.c.job_id == job_id)
+        claim(database, min(run.id for run in database.rows(query))).fail("not_found_error", "No.")
+        pauses.attend(database, NOW)
+        if pilot is None:
+            pauses.Breakers(database).look(job_id, NOW)
+        pauses.resume(database, Target("job", job_id), NOW, author=Author("lena"))
 
 
 def ask_a_person(database: Database) -> None:
