@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from runner.core.times import Moment, Times, Window
+from runner.core.times import Moment, Times, Window, bounds_of, day_of
 from runner.errors import UsageError
 
 BERLIN = "Europe/Berlin"
@@ -124,3 +124,22 @@ def test_a_finish_before_the_beginning_is_refused_in_one_line() -> None:
 def test_instants_are_seconds_since_the_epoch() -> None:
     moment = Moment("22:00", "UTC").after(datetime(2026, 11, 23, tzinfo=UTC).timestamp())
     assert moment.at == datetime(2026, 11, 23, 22, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("day", "hours"),
+    [
+        ("2026-03-29 Europe/Berlin", 23),
+        ("2026-10-25 Europe/Berlin", 25),
+        ("2026-11-24 Europe/Berlin", 24),
+        ("2026-11-24 UTC", 24),
+        ("2024-09-08 America/Santiago", 23),  # midnight itself is skipped
+        ("2024-11-03 America/Havana", 25),  # midnight comes twice
+    ],
+)
+def test_a_day_lasts_from_midnight_to_midnight_where_clocks_are_set(day, hours):
+    begins, ends = bounds_of(day)
+    assert ends - begins == hours * 3_600
+    zone = day.split()[1]
+    assert day_of(begins, zone) == day_of(ends - 1, zone) == day
+    assert day_of(begins - 1, zone) != day != day_of(ends, zone)

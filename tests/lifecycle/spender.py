@@ -17,7 +17,7 @@ from runner.core.prices import Tariff, Terms
 from runner.core.run import ENDED
 from runner.llm.prices import load_prices
 from runner.store.database import Database
-from runner.store.tables import job_budgets, runs
+from runner.store.tables import day_cap, job_budgets, runs
 from tests.messages_api import Break, Received, Reply, text, tool_use
 
 MODEL = "claude-sonnet-5"
@@ -129,6 +129,7 @@ class Watch:
     def __init__(self, database: Database, job_ids: Sequence[str]) -> None:
         self.looks = 0
         self.most_reserved = 0
+        self.most_calls = 0
         self.wrong: list[str] = []
         self._database = database
         self._job_ids = job_ids
@@ -181,6 +182,32 @@ class Watch:
         ]
         self.looks += 1
         self.most_reserved = max(self.most_reserved, found["reserved_tokens"])
+
+
+class CapWatch(Watch):
+    """Looks at the cap of the day in the same way; all calls of the jobs are made while it is set."""
+
+    def _stay(self) -> None:
+        while not self._gone.wait(_LOOK_SECONDS):
+            self._look("")
+
+    def _look(self, job_id: str) -> None:
+        row = (day_cap.c.usd, day_cap.c.spent_cost, day_cap.c.reserved_cost)
+        query = select(*row, runs.c.progress).join_from(
+            day_cap, runs, runs.c.job_id.in_(self._job_ids)
+        )
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        spent, reserved = rows[0].spent_cost, rows[0].reserved_cost
+        calls = [row.progress["model"]["open_call"] for row in rows]
+        held = sum(call["reservation"]["worst_cost"] for call in calls if call)
+        charged = sum(row.progress["money"]["charged_cost"] for row in rows)
+        if (spent, reserved) != (charged, held):
+            self.wrong.append(f"the cap holds {spent}, {reserved}, the runs {charged}, {held}")
+        if rows[0].usd is not None and spent + reserved > billionths(rows[0].usd):
+            self.wrong.append(f"{spent} and {reserved} are more than the cap of {rows[0].usd}")
+        self.looks += 1
+        self.most_reserved = max(self.most_reserved, reserved)
+        self.most_calls = max(self.most_calls, sum(call is not None for call in calls))
 
 
 def ceilings_of(run: Any) -> list[tuple[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from runner.core.budget import billionths
 from runner.core.conversation import Usage
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.store.tables import job_budgets, model_calls, runs
+from runner.store.tables import day_cap, job_budgets, model_calls, runs
 from tests.lifecycle.site import Site, wait_until
-from tests.lifecycle.spender import Spender, Watch, tariff
+from tests.lifecycle.spender import CapWatch, Spender, Watch, tariff
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
 
 WORKERS = 3
@@ -43,10 +44,10 @@ class Shop:
     def submit(self, name: str, items: tuple[str, ...], **limits: Any) -> str:
         return self.site.submit(self.site.live_job(items, name, limits=LIMITS | limits))
 
-    def work_and_die(self, over: Callable[[], Any], seed: int) -> None:
+    def work_and_die(self, over: Callable[[], Any], seed: int, slots: str = "2") -> None:
         """Several workers until it is ``over``; on the way some are killed, and others come."""
         dice = random.Random(seed)
-        workers = [self.site.start("worker", "-c", "2") for _ in range(WORKERS)]
+        workers = [self.site.start("worker", "-c", slots) for _ in range(WORKERS)]
         for _ in range(KILLS):
             enough = self.server.count + dice.randint(2, 6)
             wait_until(lambda: over() or self.server.count >= enough, "requests")  # noqa: B023
@@ -55,7 +56,7 @@ class Shop:
             victim = workers.pop(dice.randrange(len(workers)))
             victim.kill()
             victim.communicate()
-            workers.append(self.site.start("worker", "-c", "2"))
+            workers.append(self.site.start("worker", "-c", slots))
         wait_until(over, "the runs to be through", 90)
 
     def states(self, job: str) -> set[tuple[str, str]]:
@@ -114,6 +115,31 @@ def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
     assert watch.looks > 100
     assert watch.most_reserved > 0
     _check_sums(here, model, in_usd, in_tokens)
+
+
+def test_no_day_costs_more_than_its_cap_with_16_runs_at_once_that_die(
+    shop: Callable[..., Shop],
+) -> None:
+    model = Spender(TURNS, seed=8)
+    here = shop(model)
+    noon = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"  # the day does not end meanwhile
+    items = tuple("abcdefghijklmnop")
+    job = here.submit("free", items)
+    here.site.run("budget", "--all", "--usd", "0.6", "--per", "day", "--zone", noon)
+    done, waits = {("succeeded", "end_turn")}, {("queued", "cap")}
+    with CapWatch(here.database, [job]) as watch:
+        here.work_and_die(lambda: watch.wrong or here.states(job) <= done | waits, 9, "6")
+        assert watch.wrong == []
+        assert waits <= here.states(job)
+        assert 0 < model.billed(*items) <= billionths(0.6)
+        here.site.run("budget", "--all", "--usd", "50")
+        wait_until(lambda: watch.wrong or here.states(job) == done, "the end", 90)
+    assert watch.wrong == []
+    assert watch.looks > 50
+    assert watch.most_calls > 4
+    (row,) = here.rows(select(day_cap))
+    assert row.reserved_cost == 0
+    assert model.billed(*items) <= row.spent_cost
 
 
 def _check_sums(here: Shop, model: Spender, in_usd: str, in_tokens: str) -> None:

@@ -18,7 +18,7 @@ from runner.core.run import Author
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.permissions import Rule
-from runner.store import budgets, leases
+from runner.store import budgets, caps, leases
 from runner.store import runs as runs_store
 from runner.store.approvals import answer, apply_new_rules
 from runner.store.budgets import budget_of, set_budget
@@ -30,7 +30,7 @@ from runner.store.new_children import lock_tree
 from runner.store.retry import retry
 from runner.store.tables import runs
 from tests.postgres import waiting_for_locks
-from tests.store.asked import add_rules, answers, ask, submit_budgeted
+from tests.store.asked import add_rules, answers, ask, priced, submit_budgeted
 from tests.store.attempts import WORKER, add_worker, claim, run_row, text
 from tests.store.children.family import PARENT, asks, end, start, submit_parent, tree_of
 from tests.store.examples import NOW
@@ -145,6 +145,28 @@ def test_budgets_of_a_dead_worker_s_runs_are_locked_in_order(
         left = budget_of(database, job_id)
         assert left is not None
         assert left.reserved_tokens == 0 < left.spent_tokens
+
+
+def test_the_cap_of_the_day_is_locked_after_the_budgets_of_all_jobs(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """A worker that dies with runs of two jobs: whoever has the budget of one gets the cap."""
+    caps.set_cap(database, NOW, 50.0, "UTC", 0, author=Author("ada"))
+    jobs = [submit_budgeted(database, "a", tokens=90_000) for _ in range(2)]
+    for _, (run_id,) in jobs:
+        assert isinstance(claim(database, run_id, NOW, priced).effect, CallModel)
+    other, watcher = open_database(), open_database()
+
+    def work(connection: Connection) -> Future[Any]:
+        assert budgets.look_into(connection, jobs[1][0], lock=True) is not None
+        waits = pool.submit(leases.take_from, other, [WORKER], NOW)
+        while not waiting_for_locks(watcher):
+            assert not waits.done()
+        assert caps.lock_cap(connection, NOW) is not None
+        return waits
+
+    with ThreadPoolExecutor(1) as pool:
+        assert len(database.write(work).result()) == 2
 
 
 def test_budgets_of_orphans_of_several_jobs_are_locked_in_order(
