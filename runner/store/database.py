@@ -102,6 +102,42 @@ def connections_for(slots: int) -> int:
     return min(2 + slots // 8, POSTGRES_CONNECTIONS)
 
 
+class _Lent:
+    """Turns of threads that share connections, in the order in which they ask. SQLAlchemy's pool lets the
+    thread that has just given one back have it again, and one that waits may starve."""
+
+    def __init__(self, connections: int) -> None:
+        self._free = connections
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold one connection's turn. Raises SQLAlchemy's ``TimeoutError``."""
+        with self._lock:
+            mine = None if self._free else threading.Lock()
+            if mine is None:
+                self._free -= 1
+            else:
+                mine.acquire()
+                self._waiting.append(mine)
+        if mine is not None and not mine.acquire(timeout=BUSY_TIMEOUT_SECONDS):
+            with self._lock:
+                if mine in self._waiting:  # else it was given in this moment
+                    self._waiting.remove(mine)
+                    raise PoolTimeoutError(
+                        f"other threads kept all connections for {BUSY_TIMEOUT_SECONDS:.0f} s"
+                    )
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting:
+                    self._waiting.popleft().release()
+                else:
+                    self._free += 1
+
+
 class Database:
     """An open database. ``write`` and ``read`` run a function in a transaction.
 
@@ -117,6 +153,7 @@ class Database:
         self.url = _parsed(url)
         self.dialect = self.url.get_backend_name()
         self._commits: _SharedCommits | None = None
+        self._lent = _Lent(_READERS_ON_SQLITE if self.dialect == "sqlite" else connections)
         self._full_lock = threading.Lock()
         self._full_said_at: float | None = None  # when a warning of a full server was logged
         if self.dialect == "sqlite":
@@ -192,9 +229,14 @@ class Database:
         with reachable(self), self._connect(self._single) as connection:
             return execute(connection, query, values)
 
-    def _connect(self, engine: Engine) -> Connection:
-        """Return a connection. If the server has none to give, wait until it has one or another thread
-        of this process is done with its own."""
+    @contextmanager
+    def _connect(self, engine: Engine) -> Iterator[Connection]:
+        """Lend a connection: to the threads of this process in the order in which they ask. If the
+        server has none to give, wait until it has one or another thread is done with its own."""
+        with self._lent.turn(), self._opened(engine) as connection:
+            yield connection
+
+    def _opened(self, engine: Engine) -> Connection:
         deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
         while True:
             try:

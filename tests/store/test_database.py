@@ -231,3 +231,22 @@ def test_a_connection_cut_while_nobody_has_it_is_an_outage_that_passes(database:
             database.write(lambda connection: add(connection, "worker_1"))
         assert database.write(lambda connection: add(connection, "worker_2")) == "worker_2"
     assert count(database) == 1
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_threads_get_connections_in_the_order_in_which_they_ask(empty_url: str) -> None:
+    database, served = Database(empty_url, connections=1), list[int]()
+
+    def ask(number: int) -> None:
+        with database.reading():
+            served.append(number)
+
+    with ThreadPoolExecutor(3) as pool:
+        with database.reading():
+            for number in range(3):
+                pool.submit(ask, number)
+                while len(database._lent._waiting) <= number:
+                    time.sleep(0.001)
+        ask(3)  # the pool itself would serve this one first: its connection is free now
+    database.close()
+    assert served == [0, 1, 2, 3]

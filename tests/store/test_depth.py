@@ -220,7 +220,8 @@ def test_a_claim_without_a_budget_executes_no_statement_more(
             assert run is not None
             assert runs.claim(database, run, "worker_1", NOW) is not None
         counts[name] = len(said)
-    assert counts == {"none": 3, "budget": 7}  # look, claim, event; the limits, budget and items
+    claimed = 1 if database.dialect == "postgresql" else 2  # with its event, or before it
+    assert counts == {"none": 1 + claimed, "budget": 5 + claimed}  # the limits, budget and items
 
 
 @pytest.mark.slow
