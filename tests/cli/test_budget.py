@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -19,11 +20,12 @@ from runner.core.spec import JobSpec
 from runner.queries.timeline import events_after
 from runner.store import leases
 from runner.store.database import Database
-from runner.store.tables import job_budgets, runs
+from runner.store.tables import job_budgets, jobs, runs
 from tests.cli.conftest import Result
 from tests.cli.questions import app_on
 from tests.store.attempts import USAGE, WORKER, claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
+from tests.store.test_depth import ITEM, finish, half_done, submit
 
 TOKENS = 30_000  # less than the worst case of a call: its reply alone may have 32,000
 RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))
@@ -227,3 +229,32 @@ def test_a_list_marks_what_is_near_its_limits(
         in command("list", str(run_row(database, run_id).job_id)).out
     )
     assert "82% of its budget is spent" in command("list").out
+
+
+def test_list_and_show_say_how_many_items_do_not_begin_and_what_to_do(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id, ids = submit(database, 12)
+    finish(database, *ids[:9])
+    half_done(database, ids[9])
+    said = f"what is left of the budget covers the begun ones: runner budget {job_id} --tokens N"
+    assert f"2 items do not begin: {said}" in command("show", job_id).out
+    assert command("show", job_id, "--json").json["held_back"].startswith("2 items do not begin")
+    listed = {job["id"]: job["waits_for"] for job in command("list", "--json").json}
+    assert listed == {job_id: f"2 items do not begin: {said}"}
+    assert command("budget", job_id, "--tokens", str(30 * ITEM)).code == 0
+    assert "do not begin" not in command("show", job_id).out
+
+
+def test_show_says_that_items_would_take_longer_than_until_finish_by(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id, ids = submit(database, 5, SPEC)
+    finish(database, *ids[:3], seconds=7_200.0)
+    half_done(database, ids[3])
+    of_job = update(jobs).where(jobs.c.id == job_id)
+    database.execute(of_job.values(finish_by=time.time() + 3_600))
+    said = f"is left before finish_by: runner finish-by {job_id} TIME"
+    shown = command("show", job_id).out
+    assert "1 item does not begin: an item is expected to take longer than" in shown
+    assert said in shown
