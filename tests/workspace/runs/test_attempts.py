@@ -13,6 +13,8 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.commands import Reply, Target
+from runner.core.conversation import ToolResult
+from runner.core.hosts import Connection
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.workspace import Verify, Workspace
@@ -20,7 +22,7 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.errors import HostFaultError, Interrupted, WorkspaceElsewhere, WorkspaceError
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
-from runner.ports import Interrupt, Workspaces
+from runner.ports import Command, Interrupt, Workspaces
 from runner.store import ids
 from runner.store.approvals import answer
 from runner.store.clock import DatabaseClock
@@ -338,6 +340,24 @@ def test_a_verification_that_was_cut_off_is_run_again_on_what_was_recorded(
     assert bench.work_until(marker.exists, "dropped") is None
     assert bench.work_again() == Ended("succeeded", "end_turn")
     assert bench.committed("a.py") == "1"
+
+
+def test_connections_of_all_commands_of_a_verification_are_told(
+    begin_bench: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = begin_bench({"text": "Done."}, verify=Verify(("true", "true"), "fail"))
+    run, about = bench.host.tools.command, []
+
+    def connecting(command: Command, interrupt: Interrupt) -> ToolResult:
+        about.append(command.about)
+        made = Connection(f"{command.name}.test", 443, float(len(about)))
+        return replace(run(command, interrupt), connections=(made,))
+
+    monkeypatch.setattr(bench.host.tools, "command", connecting)
+    bench.work()
+    told = bench.events("connection")
+    assert [data["host"] for data in told] == ["verify_1_1.test", "verify_1_2.test"]
+    assert about == [{"turn": data["turn"], "verification": 1} for data in told]
 
 
 @pytest.mark.slow
