@@ -46,6 +46,7 @@ def test_an_outage_is_one_line_at_once_and_one_when_it_is_over(
     assert part.outage.why == ""
 
 
+@pytest.mark.slow
 def test_a_long_outage_is_said_again_at_growing_intervals(
     part: Part, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,7 +24,7 @@ import click
 
 from runner.app import handle
 from runner.app.humanize import cell, dollars, duration, lines, moment
-from runner.cli.options import Command, seconds, with_listing
+from runner.cli.options import Command, seconds, with_app, with_listing
 from runner.cli.terminal import note, say, say_table
 from runner.core.prices import BY
 from runner.errors import UsageError
@@ -428,7 +428,7 @@ def timeline() -> None:
 )
 @limit_option(1_000)
 @format_options
-@with_listing
+@with_app
 def sql(app: handle.App, sql: str | None, file: IO[str] | None, format: str, **bounds: Any) -> None:
     """Ask with your own SELECT over the views that `runner audit views` lists.
 

@@ -56,6 +56,7 @@ def test_text_is_one_code_span_in_one_cell(text: str) -> None:
     assert first == "" or shown_as_code(first) is not None
 
 
+@pytest.mark.slow
 @given(texts)
 @example("```\n# heading\n```")
 def test_block_is_closed_by_nothing_in_it(text: str) -> None:

@@ -164,6 +164,7 @@ def test_functions_that_do_more_than_read_are_not_called(record: Database) -> No
     assert state(record) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_function_is_found_wherever_it_is_called(record: Database, place: str) -> None:
     with pytest.raises(UsageError, match=MAY_NOT):
@@ -213,6 +214,7 @@ def test_question_is_asked_in_a_transaction_that_is_read_only(record: Database) 
 WHO = "SELECT current_user AS a, session_user AS b, current_setting('is_superuser') AS c"
 
 
+@pytest.mark.slow
 def test_question_of_a_superuser_has_a_login_of_its_own_that_may_only_read(
     record: Database,
 ) -> None:
@@ -290,6 +292,7 @@ def test_answer_that_is_too_large_is_not_given(record: Database, sql: str) -> No
         ask(record, sql, bounds)
 
 
+@pytest.mark.slow
 def test_values_are_as_sqlite_has_them(record: Database) -> None:
     sql = r"""
         SELECT true AS a, 2::numeric AS b, 2.5::numeric AS c, '\x00ff'::bytea AS d,
@@ -303,6 +306,7 @@ def test_values_are_as_sqlite_has_them(record: Database) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_limit_are_left_out_and_that_is_said(record: Database) -> None:
     rows = ask(record, "SELECT n FROM generate_series(1, 1000) AS n", Bounds(rows=3))
     assert [row["n"] for row in rows] == [1, 2, 3]
@@ -334,6 +338,7 @@ def test_role_sees_what_it_may_and_nothing_else(record: Database, auditor: str) 
             ask(record, sql, QUICK, role=auditor)
 
 
+@pytest.mark.slow
 def test_role_that_is_not_there_is_said(record: Database) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         ask(record, "SELECT 1", QUICK, role="nobody")

@@ -55,6 +55,7 @@ def test_no_role_is_no_role(record: Database, role: str) -> None:
         ask(record, "SELECT current_user", QUICK, role=role)
 
 
+@pytest.mark.slow
 def test_role_of_a_superuser_is_refused(record: Database) -> None:
     with pytest.raises(UsageError, match="postgres is a superuser"):
         ask(record, "SELECT current_user", QUICK, role="postgres")
@@ -96,6 +97,7 @@ def test_function_of_nobody_knows_whom_is_called_only_as_a_role_that_is_given(
     assert list(ask(record, sql, QUICK, role=READER))
 
 
+@pytest.mark.slow
 def test_operator_by_another_name_is_what_it_calls(record: Database) -> None:
     assert list(ask(record, "SELECT 1 OPERATOR(made.%%) 2 AS three", QUICK)) == [{"three": 3}]
 
@@ -146,6 +148,7 @@ def test_what_a_question_calls_has_no_more_rights_than_to_read(record: Database)
     assert list(ask(record, sql, QUICK, role=READER)) == [{"a": "off"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [None, READER])
 @pytest.mark.parametrize(
     "sql",
@@ -174,6 +177,7 @@ def test_no_function_reads_tables_that_are_not_named(record: Database) -> None:
             ask(record, f"SELECT ({call})::text", QUICK, role=READER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -196,6 +200,7 @@ def test_views_that_only_read_can_be_asked(record: Database) -> None:
     assert {row["is_true"] for row in rows} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "column"),
     [

@@ -43,6 +43,7 @@ def audit(record: Database, folder: Path) -> Iterator[Audit]:
         yield audit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_can_be_asked(audit: Audit, question: str) -> None:
     found = list(getattr(audit, question)())
@@ -129,6 +130,7 @@ def test_since_that_is_no_time_is_refused(audit: Audit) -> None:
         audit.tools(since=float("nan"))
 
 
+@pytest.mark.slow
 def test_sql_has_the_prices_that_are_given(record: Database) -> None:
     query = "SELECT sum(usd) AS usd, count(usd) AS priced FROM v_costs WHERE basis <> 'scripted'"
     (row,) = Audit(record, load_prices()).sql(query)
@@ -226,6 +228,7 @@ def test_rows_become_a_polars_frame() -> None:
     assert Rows(COLUMNS, ()).polars().columns == [column.name for column in COLUMNS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [NOW * 1000, -1e12, 1e18, 1e300, -1e300, 2**63 - 1])
 def test_column_with_a_number_that_is_no_time_stays_numbers(value: float) -> None:
     columns = (Column("at", "time"), Column("ended_at", "time"))

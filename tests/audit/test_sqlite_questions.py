@@ -172,6 +172,7 @@ def test_process_of_a_question_can_open_and_write_no_file(record: Database) -> N
     assert [row["n"] for row in rows] == [299_998, 299_999, 300_000]
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_limit_are_left_out_and_that_is_said(record: Database) -> None:
     rows = ask(record, f"{ENDLESS} SELECT n FROM c", Bounds(rows=3))
     assert [row["n"] for row in rows] == [1, 2, 3]

@@ -182,6 +182,7 @@ def test_what_a_sub_agent_is_called_and_works_by(record: Database) -> None:
     assert runs_of["2.1"]["parent_call"] is None
 
 
+@pytest.mark.slow
 def test_calls_and_hooks_are_called_what_the_events_call_them(record: Database) -> None:
     labels = {row["call_id"]: row["label"] for row in rows_of(record, "v_tool_calls")}
     told = {}

@@ -223,6 +223,7 @@ def test_finish_by_is_recorded_with_who_and_why(command: Command, database: Data
     assert last_change(database, job_id) == ("resumed", "lena", "The wrong branch.")
 
 
+@pytest.mark.slow
 def test_changes_of_a_schedule_are_recorded_with_who_and_why(
     command: Command, folder: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_raised_budget_wakes_what_waits_for_it(
     assert (last["type"], last["data"]["by"]) == ("resumed", "lena")
 
 
+@pytest.mark.slow
 def test_a_budget_in_usd_is_shown_with_what_is_used_and_reserved(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_working_time_is_raised(command: Callable[..., Result], database: Data
     assert "is not a duration such as 90s, 30m or 8h" in refused.err
 
 
+@pytest.mark.slow
 def test_unknown_charges_are_shown_apart_everywhere_and_written_off(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_list_marks_what_is_near_its_limits(
     assert "82% of its budget is spent" in command("list").out
 
 
+@pytest.mark.slow
 def test_list_and_show_say_how_many_items_do_not_begin_and_what_to_do(
     command: Callable[..., Result], database: Database
 ) -> None:

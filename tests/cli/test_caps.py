@@ -22,6 +22,7 @@ def take(database: Database) -> Attempt:
     return claim(database, run_id, time.time(), priced)
 
 
+@pytest.mark.slow
 def test_a_cap_is_set_shown_changed_and_removed(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_cap_is_set_shown_changed_and_removed(
     assert command("budget", "--all", "--remove").code == exit_codes.USAGE
 
 
+@pytest.mark.slow
 def test_everywhere_it_is_said_that_runs_wait_for_the_cap_and_until_when(
     command: Callable[..., Result], database: Database
 ) -> None:

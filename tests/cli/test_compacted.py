@@ -118,6 +118,7 @@ def test_a_turn_in_which_nothing_was_sent_is_a_usage_error(
     assert command("transcript", sent[0], "--as-sent", "0").code == 2
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_with_how_full_its_context_is(
     command: Callable[..., Result], sent: tuple[str, list[bytes]], folder: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_cost_that_is_known_in_part_says_so() -> None:
     assert cost_fields(spent)["priced_usd"] == 3
 
 
+@pytest.mark.slow
 def test_costs_of_a_job_say_what_was_lost_and_what_would_cost_less(
     command: Callable[..., Result], database: Database, priced: None
 ) -> None:

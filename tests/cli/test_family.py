@@ -35,6 +35,7 @@ def asking_parent(database: Database) -> tuple[str, str]:
     return parent, start_child(database, parent, 1)
 
 
+@pytest.mark.slow
 def test_jobs_and_their_runs_are_listed_without_sub_agents(
     command: Command, database: Database
 ) -> None:
@@ -198,6 +199,7 @@ def test_nothing_that_a_sub_agent_is_told_steers_a_terminal(
         assert not any(steers(each) for each in shown.out if each != "\n")
 
 
+@pytest.mark.slow
 def test_a_transcript_says_what_became_of_a_sub_agent(command: Command, database: Database) -> None:
     parent, first, second = parent_with_two(database)
     end_child(database, first, "It is well.")

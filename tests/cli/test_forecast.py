@@ -20,6 +20,7 @@ _WORDS = (
 )
 
 
+@pytest.mark.slow
 def test_forecast_is_shown_wherever_a_job_is(
     command: Callable[..., Result], database: Database
 ) -> None:

@@ -100,6 +100,7 @@ def test_model_without_a_price_is_refused_where_the_cost_is_limited(
     assert command("fork", f"{limited}@1", "--model", "claude-sonnet-4-5").code == 0
 
 
+@pytest.mark.slow
 def test_fork_in_a_shared_workspace_says_so(command: Command, database: Database) -> None:
     shared = two_turns(database, spec=replace(SPEC, workspace=Workspace("/repo"))).lease.run_id
     assert "shared" in command("fork", f"{shared}@1").err

@@ -160,6 +160,7 @@ def test_a_job_without_worries_says_so(command: Callable[..., Result], database:
     assert "changes" not in page
 
 
+@pytest.mark.slow
 def test_denials_and_approvals_are_counted_and_what_waits_comes_first(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -185,6 +186,7 @@ def test_denials_and_approvals_are_counted_and_what_waits_comes_first(
     assert "succeeded although tool calls were denied" in page
 
 
+@pytest.mark.slow
 def test_what_goes_on_and_what_waits_is_told(
     command: Callable[..., Result], database: Database
 ) -> None:

@@ -134,6 +134,7 @@ def repository(folder: Path) -> str:
     return f"file://{made.path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ['path = "tree", mode = "copy"', 'repo = "tree", mode = "git"'])
 @pytest.mark.usefixtures("repository")
 def test_calls_are_checked_as_in_a_copy_of_the_workspace(
@@ -218,6 +219,7 @@ def test_what_a_settings_file_loses_is_said_on_stderr(
     assert "WebFetch" not in result.out
 
 
+@pytest.mark.slow
 def test_whoever_submits_a_job_is_told_what_a_settings_file_lost(
     command: Command, job: Callable[..., str], folder: Path
 ) -> None:

@@ -31,6 +31,7 @@ def job(folder: Path) -> str:
     return "job.toml"
 
 
+@pytest.mark.slow
 def test_a_schedule_is_added_listed_paused_and_removed(
     command: Callable[..., Result], job: str
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_schedule_is_added_listed_paused_and_removed(
     assert gone.err == "runner: no schedule is named 'sch_zz': look with `runner schedule list`\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -81,6 +83,7 @@ def clock(seconds: float) -> str:
     return f"{datetime.fromtimestamp(NOW + seconds, UTC):%H:%M}"
 
 
+@pytest.mark.slow
 def test_list_and_show_say_why_a_run_waits_and_until_when(
     command: Callable[..., Result], database: Database
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_url_without_a_password_hides_nothing(url: str) -> None:
     assert secrets.hide(f"{url} y=y, 'y'") == f"{url} y=y, 'y'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["before", "after", "both"])
 def test_global_options_are_taken_before_and_after_the_command(
     command: Callable[..., Result], folder: Path, place: str

@@ -300,6 +300,7 @@ def test_every_command_explains_itself_with_an_example(command: Callable[..., Re
         assert "Example:\n" in shown.out, name
 
 
+@pytest.mark.slow
 def test_runs_are_listed_a_page_at_a_time_and_all_as_they_come(
     command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +324,7 @@ def test_runs_are_listed_a_page_at_a_time_and_all_as_they_come(
     assert {run["shown_state"] for run in in_json} == {"queued, no worker alive"}
 
 
+@pytest.mark.slow
 def test_list_and_show_tell_when_no_worker_is_alive_for_what_is_due(
     command: Callable[..., Result], database: Database
 ) -> None:

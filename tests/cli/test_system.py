@@ -29,6 +29,7 @@ def checks(result: Result) -> dict[str, dict[str, object]]:
     return {check["name"]: check for check in result.json}
 
 
+@pytest.mark.slow
 def test_database_is_made_and_checked(command: Callable[..., Result], folder: Path) -> None:
     before = command("db", "check")
     assert before.code == 2
@@ -41,6 +42,7 @@ def test_database_is_made_and_checked(command: Callable[..., Result], folder: Pa
     assert (status["state"], status["current"]) == ("current", status["head"])
 
 
+@pytest.mark.slow
 def test_database_of_a_newer_version_is_told(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -73,6 +75,7 @@ def test_database_that_cannot_be_used_is_told_in_a_line_without_its_password(
     assert "hunter2" not in shown.out + shown.err
 
 
+@pytest.mark.slow
 def test_healthy_surroundings_are_told(
     command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +123,7 @@ def test_missing_key_alone_is_no_part_that_cannot_be_reached(
     assert command("doctor").code == 1
 
 
+@pytest.mark.slow
 def test_runs_that_no_worker_sees_the_workspace_of_are_told(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -212,6 +216,7 @@ def test_workers_are_listed_with_their_faults(
     assert "ended" in command("workers", "--all").out
 
 
+@pytest.mark.slow
 def test_doctor_tells_of_workers_and_of_what_waits_for_one(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -235,6 +240,7 @@ def test_doctor_tells_of_workers_and_of_what_waits_for_one(
     assert "workers of another version: 0.0.9/r01" in str(told["detail"])
 
 
+@pytest.mark.slow
 def test_prune_says_what_it_removes_and_what_it_would(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -251,6 +257,7 @@ def test_prune_says_what_it_removes_and_what_it_would(
     assert command("prune", "--older-than", "soon").code == 2
 
 
+@pytest.mark.slow
 def test_prune_alone_lists_what_was_removed_and_by_whom(
     command: Callable[..., Result], database: Database
 ) -> None:

@@ -20,6 +20,7 @@ def steers(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
+@pytest.mark.slow
 @given(st.text(st.characters()))
 def test_cell_is_one_line_that_steers_nothing(text: str) -> None:
     assert not any(map(steers, humanize.cell(text)))

@@ -162,6 +162,7 @@ def test_what_was_tried_again_and_lost_is_told(command: Command, database: Datab
     )
 
 
+@pytest.mark.slow
 def test_nothing_that_was_said_can_pass_for_a_heading(command: Command, database: Database) -> None:
     spec = replace(TOLD, system=FORGED)
     run = told(database)

@@ -51,6 +51,7 @@ def write_job(folder: Path, script: Mapping[str, Any], more: str = "", rule: str
     return "job.toml"
 
 
+@pytest.mark.slow
 def test_a_job_that_requires_a_sandbox_is_refused_where_there_is_none(
     command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> N
     assert (folder / "workspace" / "a").read_text() == "hello\n"
 
 
+@pytest.mark.slow
 def test_other_jobs_of_the_database_are_not_worked(
     command: Callable[..., Result], start: Start, folder: Path
 ) -> None:

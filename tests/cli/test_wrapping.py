@@ -68,6 +68,7 @@ def seen(folder: Path, run_id: str, *options: str, **environment: str) -> list[s
     return list(rows_of(person.screen.getvalue()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["", "1"])
 @pytest.mark.parametrize("options", [("--no-pager",), ()])
 def test_what_a_terminal_would_wrap_cannot_pass_for_a_line_of_our_own(
@@ -116,6 +117,7 @@ def test_a_long_line_takes_no_more_room_when_it_is_wrapped() -> None:
     assert most < 3 * 4 * len(line)
 
 
+@pytest.mark.slow
 @given(
     line=st.text(st.sampled_from("ab  漢é·─\u0301\U0001f600\U0001f1e6\ue000")),
     style=st.sampled_from(("", "dim", "bold cyan")),

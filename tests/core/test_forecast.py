@@ -58,6 +58,7 @@ def held(shape: str, at: int, jobs: int, items: int = 40, slots: int = 4) -> tup
     return counts[0][True] / jobs, counts[1][True] / jobs
 
 
+@pytest.mark.slow
 def test_ranges_of_nine_in_ten_hold_about_as_often() -> None:
     cost, end = held("gamma", 10, 40)
     assert 0.75 <= cost <= 1

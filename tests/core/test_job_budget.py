@@ -61,6 +61,7 @@ def test_a_call_waits_for_others_only_when_it_fits_once_they_gave_back(data, tok
             assert alone == "never"
 
 
+@pytest.mark.slow
 @given(reservations(), st.integers(0, 500), st.integers(0, 500))
 def test_raising_the_caps_never_takes_room_away(call, tokens, cost):
     order = ["never", "later", "fits"]

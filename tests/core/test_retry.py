@@ -49,6 +49,7 @@ def test_wait_stays_between_half_of_the_exponential_and_all_of_it(failures, jitt
     assert whole / 2 <= delay(failures, None, jitter) <= whole
 
 
+@pytest.mark.slow
 @given(st.integers(1, 10_000), st.floats(0, 100_000), JITTER)
 def test_wait_is_never_shorter_than_the_api_asked(failures, asked, jitter):
     assert delay(failures, asked, jitter) >= asked

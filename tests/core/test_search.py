@@ -52,6 +52,7 @@ def test_long_runs_count_as_several_words() -> None:
     assert words_of("a" * (2 * LONGEST_WORD + 1)) == ["a" * LONGEST_WORD] * 2 + ["a"]
 
 
+@pytest.mark.slow
 @given(anything)
 def test_words_can_be_stored_and_are_no_facets(text: str) -> None:
     for word in words_of(text):
@@ -67,6 +68,7 @@ def test_a_text_folds_as_its_parts_do(first: str, second: str) -> None:
     assert fold(first + second) == fold(first) + fold(second)
 
 
+@pytest.mark.slow
 @given(anything)
 def test_words_fold_to_themselves(text: str) -> None:
     words = words_of(text)

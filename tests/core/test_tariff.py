@@ -120,6 +120,7 @@ def test_each_model_of_a_job_has_its_own_tariff_and_fast_mode_is_the_jobs_own():
     assert tariffs_of(replace(job, model="c"), prices) == {"b": other}
 
 
+@pytest.mark.slow
 @given(st.data(), tariffs(), TOKENS, st.integers(1, 64_000), st.booleans())
 def test_what_a_cut_call_is_charged_covers_all_that_it_can_have_cost(
     data, tariff, prompt, most_output, hour_cache

@@ -202,7 +202,7 @@ def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
 
 def test_the_fields_of_a_budget_are_listed() -> None:
     listed = fields(rows(section(PAGE, "## Budgets")))
-    assert listed == list(BudgetStatus("job_1", JobBudget(), 0).as_json())
+    assert listed == list(BudgetStatus("job_1", JobBudget(), 0, Spending()).as_json())
 
 
 def test_a_worker_has_sixteen_slots_by_default() -> None:

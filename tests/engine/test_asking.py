@@ -119,6 +119,7 @@ def write(path: str) -> dict[str, Any]:
     return {"name": "Write", "input": {"file_path": path, "content": "new"}}
 
 
+@pytest.mark.slow
 def test_an_approved_call_runs_once_and_the_run_goes_on(desk: Desk) -> None:
     lease = desk.begin(reply(MAKE), rules=[Rule("ask", "Bash")])
     assert desk.work(lease) == Waiting("approval")
@@ -155,6 +156,7 @@ def test_the_edited_input_runs_and_the_model_is_told_of_it(desk: Desk) -> None:
     assert use["input"] == MAKE["input"], "what the model said is never rewritten"
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_edited_input_is_told_with_it(desk: Desk) -> None:
     lease = desk.begin(reply(MAKE), rules=[Rule("ask", "Bash")])
     desk.work(lease)
@@ -164,6 +166,7 @@ def test_a_failure_of_the_edited_input_is_told_with_it(desk: Desk) -> None:
     assert '{"command": "exit 3"}' in result
 
 
+@pytest.mark.slow
 def test_what_was_asked_first_waits_and_what_follows_it_too(desk: Desk) -> None:
     calls = [
         {"name": "Bash", "input": {"command": f"echo {name} >> log"}}
@@ -202,6 +205,7 @@ def test_an_approved_call_whose_path_leads_elsewhere_now_is_refused(
     assert row(desk.database, lease).denials == 1
 
 
+@pytest.mark.slow
 def test_an_approved_write_whose_folder_leads_elsewhere_now_writes_nothing(desk: Desk) -> None:
     for name in ("first", "second"):
         (desk.folder / name).mkdir()
@@ -228,6 +232,7 @@ def test_calls_that_were_not_decided_on_before_a_drain_are_located_after_it(desk
     assert "noted" in desk.model.results[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_unanswered_goes_on_without_the_call_when_it_is_retried(
     desk: Desk,
 ) -> None:
@@ -297,6 +302,7 @@ class _RunsAnything(StoredJournal):
 _DIGEST = digest_of(MAKE["input"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("effect", "given", "changed", "problem"),
     [
@@ -324,6 +330,7 @@ def test_an_attempt_runs_no_call_that_is_not_allowed_or_approved_as_it_is(
     assert list(desk.folder.glob("[a-z]*")) == []
 
 
+@pytest.mark.slow
 def test_a_denial_that_is_newer_than_the_approval_holds(desk: Desk) -> None:
     lease = desk.begin(reply(MAKE), rules=[Rule("ask", "Bash")])
     desk.work(lease)
@@ -335,6 +342,7 @@ def test_a_denial_that_is_newer_than_the_approval_holds(desk: Desk) -> None:
     assert desk.model.results[0].startswith("Permission denied")
 
 
+@pytest.mark.slow
 def test_an_edited_call_is_judged_by_where_its_path_leads_when_it_is_about_to_run(
     desk: Desk,
 ) -> None:

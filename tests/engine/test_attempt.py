@@ -94,6 +94,7 @@ def test_a_run_goes_from_prompt_to_end(database: Database, ports: Ports) -> None
     assert row(database, lease).state == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_workspace_that_cannot_be_made_fails_the_run(
     database: Database, ports: Ports, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_workspace_that_cannot_be_made_fails_the_run(
     assert str(tmp_path / "gone") in row(database, lease).detail
 
 
+@pytest.mark.slow
 def test_a_call_that_a_host_could_not_begin_is_begun_by_the_next_attempt(
     database: Database, ports: Ports, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_call_that_a_host_could_not_begin_is_begun_by_the_next_attempt(
     assert [each.outcome for each in database.rows(query)] == ["succeeded", "succeeded"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_model_call_without_descriptors_is_a_fault_of_the_host(
     database: Database, ports: Ports, sent: bool

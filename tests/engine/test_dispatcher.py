@@ -135,6 +135,7 @@ def post(database: Database, tmp_path: Path) -> Post:
     return Post(database, tmp_path / "locks")
 
 
+@pytest.mark.slow
 def test_a_pass_that_meets_a_fault_of_the_host_is_not_the_last(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def test_a_run_that_waits_for_its_budget_is_queued_to_end_at_its_deadline(post: 
     assert run_id in post.notifier.notified
 
 
+@pytest.mark.slow
 def test_a_pass_notifies_of_a_parent_whose_children_have_ended_unseen(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +323,7 @@ def held_here(post: Post, count: int) -> str:
     return job_id
 
 
+@pytest.mark.slow
 def test_runs_of_a_job_above_its_share_yield_once_another_has_waited_ten_seconds(
     post: Post,
 ) -> None:
@@ -336,6 +339,7 @@ def test_runs_of_a_job_above_its_share_yield_once_another_has_waited_ten_seconds
     assert not post.dispatcher.yields(large), "one run is due: one slot is enough"
 
 
+@pytest.mark.slow
 def test_nobody_yields_while_a_slot_is_free(post: Post) -> None:
     large = held_here(post, 4)
     for second in range(15):

@@ -114,6 +114,7 @@ def test_rules_that_still_ask_are_looked_at_once(post: Post) -> None:
     assert (row.answer, row.checked_snapshot, post.state(run_id)) == (None, snapshot, "waiting")
 
 
+@pytest.mark.slow
 def test_people_are_told_once_and_of_nothing_that_no_longer_waits(post: Post) -> None:
     job_id = submit_asking(post.database, "a", "b", "c", "d", asking=TOLD)
     first, *others = ask_all(post.database, job_id, "uv lock")

@@ -127,6 +127,7 @@ def test_a_worker_that_drains_does_not_wait_for_what_is_being_indexed(
     goes_on.set()
 
 
+@pytest.mark.slow
 def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
     store: Database,
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
     assert Worker._is_quiet(working, run)
 
 
+@pytest.mark.slow
 def test_a_worker_says_its_version_and_that_it_drains(
     worker: Worker, store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

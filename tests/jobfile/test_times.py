@@ -19,9 +19,9 @@ JOB = 'name = "a"\nmodel = "m"\nprompt = "p"\n'
 def test_a_job_file_has_the_times_of_its_model_calls(load_text: Load) -> None:
     written = (
         'not_before = "22:00 UTC"\nwindow = " 22:00 - 7:00 Europe/Berlin"\n'
-        'finish_by = "2026-11-24T09:00:00+02:00"\n'
+        'finish_by = "2099-11-24T09:00:00+02:00"\n'
     )
-    finish_by = Moment("2026-11-24T09:00:00+02:00", "", 1_795_503_600.0)
+    finish_by = Moment("2099-11-24T09:00:00+02:00", "", 4_099_186_800.0)
     assert load_text(JOB + written).spec.times == Times(
         Moment("22:00", "UTC"), Window("22:00", "07:00", "Europe/Berlin"), finish_by
     )

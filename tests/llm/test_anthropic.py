@@ -116,6 +116,7 @@ def test_unknown_events_are_passed_over(talk):
     assert talk(Reply([text("x")], extra_events=events)).complete().blocks == (text("x"),)
 
 
+@pytest.mark.slow
 def test_huge_reply_is_whole(talk):
     words = "0123456789" * 300_000
     reply = talk(Reply([text(words)], chunk=50_000)).complete()

@@ -214,6 +214,7 @@ def test_stream_that_ends_early_is_cut_wherever_it_ends(talk, kind, after):
 COUNTED = {"input_tokens": 7, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reset", "error_event", "malformed"])
 @pytest.mark.parametrize("after", [1, 4, 8])
 def test_a_cut_stream_says_what_was_counted_and_bounds_the_rest(talk, kind, after):
@@ -224,6 +225,7 @@ def test_a_cut_stream_says_what_was_counted_and_bounds_the_rest(talk, kind, afte
     assert 0 < error.most_output <= written_in(seconds + 0.5)
 
 
+@pytest.mark.slow
 def test_a_fast_stream_is_bounded_by_its_bytes_and_slow_thinking_by_its_time(talk):
     slow = {"pause": 0.3, "usage": COUNTED, "broken": Break("cut", after=6)}
     shown = failed(talk(Reply([text("abc"), text("def")], **slow)))
@@ -232,6 +234,7 @@ def test_a_fast_stream_is_bounded_by_its_bytes_and_slow_thinking_by_its_time(tal
     assert len("abc") <= shown.most_output < hidden.most_output
 
 
+@pytest.mark.slow
 def test_a_stream_cut_behind_its_usage_is_counted_whole(talk):
     usage = {**COUNTED, "output_tokens": 11}
     error = failed(talk(Reply([text("hi")], usage=usage, broken=Break("cut", after=6))))
@@ -325,6 +328,7 @@ def test_reply_is_whole_however_the_body_ends_after_message_stop(talk, kind):
     assert here.complete().blocks == (text("x"),)
 
 
+@pytest.mark.slow
 def test_call_after_a_broken_one_succeeds(talk):
     breaks = [Break("reset", after=3), Break("status"), Break("cut", after=5)]
     plan = iter([*(Reply(SAID, broken=broken) for broken in breaks), Reply([thinking("a"), *SAID])])

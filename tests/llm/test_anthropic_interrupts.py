@@ -68,6 +68,7 @@ def test_call_is_cut_in_the_middle_of_its_stream(talk):
     assert outcome.reason == "dropped"
 
 
+@pytest.mark.slow
 def test_call_that_a_shutdown_cuts_says_what_it_can_have_used(talk):
     heard = threading.Event()
     usage = {"input_tokens": 70, "cache_read_input_tokens": 5}
@@ -164,6 +165,7 @@ def test_call_is_cut_while_it_connects(full_port):
     model.close()
 
 
+@pytest.mark.slow
 def test_watchdog_cuts_a_call_that_hangs_in_connecting_and_it_was_not_billed(full_port):
     url = f"http://127.0.0.1:{full_port}"
     model = AnthropicModel(base_url=url, api_key=API_KEY, stall_timeout=0.2)

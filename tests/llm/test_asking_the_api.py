@@ -53,6 +53,7 @@ def test_count_of_a_prompt_that_thinks_for_so_many_tokens_is_taken(talk: Start) 
     assert here.model.count(request, Interrupt()) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
     [

@@ -38,6 +38,7 @@ def test_call_without_a_stream_gets_the_whole_message():
     assert message.usage.input_tokens > 0
 
 
+@pytest.mark.slow
 def test_streamed_message_is_the_same_by_the_sdks_own_accumulation():
     reply = Reply([text("Hi there"), tool_use("toolu_1", "Read", {"a": [1, "b"]})], chunk=3)
     with MessagesServer(lambda request: reply) as server:
@@ -89,6 +90,7 @@ def test_count_is_what_the_call_is_billed_for():
         assert create(server.url, [HELLO], system="x").usage.input_tokens == counted.input_tokens
 
 
+@pytest.mark.slow
 def test_prompt_that_the_window_does_not_hold_is_refused():
     long = {"role": "user", "content": "x" * 400}
     with MessagesServer(lambda request: Reply([text("x")]), window=100) as server:
@@ -152,6 +154,7 @@ def test_body_that_is_no_json_is_refused():
         api.post("/v1/messages", content=b"{", cast_to=object)
 
 
+@pytest.mark.slow
 def test_script_answers_each_conversation_by_its_place():
     script = Script({"Hello": [Reply([text("one")]), Reply([text("two")])], "*": []})
     second = [HELLO, {"role": "assistant", "content": "one"}, HELLO]
@@ -169,6 +172,7 @@ def test_script_by_turn_goes_on_although_nothing_was_appended():
         assert [len(create(server.url, [HELLO]).content) for _ in range(2)] == [0, 1]
 
 
+@pytest.mark.slow
 def test_reply_fails_first_and_then_comes():
     broken = (Break("status", status=529), Break("status", status=500))
     script = Script({"*": [Reply([text("x")], fail_first=broken)]})

@@ -36,6 +36,7 @@ def findings(folder: Path, count: int, *, blind: bool = False) -> list[str]:
     return [each for each in looked if each]
 
 
+@pytest.mark.slow
 def test_no_canary_is_read_or_written_against_the_rules(tmp_path: Path) -> None:
     assert findings(tmp_path, 15) == []
 

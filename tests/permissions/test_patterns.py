@@ -44,6 +44,7 @@ def test_a_pattern_that_matches_nothing_or_everything_by_mistake_is_refused(patt
         command_pattern(pattern)
 
 
+@pytest.mark.slow
 @given(st.text("ab*", max_size=8), st.text("ab\n", max_size=12))
 def test_a_glob_matches_as_the_regular_expression_that_it_stands_for(pattern, text):
     expected = re.fullmatch(pattern.replace("*", ".*"), text.replace("**", "*"), re.DOTALL)

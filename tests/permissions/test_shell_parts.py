@@ -90,6 +90,7 @@ def test_deny_and_ask_rules_see_through(command: str, form: str) -> None:
     assert form in {seen for part in analyse(command).parts for seen in part.forms}
 
 
+@pytest.mark.slow
 @given(
     st.text(alphabet=st.sampled_from("a $(){}`'\"\\\n;&|<>#[]=!~*-\x00\ud800\u00a01E"), max_size=60)
 )
@@ -121,11 +122,13 @@ def test_no_arguments_of_a_known_program_raise(programs: list[str], arguments: l
     assert "" not in script.guesses
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_no_character_raises(command: str) -> None:
     analyse(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -154,6 +157,7 @@ def test_deep_nesting_is_unanalyzable_and_raises_nothing(piece: str) -> None:
 STARTS = ["$", "${", "<<", "a=", "", "[[ ", "$(", "@(", "{", "<<-", "echo "]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "start"), [*enumerate(STARTS)])
 def test_no_character_ends_the_process(number: int, start: str) -> None:
     """Every third of the characters that are tried, and every one behind three or four of the starts."""

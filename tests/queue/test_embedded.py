@@ -290,6 +290,7 @@ def test_a_user_who_waited_at_a_removed_door_waits_at_the_new_one(home: Path) ->
     server.leave()
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.queue.embedded.ANSWER_SECONDS", 0.2)
     with ExitStack() as stack:

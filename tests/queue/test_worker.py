@@ -42,6 +42,7 @@ def test_all_slots_work_at_once_and_no_more(connection: redis.Redis, notifier: R
     assert handler.most_at_once == 64
 
 
+@pytest.mark.slow
 def test_nothing_is_popped_without_a_free_slot(
     connection: redis.Redis, notifier: RqNotifier
 ) -> None:
@@ -406,6 +407,7 @@ def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
         until(lambda: handler.ended == [RUN_IDS[0]])
 
 
+@pytest.mark.slow
 def test_an_end_whose_beginning_is_unknown_costs_no_other_note(connection: redis.Redis) -> None:
     presence = Presence(connection, "tested")
     presence.begun("a")  # before it opens, so that it gets them at once
@@ -420,6 +422,7 @@ def test_an_end_whose_beginning_is_unknown_costs_no_other_note(connection: redis
     presence.close()
 
 
+@pytest.mark.slow
 def test_of_messages_that_came_and_went_only_the_count_is_told(connection: redis.Redis) -> None:
     presence = Presence(connection, "tested")
     for job_id in ("a", "b"):

@@ -111,6 +111,7 @@ def test_one_of_an_answer_an_expiry_and_a_cancel_wins(
 only_postgres = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 
 
+@pytest.mark.slow
 @only_postgres
 def test_one_of_three_wins_who_all_saw_the_question_open(
     database: Database, open_database: Callable[[], Database], run_id: str
@@ -182,6 +183,7 @@ def test_worker_can_ask_while_the_rules_of_the_job_change(
     assert answers(database, asked) == [None]
 
 
+@pytest.mark.slow
 @only_postgres
 def test_notices_do_not_wait_for_answers(
     database: Database, open_database: Callable[[], Database]

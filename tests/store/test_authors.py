@@ -248,6 +248,7 @@ def test_workspace_of_a_run_that_goes_on_is_not_removed_nor_told_of(database: Da
     assert (event["type"], event["data"]) == ("workspace_pruned", signed(ADA, lost, None))
 
 
+@pytest.mark.slow
 def test_events_of_a_job_have_no_gaps_when_several_change_it_at_once(
     database: Database, open_database: Callable[[], Database]
 ) -> None:

@@ -265,6 +265,7 @@ def stored_events(database: Database, run_id: str) -> Any:
     return database.rows(select(events).where(events.c.run_id == run_id).order_by(events.c.number))
 
 
+@pytest.mark.slow
 def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a", usd=5.0)
     while run_row(database, run_id).state != "failed":
@@ -290,6 +291,7 @@ def test_failed_call_of_unknown_usage_is_charged_and_a_refused_one_is_not(
     )
 
 
+@pytest.mark.slow
 def test_fresh_run_spends_of_the_same_budget(database: Database) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a", usd=5.0)
     take(database, run_id).reply(text("Done."))
@@ -364,6 +366,7 @@ def test_what_a_person_writes_off_is_spent_no_more_and_wakes_who_waits(database:
     assert isinstance(take(database, second).effect, CallModel)
 
 
+@pytest.mark.slow
 def test_only_the_named_call_is_written_off_and_none_of_a_run_at_work(database: Database) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a", usd=9.0)
     cut_off(database, run_id)

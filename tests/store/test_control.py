@@ -168,6 +168,7 @@ def test_run_that_is_not_paused_says_so(database: Database) -> None:
     assert (change.changed, change.detail) == (False, "is not paused")
 
 
+@pytest.mark.slow
 def test_controls_at_the_same_time_leave_events_without_gaps(
     database: Database, open_database: Callable[[], Database]
 ) -> None:

@@ -127,6 +127,7 @@ def test_prompts_are_priced_by_their_own_length_and_not_by_their_sum(database: D
     assert spent.usd == 2 * CHEAP.cost(just, hour_cache=False) + DEAR.cost(long, hour_cache=False)
 
 
+@pytest.mark.slow
 def test_each_job_is_billed_on_its_own_terms(database: Database) -> None:
     hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     costs = {}

@@ -99,6 +99,7 @@ def test_one_that_fails_does_not_spoil_the_commit_that_it_shares(database: Datab
     assert count(database) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 def test_writers_that_wait_share_a_commit(database: Database) -> None:
     commits: list[str] = []
@@ -123,6 +124,7 @@ def test_writers_that_wait_share_a_commit(database: Database) -> None:
     assert len(commits) == 3  # 64 share one at most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 def test_a_process_that_writes_all_the_time_lets_another_have_its_turns(
     database: Database, open_database: Callable[[], Database]
@@ -150,6 +152,7 @@ def test_a_process_that_writes_all_the_time_lets_another_have_its_turns(
     assert meanwhile <= 2 * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 def test_a_process_that_is_frozen_when_it_is_the_next_to_write_holds_nobody_up(
     database: Database,
@@ -221,6 +224,7 @@ def test_a_connection_cut_before_its_commit_is_an_outage_that_passes(database: D
     assert count(database) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 def test_a_connection_cut_while_nobody_has_it_is_an_outage_that_passes(database: Database) -> None:
     database.close()  # no connection is open but these two

@@ -69,6 +69,7 @@ def hold(database: Database, job_id: str, spec: JobSpec = BUDGETED, now: float =
     return next(load for load in loads if load.job_id == job_id)
 
 
+@pytest.mark.slow
 def test_four_items_begin_until_three_have_finished(database: Database) -> None:
     _, ids = submit(database, 9)
     for run_id in ids[:4]:
@@ -78,6 +79,7 @@ def test_four_items_begin_until_three_have_finished(database: Database) -> None:
     assert (run.state, run.attempt, run.started_at, run.rung_at) == ("queued", 0, None, None)
 
 
+@pytest.mark.slow
 def test_an_item_begins_only_while_the_budget_covers_the_begun_ones(database: Database) -> None:
     job_id, ids = submit(database, 12)
     finish(database, *ids[:6])  # 400,000 tokens are left
@@ -92,6 +94,7 @@ def test_an_item_begins_only_while_the_budget_covers_the_begun_ones(database: Da
     assert held_back(database, job_id, NOW) == (2, "budget")
 
 
+@pytest.mark.slow
 def test_retried_runs_count_as_begun_and_always_go_on(database: Database) -> None:
     _, ids = submit(database, 12)
     finish(database, *ids[:9])
@@ -103,6 +106,7 @@ def test_retried_runs_count_as_begun_and_always_go_on(database: Database) -> Non
     assert claim(database, ids[9]).lease.attempt > 1
 
 
+@pytest.mark.slow
 def test_items_wait_for_the_budget_when_nothing_in_progress_goes_on(database: Database) -> None:
     job_id, ids = submit(database, 12)
     finish(database, *ids[:9])
@@ -125,6 +129,7 @@ def test_items_wait_for_the_budget_when_nothing_in_progress_goes_on(database: Da
     assert not is_refused(database, ids[10])
 
 
+@pytest.mark.slow
 def test_items_that_wait_begin_when_others_needed_less(database: Database) -> None:
     job_id, ids = submit(database, 12)
     finish(database, *ids[:9])
@@ -138,6 +143,7 @@ def test_items_that_wait_begin_when_others_needed_less(database: Database) -> No
     assert states == ["queued", "waiting"]
 
 
+@pytest.mark.slow
 def test_an_item_that_waits_ends_at_its_deadline(database: Database) -> None:
     spec = replace(BUDGETED, limits=replace(LIMITS, deadline=60.0))
     job_id, ids = submit(database, 12, spec)
@@ -182,6 +188,7 @@ def test_no_item_begins_that_would_not_end_before_the_window_closes(database: Da
     assert hold(database, job_id, spec, NOW + 1_800).due == 5
 
 
+@pytest.mark.slow
 def test_two_workers_do_not_begin_items_on_the_same_money(database: Database) -> None:
     _, ids = submit(database, 13)
     finish(database, *ids[:8])
@@ -242,6 +249,7 @@ def test_what_a_claim_reads_of_a_budgeted_job_does_not_grow_with_its_queue(
     assert (len(items.begun), len(items.finished)) == (1, 4)
 
 
+@pytest.mark.slow
 def test_sub_agents_begin_and_what_they_spend_is_their_items(database: Database) -> None:
     spec = replace(
         PARENT,

@@ -89,6 +89,7 @@ def test_fork_begins_with_what_hooks_of_its_turn_have_made_of_the_files(
     assert run_row(database, fork_id).start_tree == "tree 0"
 
 
+@pytest.mark.slow
 def test_fork_of_a_fork_begins_with_what_the_hooks_of_each_have_made(database: Database) -> None:
     second = begun(database, forked(database, hooked(database), 2))
     through_hooks(second, RunStart="set up again")

@@ -159,6 +159,7 @@ COORDINATOR = replace(
 )
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_coordinator_goes_on_from_its_split(database: Database) -> None:
     """It is not told to split a second time what is split, nor anew what it was told once."""
     parent = claim(database, submit_parent(database, COORDINATOR))

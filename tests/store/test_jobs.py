@@ -58,6 +58,7 @@ def test_runs_are_queued_and_due_at_once_with_the_job_s_limits(database: Databas
     assert {(row.message_count, row.event_count) for row in stored} == {(1, 1)}
 
 
+@pytest.mark.slow
 def test_many_runs_are_stored_in_the_order_of_their_items(database: Database) -> None:
     keys = [f"item {number}" for number in range(1_203)]
     jobs_store.submit(database, submission(*keys), NOW)
@@ -139,6 +140,7 @@ def test_jobs_without_a_key_are_all_stored(database: Database) -> None:
     assert len(rows_of(database, jobs)) == 2
 
 
+@pytest.mark.slow
 def test_submits_with_one_key_at_the_same_time_make_one_job(
     database: Database, open_database: Callable[[], Database]
 ) -> None:

@@ -104,6 +104,7 @@ def test_only_one_of_two_claims_gets_the_run(
     assert (first is None, second is None) == (False, True)
 
 
+@pytest.mark.slow
 def test_more_attempts_than_connections_can_load_at_once(database: Database) -> None:
     keys = [f"item {n}" for n in range(24)]
     jobs.submit(database, submission(*keys, spec=SPEC), NOW)

@@ -64,11 +64,13 @@ def _context(connection: Connection) -> MigrationContext:
     return MigrationContext.configure(connection, opts={"include_name": is_ours})
 
 
+@pytest.mark.slow
 def test_migrations_lead_to_the_tables_that_the_code_describes(database: Database) -> None:
     differences = database.read(lambda connection: compare_metadata(_context(connection), metadata))
     assert differences == []
 
 
+@pytest.mark.slow
 def test_migrations_lead_to_the_same_definitions_as_the_tables(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
@@ -90,6 +92,7 @@ def test_every_migration_is_known_in_order() -> None:
     assert tuple(reversed(files)) == migrate.REVISIONS
 
 
+@pytest.mark.slow
 def test_upgrade_says_how_far_the_database_was(open_database: Callable[[], Database]) -> None:
     database = open_database()
     assert migrate.upgrade(database).state == "empty"
@@ -114,6 +117,7 @@ def fill_first_schema(database: Database) -> None:
     insert_row(database, "runs", **run, **limits, created_at=NOW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", migrate.REVISIONS)
 def test_an_upgrade_from_any_revision_keeps_the_stored_rows(
     open_database: Callable[[], Database], revision: str
@@ -198,6 +202,7 @@ def test_tables_of_something_else_are_left_alone(open_database: Callable[[], Dat
         migrate.upgrade(database)
 
 
+@pytest.mark.slow
 def test_failed_upgrade_leaves_nothing(open_database: Callable[[], Database]) -> None:
     database = open_database()
     database.write(lambda c: c.execute(text("CREATE TABLE v_costs (theirs INTEGER)")))

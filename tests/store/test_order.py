@@ -115,6 +115,7 @@ def test_a_sub_agent_comes_before_runs_that_have_not_begun(database: Database) -
     assert next_runs(database, 9) == [child, fresh]
 
 
+@pytest.mark.slow
 def test_free_slots_are_shared_between_a_large_job_and_one_behind_it(database: Database) -> None:
     large, small = submit(database, 40), submit(database, 3)
     assert jobs_of(database, next_runs(database, 8)) == {large: 5, small: 3}
@@ -124,6 +125,7 @@ def test_free_slots_are_shared_between_a_large_job_and_one_behind_it(database: D
     assert jobs_of(database, next_runs(database, 9))[heavy] == 9
 
 
+@pytest.mark.slow
 def test_a_single_slot_goes_round_among_jobs(database: Database) -> None:
     ids = [submit(database, 9) for _ in range(3)]
     shares, served = Shares(), []
@@ -167,6 +169,7 @@ def at_once(work: Callable[[Database], list[str]], databases: list[Database]) ->
         return list(pool.map(work, databases))
 
 
+@pytest.mark.slow
 def test_workers_that_choose_at_the_same_time_never_choose_the_same_run(
     database: Database, others: list[Database]
 ) -> None:
@@ -206,6 +209,7 @@ def test_no_more_runs_of_a_job_are_worked_on_than_it_allows(database: Database) 
     assert next_runs(database, 9) == []
 
 
+@pytest.mark.slow
 def test_a_limit_does_not_leak_when_a_worker_dies(database: Database) -> None:
     job_id = submit(database, 5, LIMITED)
     ids = runs_of(database, job_id)
@@ -217,6 +221,7 @@ def test_a_limit_does_not_leak_when_a_worker_dies(database: Database) -> None:
         assert next_runs(database, 9) == ids[:2]
 
 
+@pytest.mark.slow
 def test_a_limit_holds_when_workers_claim_at_the_same_time(
     database: Database, others: list[Database]
 ) -> None:
@@ -233,6 +238,7 @@ def folder(limit: int | None) -> JobSpec:
     return replace(SPEC, workspace=Workspace("/shared", max_concurrency=limit))
 
 
+@pytest.mark.slow
 def test_a_shared_folder_has_a_limit_across_jobs(
     database: Database, others: list[Database]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_run_that_a_person_paused_does_not_follow_the_pilot(database: Database
     assert run_row(database, ids[3]).state == "queued"
 
 
+@pytest.mark.slow
 def test_many_workers_decide_on_a_pilot_once(database: Database) -> None:
     job_id, ids = submit_with(database, *KEYS, pilot=Pilot(2, success=0.5))
     succeed(database, ids[0], ids[4])
@@ -210,6 +211,7 @@ def test_the_count_starts_anew_when_a_job_is_resumed(database: Database) -> None
     assert changes(database, job_id) == ["submitted", "paused", "resumed", "paused"]
 
 
+@pytest.mark.slow
 def test_a_breaker_fires_once_however_many_look_at_once(database: Database) -> None:
     job_id, ids = submit_with(database, *KEYS, breaker=ALIKE)
     fail(database, *ids[:3])

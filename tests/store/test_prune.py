@@ -123,6 +123,7 @@ def test_killed_in_between_it_leaves_what_the_next_one_removes(
     assert (row.runs, row.pruned_by) == (5, "ann")
 
 
+@pytest.mark.slow
 def test_search_finds_nothing_of_a_job_that_is_gone(database: Database) -> None:
     end(database)
     (job,) = old(database)

@@ -36,6 +36,7 @@ NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
 
 
+@pytest.mark.slow
 def test_many_runs_are_answered_in_lots(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_statement_finds_the_same_however_often_it_is_used(database: Database)
     assert database.find(query, {"run": "another"}) == []
 
 
+@pytest.mark.slow
 def test_a_connection_goes_on_with_more_statements_than_it_keeps(database: Database) -> None:
     statements = [select(literal(number).label("number")) for number in range(140)]
 

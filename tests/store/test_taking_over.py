@@ -80,6 +80,7 @@ def give_back(database: Database, run_id: str, host: str, at: float = NOW) -> No
     leases.give_back_for_host(database, claim(database, run_id), fault, (), at)
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_host_gives_the_run_back_and_counts_as_no_failure(
     database: Database, run_id: str
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_fault_of_a_host_gives_the_run_back_and_counts_as_no_failure(
     assert row(database, run_id).detail == ""
 
 
+@pytest.mark.slow
 def test_a_fault_that_three_hosts_agree_on_is_the_runs_until_it_is_retried(
     database: Database, run_id: str
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_fault_that_three_hosts_agree_on_is_the_runs_until_it_is_retried(
     assert row(database, run_id).state == "queued"
 
 
+@pytest.mark.slow
 def test_a_host_leaves_a_run_alone_that_met_its_fault_and_others_do_not(
     database: Database, run_id: str
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_run_that_a_host_leaves_to_others_is_not_finished(
     assert runs.unfinished(database, NOW)
 
 
+@pytest.mark.slow
 def test_only_the_attempt_that_met_a_fault_gives_its_run_back(
     database: Database, run_id: str
 ) -> None:
@@ -144,6 +148,7 @@ def test_only_the_attempt_that_met_a_fault_gives_its_run_back(
     assert (row(database, run_id).state, row(database, run_id).attempt) == ("running", 2)
 
 
+@pytest.mark.slow
 def test_the_fault_of_a_workers_host_is_marked(database: Database) -> None:
     known = {"host_id": "h", "hostname": "a", "pid": 1, "slots": 1}
     leases.register(database, WORKER, now=NOW, **known)

@@ -85,6 +85,7 @@ def test_a_run_waits_from_finish_by_until_a_person_moves_it(database: Database) 
     assert data["new"] == {"finish_by": at(3 * HOUR), "finish_by_text": f"{clock(3 * HOUR)} UTC"}
 
 
+@pytest.mark.slow
 def test_a_run_in_hand_sees_that_finish_by_was_moved(database: Database) -> None:
     run_id = submit_at(database, finish_by=Moment(clock(HOUR), "UTC"))
     attempt = claim(database, run_id)
@@ -102,6 +103,7 @@ def test_a_run_that_began_to_wait_as_it_was_moved_is_found(database: Database) -
     assert queue_moved(database, at(HOUR) + 1) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_since_finish_by_can_be_paused(database: Database) -> None:
     run_id, job_id = past_finish(database)
     (refused,) = resume(database, Target("run", run_id), NOW)
@@ -114,6 +116,7 @@ def test_a_run_that_waits_since_finish_by_can_be_paused(database: Database) -> N
     assert move_finish_by(database, job_id, moment, NOW, author=ADA) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deadline", [None, 3 * HOUR])
 def test_runs_that_have_not_begun_wait_together_when_the_window_closes(
     database: Database, deadline: float | None
@@ -139,6 +142,7 @@ def test_runs_that_have_not_begun_wait_together_when_the_window_closes(
     assert set(others) == set(due_to_notify(database, 9, opened, close=close))
 
 
+@pytest.mark.slow
 def test_runs_that_have_not_begun_wait_together_from_finish_by(database: Database) -> None:
     times = Times(finish_by=Moment(clock(HOUR), "UTC"))
     limits = Limits(deadline=3 * HOUR)

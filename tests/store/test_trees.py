@@ -56,6 +56,7 @@ def work(database: Database, repository: Path, tmp_path: Path) -> AtWork:
     return begin(database, tmp_path / "home", run_id)
 
 
+@pytest.mark.slow
 def test_a_run_s_trees_are_found_with_where_they_are(work: AtWork, repository: Path) -> None:
     start = work.tree
     work.write({"a.txt": b"zwei\n"})
@@ -84,6 +85,7 @@ def submit_result(work: AtWork, result: dict[str, object]) -> AtWork:
     return work
 
 
+@pytest.mark.slow
 def test_verifications_are_told_in_order_and_the_last_by_run(work: AtWork) -> None:
     submit_result(work, {"title": "Bad"}).verify("failed", "1 failed")
     submit_result(work, {"title": "Good"}).verify()
@@ -95,6 +97,7 @@ def test_verifications_are_told_in_order_and_the_last_by_run(work: AtWork) -> No
     assert last_verifications(work.database, job_id) == {work.id: second}
 
 
+@pytest.mark.slow
 def test_results_are_those_that_were_submitted_last(work: AtWork) -> None:
     job_id = run_row(work.database, work.id).job_id
     assert result_of_run(work.database, work.id) is None

@@ -193,6 +193,7 @@ def test_what_a_person_made_of_the_call_is_what_is_asked_about_and_run(database:
     assert attempt.effect.calls[0].input_to_run == EDITED
 
 
+@pytest.mark.slow
 def test_rule_that_was_remembered_with_the_first_answer_still_names_its_call(
     database: Database,
 ) -> None:

@@ -167,6 +167,7 @@ class TestFilesAreTouchedByTheRules:
         assert (bench.workspace / "closed/a.txt").read_text() == "secret\n"
         assert touch_with(under, tool, given, "open/a.txt").outcome == "succeeded"
 
+    @pytest.mark.slow
     def test_link_and_its_target_must_both_pass(
         self, bench: Workbench, tool: str, given: dict[str, str]
     ) -> None:
@@ -297,6 +298,7 @@ class TestOutputs:
         bench.run("Bash", command="seq 1 20000")
         return str(bench.outputs / "call_1.txt")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("tool", ["Read", "Grep"])
     def test_own_long_outputs_are_read_under_any_allow_rule(
         self, bench: Workbench, copy: str, tool: str

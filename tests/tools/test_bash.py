@@ -48,6 +48,7 @@ def test_environment_holds_no_setting_and_no_secret(bench: Workbench) -> None:
     assert "sk-ant-secret" not in result.content
 
 
+@pytest.mark.slow
 def test_no_variable_of_the_worker_changes_what_a_command_means(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_timeout_past_the_bounds_is_invalid_input(bench: Workbench, timeout: obj
     assert bench.run("Bash", command="true", timeout=timeout).outcome == "invalid_input"
 
 
+@pytest.mark.slow
 def test_flood_is_cut_at_ten_megabytes_and_says_so(bench: Workbench) -> None:
     result = bench.run("Bash", command="yes | head -c 30000000")
     assert result.outcome == "succeeded"

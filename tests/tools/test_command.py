@@ -31,6 +31,7 @@ def test_output_and_errors_come_in_order_with_the_exit_code(bench: Workbench) ->
     assert (result.content, result.outcome) == ("first\nsecond\nExit code 3", "failed")
 
 
+@pytest.mark.slow
 def test_a_command_may_take_longer_than_a_tool_and_is_killed_at_its_own_timeout(
     bench: Workbench,
 ) -> None:

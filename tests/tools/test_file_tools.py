@@ -200,6 +200,7 @@ class TestRead:
         result = bench.run("Read", file_path="huge.txt", limit=1)
         assert result.content.startswith("     1\tfirst\n")
 
+    @pytest.mark.slow
     def test_endless_line_ends_at_the_timeout(self, bench: Workbench) -> None:
         with open(bench.workspace / "huge.txt", "wb") as file:
             file.write(b"x" * 10_000)
@@ -235,6 +236,7 @@ class TestRead:
 
 
 class TestOutputs:
+    @pytest.mark.slow
     def test_long_output_is_read_and_searched_and_not_written(self, bench: Workbench) -> None:
         bench.run("Bash", command="seq 1 20000")
         copy = str(bench.outputs / "call_1.txt")

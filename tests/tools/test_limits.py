@@ -70,6 +70,7 @@ def passed(bench: Workbench, command: str, mode: Any = "off", **limits: Any) -> 
     return result.content.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hog", [MEMORY_HOG, MEMORY_HOGS, SHARED_MEMORY_HOG])
 def test_memory_hog_is_ended_and_told_so(patient: Workbench, hog: str) -> None:
     assert passed(patient, hog, memory=64 * MB) == (
@@ -90,6 +91,7 @@ print("done")""")
     assert run(patient, command, memory=120 * MB).content == "done\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", [FORK_BOMB, DETACHED_FORK_BOMB, THREAD_BOMB])
 def test_fork_bomb_is_ended_and_told_so(patient: Workbench, bomb: str) -> None:
     assert passed(patient, bomb, processes=50) == (
@@ -98,6 +100,7 @@ def test_fork_bomb_is_ended_and_told_so(patient: Workbench, bomb: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_keeper_of_a_call_of_root_runs_before_what_it_counts(patient: Workbench) -> None:
     if os.geteuid() or "processes" in cgroups.prepare()[1] or not may_run_first():
         pytest.skip("this process is not root, may not run first, or has cgroups of version 2")
@@ -158,6 +161,7 @@ def test_call_has_the_cores_that_the_job_gives_it(patient: Workbench) -> None:
     assert run(patient, "nproc", cpu=1).content == "1\n"
 
 
+@pytest.mark.slow
 def test_call_records_who_held_it_to_its_limits(patient: Workbench) -> None:
     by_kernel = "memory" in cgroups.prepare()[1]
     by = (
@@ -173,6 +177,7 @@ def test_call_records_who_held_it_to_its_limits(patient: Workbench) -> None:
     )
 
 
+@pytest.mark.slow
 def test_call_within_its_limits_is_left_alone(patient: Workbench) -> None:
     limits = {"memory": 500 * MB, "processes": 50, "disk": 100 * MB, "cpu": 2}
     result = run(patient, "sleep 0.5; echo done", **limits)

@@ -75,6 +75,7 @@ def test_a_job_has_no_network_unless_it_says_so(bench: Workbench, server: int) -
     )
 
 
+@pytest.mark.slow
 def test_a_host_of_the_list_is_reached_and_every_other_refused(
     bench: Workbench, server: int
 ) -> None:

@@ -17,11 +17,13 @@ from runner.tools.notice import tell
 ABOUT = {"job_id": "job_1", "questions": []}
 
 
+@pytest.mark.slow
 def test_command_gets_the_questions_on_its_input(tmp_path: Path) -> None:
     tell(f'cat > {tmp_path}/told; test "$NOTE" = yes', ABOUT, {"NOTE": "yes"})
     assert json.loads((tmp_path / "told").read_text()) == ABOUT
 
 
+@pytest.mark.slow
 def test_command_that_reads_nothing_of_many_questions_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -29,6 +31,7 @@ def test_command_that_reads_nothing_of_many_questions_is_no_failure(
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

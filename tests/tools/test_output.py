@@ -151,6 +151,7 @@ def test_invalid_input_is_told_place_by_place_and_shortly() -> None:
     assert len(problem) < 1_000
 
 
+@pytest.mark.slow
 def test_schemas_that_come_and_go_are_told_apart() -> None:
     for number in range(1_000):
         schema = {"type": "object", "required": [str(number)]}

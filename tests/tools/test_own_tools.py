@@ -104,6 +104,7 @@ def test_tools_come_in_the_order_of_their_names(folder: Path) -> None:
     assert "pkg.mine" not in sys.modules
 
 
+@pytest.mark.slow
 def test_function_is_described_by_its_hints_docstring_and_decorator(folder: Path) -> None:
     tool = own(folder, "look_up")
     assert tool.description == "Look a word up.\n\nSlowly."
@@ -116,11 +117,13 @@ def test_function_is_described_by_its_hints_docstring_and_decorator(folder: Path
     assert properties["mode"]["enum"] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_function_without_decorator_is_neither_read_only_nor_repeatable(folder: Path) -> None:
     tool = own(folder, "plain")
     assert (tool.read_only, tool.repeatable) == (False, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -229,12 +232,14 @@ def test_whatever_a_function_does_is_a_result(
     assert "Traceback" not in result.content
 
 
+@pytest.mark.slow
 def test_long_result_is_capped_and_kept(bench: Workbench, folder: Path) -> None:
     result = bench.run(own(folder, "raises"), kind="long")
     assert len(result.content) <= 50_000
     assert result.output == b"x" * 200_000
 
 
+@pytest.mark.slow
 def test_function_sees_no_secret(bench: Workbench, folder: Path) -> None:
     content = bench.run(own(folder, "raises"), kind="environment").content
     assert "HARMLESS" in content
@@ -264,6 +269,7 @@ def test_input_nested_too_deeply_is_invalid(bench: Workbench, folder: Path) -> N
     assert (result.outcome, "nested too deeply" in result.content) == ("invalid_input", True)
 
 
+@pytest.mark.slow
 def test_input_that_only_the_hints_refuse_is_invalid_too(bench: Workbench, folder: Path) -> None:
     tool = own(folder, "look_up")
     lax = Tool(tool.name, tool.description, {"type": "object"}, source=tool.source)
@@ -280,6 +286,7 @@ def test_source_that_this_worker_does_not_know_is_a_result(bench: Workbench, sou
     assert result.outcome == "failed"
 
 
+@pytest.mark.slow
 def test_module_that_is_gone_is_a_result(bench: Workbench, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "pkg", tmp_path / "pkg")
     tool = own(tmp_path, "look_up")

@@ -106,6 +106,7 @@ def left_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_background_children_die_when_bash_returns(bench: Workbench) -> None:
     command = FAMILY.replace(
         "wait", f"until [ $(wc -l < pids) = {FAMILY_SIZE} ]; do :; done; echo done"
@@ -123,6 +124,7 @@ def test_timeout_kills_all_descendants_and_keeps_what_was_printed(bench: Workben
     assert running(process_ids(bench.workspace / "pids", FAMILY_SIZE)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["dropped", "shutdown"])
 def test_interrupt_kills_all_descendants_before_it_is_raised(bench: Workbench, reason: str) -> None:
     interrupt = Interrupt()
@@ -190,6 +192,7 @@ def test_idle_host_needs_no_sign_of_life(bench: Workbench) -> None:
         tools.close()
 
 
+@pytest.mark.slow
 def test_killed_host_ends_its_calls_and_is_replaced(bench: Workbench) -> None:
     call = in_background(bench, FAMILY, Interrupt())
     pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
@@ -201,6 +204,7 @@ def test_killed_host_ends_its_calls_and_is_replaced(bench: Workbench) -> None:
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
+@pytest.mark.slow
 def test_killed_keeper_ends_its_call_and_what_it_kept(bench: Workbench) -> None:
     result = bench.run("Bash", command="kill -9 $PPID; " + FAMILY)
     assert result.outcome == "interrupted"
@@ -212,6 +216,7 @@ def test_run_without_a_lock_file_is_quiet(tmp_path: Path) -> None:
     assert run_is_quiet(tmp_path, "run_1")
 
 
+@pytest.mark.slow
 def test_two_calls_of_a_run_are_both_waited_for(bench: Workbench) -> None:
     first, second = Interrupt(), Interrupt()
     calls = [in_background(bench, "echo $$ >> pids; sleep 1000", each) for each in (first, second)]
@@ -241,6 +246,7 @@ def test_hundred_calls_run_side_by_side(bench: Workbench) -> None:
     assert {result.content for result in results if isinstance(result, ToolResult)} == {"done\n"}
 
 
+@pytest.mark.slow
 def test_worker_that_calls_often_keeps_no_descriptor_and_no_process(bench: Workbench) -> None:
     bench.run("Bash", command="true")
     before = psutil.Process().num_fds()
@@ -267,6 +273,7 @@ def descriptors_left(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", range(6))
 def test_call_for_which_no_descriptor_is_left_is_the_hosts_trouble_and_starts_nothing(
     bench: Workbench, count: int
@@ -281,6 +288,7 @@ def test_call_for_which_no_descriptor_is_left_is_the_hosts_trouble_and_starts_no
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
+@pytest.mark.slow
 def test_call_that_cannot_be_handed_over_leaves_the_calls_of_others_alone(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +307,7 @@ def test_call_that_cannot_be_handed_over_leaves_the_calls_of_others_alone(
     outcome(call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["shut", "closed"])
 def test_host_that_is_found_gone_when_a_call_is_handed_over_is_replaced(
     bench: Workbench, end: str
@@ -313,6 +322,7 @@ def test_host_that_is_found_gone_when_a_call_is_handed_over_is_replaced(
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
+@pytest.mark.slow
 def test_lock_that_cannot_be_taken_is_a_result_and_starts_nothing(bench: Workbench) -> None:
     bench.lock_dir.rmdir()
     result = bench.run("Bash", command="touch made")
@@ -391,6 +401,7 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack_on_what_watches_over_a_call_ends_the_call_and_all_of_it(
     bench: Workbench, attack: str

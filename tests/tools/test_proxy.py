@@ -62,6 +62,7 @@ def test_a_request_for_a_host_on_the_list_is_sent_on_with_its_name(server: int) 
     assert outcomes(door) == [("a.test", server, "allowed", "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_is_sent_on(server: int, chunked: bool) -> None:
     body = "5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n" if chunked else "hello world"
@@ -295,6 +296,7 @@ def test_a_host_that_cannot_open_a_proxy_has_a_fault(monkeypatch: pytest.MonkeyP
         pass
 
 
+@pytest.mark.slow
 def test_many_connections_are_recorded_together(
     monkeypatch: pytest.MonkeyPatch, server: int
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_command_in_the_sandbox_writes_the_workspace_and_nothing_else(
     assert result.containment == "bubblewrap"
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_nothing_of_the_host_can_be_seen_or_signalled_from_the_sandbox(bench: Workbench) -> None:
     result = bash(bench, "kill -STOP $PPID; ls -d /proc/[0-9]* | wc -l", Sandbox())
@@ -53,6 +54,7 @@ def test_nothing_of_the_host_can_be_seen_or_signalled_from_the_sandbox(bench: Wo
     assert result.outcome == "succeeded"
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_verify_commands_and_hooks_that_ask_for_it_run_in_the_sandbox(
     bench: Workbench, tmp_path: Path
@@ -72,6 +74,7 @@ def test_verify_commands_and_hooks_that_ask_for_it_run_in_the_sandbox(
         (tmp_path / "beside").unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_a_tool_of_your_own_runs_in_the_sandbox(bench: Workbench, tmp_path: Path) -> None:
     module = """
@@ -91,6 +94,7 @@ def keep(path: str) -> str:
         assert (result.content, result.containment) == (said, "bubblewrap")
 
 
+@pytest.mark.slow
 def test_what_contained_a_call_is_recorded_also_if_nothing_did(bench: Workbench) -> None:
     assert bash(bench, "true", None).containment == "none"
     assert bash(bench, "true", Sandbox("off")).containment == "none"
@@ -98,6 +102,7 @@ def test_what_contained_a_call_is_recorded_also_if_nothing_did(bench: Workbench)
     assert bench.run("Glob", pattern="*").containment is None
 
 
+@pytest.mark.slow
 def test_a_host_without_bubblewrap_runs_no_call_of_a_job_that_requires_a_sandbox(
     bench: Workbench, tmp_path: Path
 ) -> None:
@@ -110,6 +115,7 @@ def test_a_host_without_bubblewrap_runs_no_call_of_a_job_that_requires_a_sandbox
     assert without.probe().kind in ("landlock", "none")
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_a_sandbox_that_fails_is_told_as_such_and_never_as_the_command_s_output(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +144,7 @@ def test_a_sandbox_that_fails_is_told_as_such_and_never_as_the_command_s_output(
     assert not (bench.workspace / "made").exists()
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_a_program_that_cannot_be_executed_is_told_as_without_a_sandbox(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +171,7 @@ def test_a_gate_stays_shut_if_bubblewrap_does_not_tell_its_process(tmp_path: Pat
     assert gate.problem(1, "bwrap: no") == f"{UNMADE}: bwrap: no"
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_a_signal_that_ends_a_command_is_named(bench: Workbench) -> None:
     said = bash(bench, "kill -KILL $$", Sandbox()).content
@@ -171,6 +179,7 @@ def test_a_signal_that_ends_a_command_is_named(bench: Workbench) -> None:
     assert bash(bench, "exit 3", Sandbox()).content == "Exit code 3"
 
 
+@pytest.mark.slow
 @with_sandbox
 def test_the_kernel_bounds_a_fork_bomb_before_its_keeper_has_counted_it(bench: Workbench) -> None:
     assert bash(bench, "ulimit -u", Sandbox(processes=50)).content == "110\n"

@@ -79,6 +79,7 @@ def bash(bench: Workbench, text: str, sandbox: Sandbox = AUTO, seconds: float = 
     return bench.tools.command(command, Interrupt())
 
 
+@pytest.mark.slow
 def test_a_command_writes_the_workspace_and_its_temporary_folder(bench: Workbench) -> None:
     command = "mkdir a && echo x > a/f && mv a/f src/ && echo y > $TMPDIR/t && mv src/f $TMPDIR/ &&"
     command += "cat $TMPDIR/t $TMPDIR/f > both && rm -r a && echo > /dev/null && ls -A $TMPDIR"
@@ -104,6 +105,7 @@ WRITES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITES)
 def test_it_writes_nothing_else_by_any_spelling(bench: Workbench, top: Path, command: str) -> None:
     for place in ("elsewhere/f", "user/notes", "home/outputs/run_1/call_0.txt"):
@@ -113,6 +115,7 @@ def test_it_writes_nothing_else_by_any_spelling(bench: Workbench, top: Path, com
         assert not (path.parent / "made").exists()
 
 
+@pytest.mark.slow
 def test_it_writes_neither_shared_memory_nor_tmp_nor_devices(bench: Workbench) -> None:
     for place in ("/dev/shm", "/tmp", "/var/tmp", "/dev"):
         name = f"{place}/runner-test-{os.getpid()}"
@@ -134,6 +137,7 @@ READS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", READS)
 def test_what_is_hidden_outside_the_workspace_is_read_by_no_spelling(
     bench: Workbench, top: Path, command: str
@@ -144,6 +148,7 @@ def test_what_is_hidden_outside_the_workspace_is_read_by_no_spelling(
         assert (top / place).read_text() == SECRET
 
 
+@pytest.mark.slow
 def test_what_is_beside_it_and_the_run_s_own_files_are_read(bench: Workbench, top: Path) -> None:
     bench = bench.under(f"deny Read(/{top}/elsewhere/private/**)")
     command = f"cat .env {top}/user/notes {top}/elsewhere/f {bench.outputs}/*; ls / > all"
@@ -151,6 +156,7 @@ def test_what_is_beside_it_and_the_run_s_own_files_are_read(bench: Workbench, to
     assert (result.content, result.containment) == (BEFORE * 4, "landlock")
 
 
+@pytest.mark.slow
 def test_a_call_names_the_rules_that_are_not_held_in_the_workspace(bench: Workbench) -> None:
     bench = bench.under("deny Read(.env)", "deny Edit(*.lock)", "deny Read(absent)")
     unheld = "landlock, which cannot hold deny Read(.env) in the workspace"
@@ -160,6 +166,7 @@ def test_a_call_names_the_rules_that_are_not_held_in_the_workspace(bench: Workbe
     assert not (bench.workspace / "a.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_workspace_that_may_not_be_edited_is_read_only_and_all_rules_in_it_are_held(
     bench: Workbench,
 ) -> None:
@@ -171,12 +178,14 @@ def test_a_workspace_that_may_not_be_edited_is_read_only_and_all_rules_in_it_are
     assert result.containment == "landlock"
 
 
+@pytest.mark.slow
 def test_runners_home_in_a_writable_workspace_is_named(bench: Workbench, top: Path) -> None:
     bench = replace(bench, workspace=top)
     exposed = "landlock, which cannot hold what else is hidden in the workspace"
     assert bash(bench, "true").containment == exposed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
 def test_without_a_network_there_is_no_socket_to_leave_by(bench: Workbench, family: str) -> None:
     for kind in ("SOCK_STREAM", "SOCK_DGRAM", "SOCK_RAW"):
@@ -188,6 +197,7 @@ def test_without_a_network_there_is_no_socket_to_leave_by(bench: Workbench, fami
         assert result.content.endswith("commands reach nothing on this host, localhost neither.")
 
 
+@pytest.mark.slow
 def test_an_abstract_socket_of_another_program_is_not_reached(bench: Workbench) -> None:
     name = f"runner-test-{os.getpid()}"
     there = CONNECT.format(family="socket.AF_UNIX", kind="socket.SOCK_STREAM", where=f'"\\0{name}"')
@@ -198,6 +208,7 @@ def test_an_abstract_socket_of_another_program_is_not_reached(bench: Workbench) 
         assert bash(bench, there, Sandbox("off")).content == "connected\n"
 
 
+@pytest.mark.slow
 def test_a_network_that_is_on_is_reached_and_a_list_of_hosts_is_not_held(bench: Workbench) -> None:
     with echo_server() as port:
         for network, kind in (
@@ -211,6 +222,7 @@ def test_a_network_that_is_on_is_reached_and_a_list_of_hosts_is_not_held(bench: 
 
 
 # Without a sandbox the last leaves processes behind: nobody is left to kill them.
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [*ATTACKS, "kill -9 $G $H $K"])
 def test_no_signal_reaches_what_watches_over_a_call(bench: Workbench, attack: str) -> None:
     bash(bench, "true")
@@ -224,12 +236,14 @@ def test_no_signal_reaches_what_watches_over_a_call(bench: Workbench, attack: st
     assert bash(bench, "echo again").content == "again\n"
 
 
+@pytest.mark.slow
 def test_nothing_of_other_processes_is_read_but_that_they_are_there(bench: Workbench) -> None:
     result = bash(bench, f"cd /proc/{os.getpid()}; cat environ maps mem fd/0; cat cmdline")
     assert result.content.count("Permission denied") == 4
     assert Path(f"/proc/{os.getpid()}/cmdline").read_text().split("\0")[0] in result.content
 
 
+@pytest.mark.slow
 def test_it_has_no_capability_and_the_filter_of_system_calls(bench: Workbench) -> None:
     result = bash(bench, "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; unshare -Ur true")
     words = result.content.split()
@@ -240,6 +254,7 @@ def test_it_has_no_capability_and_the_filter_of_system_calls(bench: Workbench) -
     assert "unshare failed: Operation not permitted" in result.content
 
 
+@pytest.mark.slow
 def test_git_works_in_a_recorded_workspace(bench: Workbench) -> None:
     own = bench.workspace.parent / ".run_1.git"
     bash(bench, f"git init -q --separate-git-dir {own} .", Sandbox("off"))
@@ -247,6 +262,7 @@ def test_git_works_in_a_recorded_workspace(bench: Workbench) -> None:
     assert bash(bench, f"{command} && git log --oneline | wc -l").content == "1\n"
 
 
+@pytest.mark.slow
 def test_tools_of_your_own_and_hooks_run_in_it(bench: Workbench, top: Path) -> None:
     (top / "mine.py").write_text(
         'def keep(path: str) -> str:\n    """Write a file."""\n    open(path, "w").close()\n'

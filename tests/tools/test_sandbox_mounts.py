@@ -96,6 +96,7 @@ READS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", READS)
 def test_what_read_denies_is_read_by_no_spelling_and_no_program(
     denied: Workbench, command: str
@@ -120,6 +121,7 @@ WRITES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITES)
 def test_what_edit_denies_is_changed_by_no_spelling_and_no_program(
     denied: Workbench, command: str
@@ -142,6 +144,7 @@ STEERING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["folder", "worktree", "recorded"])
 @pytest.mark.parametrize("command", STEERING)
 def test_what_git_runs_and_is_steered_by_is_not_changed(
@@ -154,6 +157,7 @@ def test_what_git_runs_and_is_steered_by_is_not_changed(
     assert not (git / "commondir").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["folder", "worktree", "recorded"])
 def test_a_commit_works_in_the_sandbox(denied: Workbench, tmp_path: Path, shape: str) -> None:
     bench, _, _ = git_workspace(denied, tmp_path, shape)
@@ -193,6 +197,7 @@ def run_git(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_denied_path_that_a_command_makes_is_removed_and_the_call_fails(
     denied: Workbench,
 ) -> None:
@@ -204,6 +209,7 @@ def test_a_denied_path_that_a_command_makes_is_removed_and_the_call_fails(
     assert bash(denied, "echo x > kept").outcome == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_moved_to_a_denied_name_is_removed_whole(denied: Workbench) -> None:
     assert bash(
         denied, "mkdir -p a/b; echo x > a/b/c; mv a a.lock2; mv a.lock2 z.lock"
@@ -211,6 +217,7 @@ def test_a_folder_that_is_moved_to_a_denied_name_is_removed_whole(denied: Workbe
     assert not (denied.workspace / "z.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_link_never_leads_what_is_removed_out_of_the_workspace(
     denied: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +237,7 @@ def test_a_link_never_leads_what_is_removed_out_of_the_workspace(
     assert not (denied.workspace / "new.lock").exists()
 
 
+@pytest.mark.slow
 def test_what_was_there_is_never_removed(denied: Workbench) -> None:
     bench = denied.under("deny Read(secrets/**)", "deny Edit(**/k)", "deny Edit(*.lock)")
     (bench.workspace / "secrets" / "k.lock").write_text(SECRET)
@@ -239,6 +247,7 @@ def test_what_was_there_is_never_removed(denied: Workbench) -> None:
     assert is_untouched(bench)
 
 
+@pytest.mark.slow
 def test_a_denied_link_is_put_back(denied: Workbench) -> None:
     link = denied.workspace / "to.lock"
     link.symlink_to("src")
@@ -247,6 +256,7 @@ def test_a_denied_link_is_put_back(denied: Workbench) -> None:
         assert str(link.readlink()) == "src"
 
 
+@pytest.mark.slow
 def test_a_rule_about_every_path_leaves_the_workspace_to_look_at(denied: Workbench) -> None:
     bench = denied.under("deny Edit", "allow Read")
     result = bash(bench, "cat locked/f; echo x > new; echo x > /tmp/ok && echo here")
@@ -257,11 +267,13 @@ def test_a_rule_about_every_path_leaves_the_workspace_to_look_at(denied: Workben
     assert (refused.outcome, LOCKED in refused.content) == ("denied", False)
 
 
+@pytest.mark.slow
 def test_rules_of_a_sub_agents_type_hold_too(denied: Workbench) -> None:
     rules = policy("allow Read").restricted("reader", policy("deny Read(/locked/**)").rules)
     assert LOCKED not in bash(replace(denied, policy=rules), "cat locked/f").content
 
 
+@pytest.mark.slow
 def test_paths_outside_of_the_workspace_are_denied_too(
     denied: Workbench, tmp_path: Path, user: Path
 ) -> None:
@@ -301,6 +313,7 @@ def test_a_rule_about_too_many_files_elsewhere_is_named(
     assert Mounts(view, policy(*RULES), blanks, os.environ).unheld == ()
 
 
+@pytest.mark.slow
 def test_a_tree_that_changed_is_searched_anew(denied: Workbench) -> None:
     for number in range(3):
         folder = denied.workspace / f"src/deep/{number}"
@@ -309,6 +322,7 @@ def test_a_tree_that_changed_is_searched_anew(denied: Workbench) -> None:
         assert SECRET not in bash(denied, "cat src/deep/*/.env; grep -r secret src/deep/*/").content
 
 
+@pytest.mark.slow
 def test_a_link_to_what_is_denied_and_a_denied_link_hide_the_same(denied: Workbench) -> None:
     (denied.workspace / "plain").write_text(SECRET)
     (denied.workspace / "src" / ".env").symlink_to("../plain")
@@ -318,6 +332,7 @@ def test_a_link_to_what_is_denied_and_a_denied_link_hide_the_same(denied: Workbe
     assert bash(denied, "echo ran").content == "ran\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["src", "src/deep", "secrets", "with blank#"])
 def test_a_link_that_is_put_in_a_folder_s_place_before_the_mounts_stops_the_call(
     denied: Workbench, monkeypatch: pytest.MonkeyPatch, name: str
@@ -342,6 +357,7 @@ def test_a_link_that_is_put_in_a_folder_s_place_before_the_mounts_stops_the_call
     assert SECRET not in result.content
 
 
+@pytest.mark.slow
 def test_the_job_file_is_read_only(denied: Workbench) -> None:
     (denied.workspace / "job.toml").write_text("name = 'x'")
     sandbox = Sandbox(file=str(denied.workspace / "job.toml"))
@@ -349,6 +365,7 @@ def test_the_job_file_is_read_only(denied: Workbench) -> None:
     assert (denied.workspace / "job.toml").read_text() == "name = 'x'"
 
 
+@pytest.mark.slow
 def test_credentials_and_runners_home_are_hidden_and_the_run_s_own_files_are_not(
     denied: Workbench, user: Path
 ) -> None:
@@ -371,6 +388,7 @@ def test_credentials_and_runners_home_are_hidden_and_the_run_s_own_files_are_not
     assert "Read-only" in bash(denied, f"echo x > {denied.outputs}/x").content
 
 
+@pytest.mark.slow
 def test_a_home_in_the_workspace_is_hidden(bench: Workbench) -> None:
     (bench.home / "runner.db").write_text(SECRET)
     bench.outputs.mkdir(parents=True)
@@ -384,6 +402,7 @@ def test_a_home_in_the_workspace_is_hidden(bench: Workbench) -> None:
     assert (bench.home / "runner.db").read_text() == SECRET
 
 
+@pytest.mark.slow
 def test_sockets_of_other_programs_are_not_there(denied: Workbench) -> None:
     names = bash(denied, "ls -A /run").content.split()
     assert set(names) <= {"systemd", "(no", "output)"}  # where names of hosts are looked up
@@ -413,6 +432,7 @@ def test_a_home_that_is_gone_stays_gone(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_call_and_its_keeper_cannot_be_signalled(denied: Workbench) -> None:
     command = (
         "for i in 1 2 3; do (setsid nohup sleep 31415.25 & (setsid sleep 31415.25 &) ) ; done;"
@@ -445,6 +465,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     seccomp_program(platform.machine()) is None, reason="no seccomp filter for this processor"
 )
@@ -458,6 +479,7 @@ def test_system_calls_that_no_build_needs_are_refused(denied: Workbench) -> None
     assert said == [f"{name} -1 1" for name in CALLS]
 
 
+@pytest.mark.slow
 def test_no_capability_is_left_and_no_user_namespace_can_be_made(denied: Workbench) -> None:
     said = bash(
         denied, "grep Cap /proc/self/status; cat /proc/sys/user/max_user_namespaces"
@@ -465,6 +487,7 @@ def test_no_capability_is_left_and_no_user_namespace_can_be_made(denied: Workben
     assert {line.split()[1] for line in said.splitlines()[:5]} == {"0" * 16}
 
 
+@pytest.mark.slow
 def test_a_local_server_can_be_reached(denied: Workbench) -> None:
     script = """
 import http.server, threading, urllib.request
@@ -477,6 +500,7 @@ print(urllib.request.urlopen(f"http://localhost:{server.server_port}/kept").read
     assert "served" in bash(denied, "python3 serve.py").content
 
 
+@pytest.mark.slow
 def test_caches_of_a_preset_are_seen_and_others_are_the_run_s_own(
     denied: Workbench, user: Path
 ) -> None:
@@ -491,6 +515,7 @@ def test_caches_of_a_preset_are_seen_and_others_are_the_run_s_own(
     assert said.splitlines()[-1] == "/tmp/.cache/go/build"
 
 
+@pytest.mark.slow
 def test_a_writable_cache_is_a_copy_of_the_job_s_own(denied: Workbench, user: Path) -> None:
     cached = user / ".cache" / "pip"
     cached.mkdir(parents=True)
@@ -509,6 +534,7 @@ def test_a_writable_cache_is_a_copy_of_the_job_s_own(denied: Workbench, user: Pa
         bash(denied, command, sandbox=sandbox)
 
 
+@pytest.mark.slow
 def test_calls_side_by_side_are_contained_each(denied: Workbench) -> None:
     said: list[str] = []
 

@@ -45,6 +45,7 @@ ALL = [("Glob", {"pattern": "**"}), ("Grep", {"pattern": "needle"})]
 
 @pytest.mark.parametrize(("tool", "given"), ALL)
 class TestShown:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("lines", "found", "count"),
         [
@@ -73,15 +74,18 @@ class TestShown:
         expected = sorted(found.split()) + ([left_out(count)] if count else [])
         assert tree.under(*lines).run(tool, **given).content.split("\n") == expected
 
+    @pytest.mark.slow
     def test_rule_for_one_tool_holds_for_it_alone(
         self, tree: Workbench, tool: str, given: dict[str, Any]
     ) -> None:
         under = tree.under("allow Read", "deny Glob(closed/**)")
         assert ("closed" in under.run(tool, **given).content) == (tool == "Grep")
 
+    @pytest.mark.slow
     def test_default_shows_nothing(self, tree: Workbench, tool: str, given: dict[str, Any]) -> None:
         assert tree.under("allow Bash").run(tool, **given).content.endswith(left_out(5))
 
+    @pytest.mark.slow
     def test_broken_rule_grants_nothing(
         self, tree: Workbench, tool: str, given: dict[str, Any]
     ) -> None:
@@ -137,6 +141,7 @@ class TestShown:
             assert content.split("\n")[-1] == left_out(2)
             assert "closed" not in content.removeprefix(f"No files match {pattern}")
 
+    @pytest.mark.slow
     def test_modules_in_the_workspace_are_not_imported(
         self, tree: Workbench, tool: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -164,12 +169,14 @@ def test_sub_agent_is_shown_what_its_type_may_read_too(tree: Workbench) -> None:
     )
 
 
+@pytest.mark.slow
 def test_long_result_still_ends_with_what_was_left_out(tree: Workbench) -> None:
     under = tree.under("allow Read", "deny Read(closed/**)")
     result = under.run("Grep", pattern="needle", head_limit=1)
     assert result.content.split("\n")[1:] == ["[only the first 1 lines of the result]", left_out(2)]
 
 
+@pytest.mark.slow
 def test_single_file_that_may_not_be_read_names_the_rule(tree: Workbench) -> None:
     under = tree.under("allow Read", "deny Read(.env)")
     result = under.run("Grep", pattern="needle", path="open/.env", output_mode="content")

@@ -40,15 +40,18 @@ def tree(bench: Workbench, tmp_path: Path) -> Workbench:
 
 
 class TestGrep:
+    @pytest.mark.slow
     def test_files_with_matches_come_sorted_and_only_from_the_workspace(
         self, tree: Workbench
     ) -> None:
         assert tree.run("Grep", pattern="needle").content == "a.py\nsrc/b.py\nsrc/deep/c.ts"
 
+    @pytest.mark.slow
     def test_count_counts_lines(self, tree: Workbench) -> None:
         result = tree.run("Grep", pattern="needle", output_mode="count", **{"-i": True})
         assert result.content == "a.py:2\nsrc/b.py:2\nsrc/deep/c.ts:1"
 
+    @pytest.mark.slow
     def test_content_shows_lines_with_numbers_and_context(self, tree: Workbench) -> None:
         result = tree.run(
             "Grep", pattern="needle", path="a.py", output_mode="content", **{"-i": True, "-C": 1}
@@ -57,17 +60,20 @@ class TestGrep:
             "a.py-1-one\na.py:2:needle\na.py-3-three\n--\na.py-5-five\na.py:6:NEEDLE"
         )
 
+    @pytest.mark.slow
     def test_content_without_numbers(self, tree: Workbench) -> None:
         result = tree.run(
             "Grep", pattern="^needle", path="src", output_mode="content", **{"-n": False}
         )
         assert result.content == "src/b.py:needle\nsrc/deep/c.ts:needle"
 
+    @pytest.mark.slow
     def test_context_after_and_before_are_apart(self, tree: Workbench) -> None:
         given = {"pattern": "middle", "output_mode": "content"}
         assert tree.run("Grep", **given, **{"-A": 1}).content.endswith("d.txt-3-end")
         assert tree.run("Grep", **given, **{"-B": 1}).content.startswith("src/deep/d.txt-1-start")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("chosen", "found"),
         [
@@ -83,6 +89,7 @@ class TestGrep:
     ) -> None:
         assert tree.run("Grep", pattern="needle", **chosen).content == found
 
+    @pytest.mark.slow
     def test_multiline_matches_across_lines(self, tree: Workbench) -> None:
         given = {"pattern": "start.middle", "output_mode": "content"}
         assert tree.run("Grep", **given).content == "No matches found"
@@ -90,10 +97,12 @@ class TestGrep:
             "src/deep/d.txt:1:start\nsrc/deep/d.txt:2:middle"
         )
 
+    @pytest.mark.slow
     def test_head_limit_says_that_it_cut(self, tree: Workbench) -> None:
         result = tree.run("Grep", pattern="needle", head_limit=1)
         assert result.content == "a.py\n[only the first 1 lines of the result]"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "given",
         [{"pattern": "(a"}, {"pattern": "a", "type": "cobol"}, {"pattern": "a", "glob": "[z-a]"}],
@@ -111,6 +120,7 @@ class TestGrep:
 
 
 class TestGlob:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("pattern", "found"),
         [
@@ -157,6 +167,7 @@ class TestCatastrophicPatterns:
         result = trap.run(tool, seconds=0.5, **given)
         assert (result.outcome, "it took more than 0.5 s" in result.content) == ("timed_out", True)
 
+    @pytest.mark.slow
     def test_pattern_holds_nobody_up_and_can_be_interrupted(
         self, trap: Workbench, tool: str, given: dict[str, str]
     ) -> None:

@@ -47,6 +47,7 @@ def test_much_output_and_much_input_do_not_wait_for_each_other(here: Git) -> Non
     assert len(listed) > len(paths)
 
 
+@pytest.mark.slow
 def test_a_git_that_is_slow_to_read_is_given_all_of_its_input(tmp_path: Path) -> None:
     git = fake_git(
         tmp_path / "bin", "touch began; until [ -e checked ]; do sleep 0.05; done; wc -c"
@@ -118,6 +119,7 @@ def test_a_git_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None
     wait_until_gone(tmp_path / "bin" / "child")
 
 
+@pytest.mark.slow
 def test_whoever_checks_ends_git(tmp_path: Path) -> None:
     git = fake_git(tmp_path / "bin", "sleep 300 & echo $! > child; wait")
 

@@ -48,6 +48,7 @@ def test_two_folders_have_different_ids(tmp_path: Path) -> None:
     assert identify(tmp_path / "a") != identify(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_processes_that_come_at_once_agree_on_one_id(tmp_path: Path) -> None:
     barrier = Barrier(8)
 
@@ -177,6 +178,7 @@ def test_what_is_no_list_of_ignored_files_is_left_alone(
     assert (after.st_mode, after.st_size) == (before.st_mode, before.st_size)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 def test_a_repository_over_which_git_hangs_holds_nobody_up(
     repository: Path, monkeypatch: pytest.MonkeyPatch

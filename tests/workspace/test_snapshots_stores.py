@@ -50,6 +50,7 @@ def test_a_store_is_made_once_by_many_at_once(tmp_path: Path) -> None:
     assert {path.name for path in store.parent.iterdir()} == {store.name, "id"}
 
 
+@pytest.mark.slow
 def test_a_folder_without_git_has_a_store_too(tmp_path: Path) -> None:
     write(tmp_path / "work", FILES)
     store = make_store(tmp_path / "home", str(tmp_path / "elsewhere"), None)

@@ -102,6 +102,7 @@ def test_role_of_the_environment_is_taken(
     assert "no roles" in result.err
 
 
+@pytest.mark.slow
 def test_without_a_database_none_is_made(command: Command, folder: Path) -> None:
     result = command("audit", "sql", "SELECT 1")
     assert result.code == exit_codes.USAGE

@@ -144,6 +144,7 @@ def test_the_format_can_be_said(command: Command, session: Path) -> None:
     assert command("import", str(session), "--format", "claude-code").code == 0
 
 
+@pytest.mark.slow
 def test_a_line_that_was_being_written_is_told_of(command: Command, session: Path) -> None:
     session.write_bytes(session.read_bytes() + b'{"type":"assis')
     said = command("import", str(session))

@@ -187,6 +187,7 @@ def test_each_run_of_a_job_that_has_ended_has_a_file_unless_it_changed_nothing(
     assert "Runner-Outcome" not in (folder / "x/d.patch").read_text()
 
 
+@pytest.mark.slow
 def test_a_job_gives_patches_of_its_succeeded_runs_and_names_older_files(
     command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
 ) -> None:

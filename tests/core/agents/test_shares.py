@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_a_ceiling_that_was_raised_for_the_run_is_no_more_for_a_child():
     assert share_of(raised, ANY, 1).tokens == 10_000
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 10**7),
     st.integers(0, 10**7),

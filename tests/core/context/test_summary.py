@@ -88,6 +88,7 @@ def test_the_jobs_own_instructions_come_behind():
     assert summary_question(a_state(context=context)).system.endswith("\nList all error codes.")
 
 
+@pytest.mark.slow
 def test_long_texts_are_shown_in_part_and_no_request_outgrows_the_window():
     middle = tuple(
         message

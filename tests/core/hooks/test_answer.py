@@ -148,6 +148,7 @@ def test_long_texts_are_cut():
     assert len(result.output) < MOST_CHARACTERS + 100
 
 
+@pytest.mark.slow
 @given(st.sampled_from(EVENTS), st.binary(max_size=200), st.binary(max_size=50), st.integers(-9, 3))
 def test_whatever_is_printed_amounts_to_something(event, printed, errors, code):
     result = answered(event, printed, errors, code)

@@ -87,6 +87,7 @@ def test_there_are_no_hooks_after_calls_that_never_ran(bench: Bench) -> None:
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_a_matcher_about_a_path_holds_after_the_call_too(bench: Bench) -> None:
     hook = telling("PostToolUse", matcher=("Edit(docs/**)",))
     lease = bench.run_with([hook], reply(write("docs/a"), write("b")))
@@ -95,6 +96,7 @@ def test_a_matcher_about_a_path_holds_after_the_call_too(bench: Bench) -> None:
     assert paths == [str(bench.folder / "docs/a")]
 
 
+@pytest.mark.slow
 def test_hooks_are_told_of_the_input_that_ran(bench: Bench) -> None:
     hook = telling("PostToolUse", matcher=("Bash(touch edited)",))
     rules = [Rule("ask", "Bash")]
@@ -126,6 +128,7 @@ def test_the_end_of_a_turn_comes_when_all_its_results_are_there(bench: Bench) ->
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_what_a_hook_says_when_the_run_starts_comes_after_the_prompt(bench: Bench) -> None:
     hooks = [Hook("RunStart", command="echo It is Monday."), telling("RunStart")]
     lease = bench.run_with(hooks, bash("echo hi"))
@@ -138,6 +141,7 @@ def test_what_a_hook_says_when_the_run_starts_comes_after_the_prompt(bench: Benc
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_a_hook_can_keep_a_run_from_starting(bench: Bench) -> None:
     hook = telling("RunStart", "test -e ready || { echo not yet >&2; exit 2; }")
     lease = bench.run_with([hook])
@@ -152,6 +156,7 @@ def test_a_hook_can_keep_a_run_from_starting(bench: Bench) -> None:
     assert len(bench.told) == 2
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_is_told_last_and_holds_nothing_up(bench: Bench) -> None:
     objecting = telling("RunEnd", "echo no >&2; exit 2")
     stopping = says("RunEnd", {"continue": False})
@@ -164,6 +169,7 @@ def test_the_end_of_a_run_is_told_last_and_holds_nothing_up(bench: Bench) -> Non
     assert len(bench.model.requests) == 2
 
 
+@pytest.mark.slow
 def test_each_end_of_a_run_is_told_once(bench: Bench) -> None:
     broken = {"error": {"kind": "invalid_request_error", "status": 400}}
     lease = bench.run_with([telling("RunEnd")], broken)
@@ -175,6 +181,7 @@ def test_each_end_of_a_run_is_told_once(bench: Bench) -> None:
     assert [told["state"] for told in bench.told] == ["failed", "failed"]
 
 
+@pytest.mark.slow
 def test_an_objection_holds_up_a_result_and_a_remark_does_not(bench: Bench) -> None:
     script = "test -e seen && exit 0; touch seen; echo look again >&2; exit 2"
     hooks = [

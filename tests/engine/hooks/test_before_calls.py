@@ -38,6 +38,7 @@ def test_a_hook_is_told_of_the_call_as_claude_code_tells_it(bench: Bench) -> Non
     bench.check_requests()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hook",
     [
@@ -63,6 +64,7 @@ def test_a_call_that_a_hook_denies_does_not_run(bench: Bench, hook: Hook) -> Non
     bench.check_requests()
 
 
+@pytest.mark.slow
 def test_a_hook_that_allows_loosens_nothing(bench: Bench) -> None:
     hook = says("PreToolUse", decides("allow"))
     rules = [Rule("allow", "Bash(echo *)"), Rule("ask", "Bash(touch *)")]
@@ -421,6 +423,7 @@ def test_what_a_hook_prints_cannot_steer_a_terminal(bench: Bench) -> None:
     assert "\x1b" not in json.dumps(bench.happened("hook_finished"), ensure_ascii=False)
 
 
+@pytest.mark.slow
 def test_hooks_see_no_more_of_the_environment_than_tools(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

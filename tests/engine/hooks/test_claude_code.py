@@ -46,6 +46,7 @@ def transcript(bench: Bench) -> Path:
     return Path(bench.told[-1]["transcript_path"])
 
 
+@pytest.mark.slow
 def test_a_hook_finds_the_conversation_so_far_in_the_transcript(bench: Bench) -> None:
     hooks = [
         Hook(event, command=LOOKS) for event in ("RunStart", "PreToolUse", "PostToolUse", "TurnEnd")
@@ -141,6 +142,7 @@ def test_a_transcript_is_read_in_the_sandbox_and_written_by_nothing_in_it(bench:
     assert tried.endswith(f"/{lease.run_id}.jsonl\n")
 
 
+@pytest.mark.slow
 def test_a_job_without_hooks_has_no_transcript(bench: Bench) -> None:
     lease = bench.run_with([], bash("echo hi"))
     assert bench.work(lease) == SUCCEEDED

@@ -82,6 +82,7 @@ def test_the_messages_of_a_fork_are_found_in_it(database: Database) -> None:
     assert find(database, "walnut").total == 2
 
 
+@pytest.mark.slow
 def test_what_stands_in_for_messages_is_found(database: Database) -> None:
     run = record(database)
     row = {

@@ -180,6 +180,7 @@ def test_each_decision_is_counted_once(database: Database) -> None:
     } == each
 
 
+@pytest.mark.slow
 def test_open_questions_of_a_cancelled_run_do_not_wait(database: Database) -> None:
     job = submit(database, "a.py")
     turn(claim(database, job.runs[0]), *bash("make x"))

@@ -157,6 +157,7 @@ def test_the_limits_of_a_job_hold_at_every_depth_and_for_forks_and_after_a_retry
     assert len(tree_of(database, forked)) == 2
 
 
+@pytest.mark.slow
 def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanwhile(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_child_that_ends_while_its_parent_begins_to_wait_wakes_it(
     assert results(claim(database, run_id)) == [("One.", False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 def test_a_parent_that_begins_to_wait_while_its_child_ends_is_woken(
     database: Database, open_database: Callable[[], Database]
@@ -183,6 +184,7 @@ def test_a_parent_whose_children_are_under_way_is_left_alone(database: Database)
     assert attend(database, LATER) == [run_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2, MOST_AT_ONCE, MOST_AT_ONCE + 2])
 def test_another_child_starts_when_one_of_many_has_ended(database: Database, most: int) -> None:
     many = [asks(number) for number in range(most + 2)]
@@ -201,6 +203,7 @@ def test_another_child_starts_when_one_of_many_has_ended(database: Database, mos
     assert len(tree_of(database, run_id)) == most + 2
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_while_its_parent_begins_to_wait_is_not_overlooked(
     database: Database,
 ) -> None:
@@ -266,6 +269,7 @@ def test_what_a_child_has_submitted_is_its_result_as_json(database: Database) ->
     assert results(claim(database, run_id)) == [('{"ok": true}', False)]
 
 
+@pytest.mark.slow
 def test_a_child_that_asks_a_person_keeps_its_parent_waiting(database: Database) -> None:
     run_id = start(database).state.run_id
     child = claim(database, f"{run_id}.1")
@@ -379,6 +383,7 @@ def test_a_run_goes_on_when_nothing_at_all_is_under_way_below_it(
         assert isinstance(again.effect, CallModel)
 
 
+@pytest.mark.slow
 def test_who_is_taken_up_while_something_is_under_way_below_an_ended_child_waits_for_it(
     database: Database,
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_line_that_is_longer_than_any_is_not_read_whole(
     assert "longer than 1,000 bytes" in refusal(target, b" " * 5_000 + b"\n")
 
 
+@pytest.mark.slow
 def test_what_unpacks_to_more_than_it_says_is_not_unpacked(target: Database, sample: Lines) -> None:
     bomb = b64encode(zlib.compress(bytes(50_000_000))).decode()
     row(sample, "tool_outputs").update(compressed=bomb, size=10)

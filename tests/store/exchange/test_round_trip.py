@@ -171,6 +171,7 @@ def test_who_imported_a_job_is_recorded_and_leaves_its_export_as_it_was(
     assert exported(second, job_id=job_id) == content
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_with_those_that_it_came_from(make_database: MakeDatabase) -> None:
     first, second = make_database("sqlite"), make_database("sqlite")
     run_id = submit_one(first)
@@ -183,6 +184,7 @@ def test_a_run_is_exported_with_those_that_it_came_from(make_database: MakeDatab
     assert sorted(stored(second, runs.c.id)) == [run_id, fresh.id, later.id]
 
 
+@pytest.mark.slow
 def test_runs_of_a_job_come_in_one_after_the_other(make_database: MakeDatabase) -> None:
     first, second = make_database("sqlite"), make_database("sqlite")
     job_id = submit(first, submission("a", "b"), NOW)
@@ -224,6 +226,7 @@ def test_what_does_not_exist_is_not_exported(make_database: MakeDatabase) -> Non
         exported(make_database("sqlite"), run_id="run_1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_with_many_rows_is_read_and_stored_page_by_page(
     make_database: MakeDatabase, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -117,6 +117,7 @@ def test_a_session_that_is_there_stays_as_it_is(database: Database) -> None:
     assert [rows(database, table) for table in (runs, blocks, tool_calls, job_events)] == before
 
 
+@pytest.mark.slow
 def test_a_session_that_has_gone_on_is_added_to(database: Database) -> None:
     whole = usual()
     whole.user("And the tests?")

@@ -21,6 +21,7 @@ def note_of(look: Look) -> str:
     return note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -42,6 +43,7 @@ def test_changes_that_runs_will_not_see_are_said(
     )
 
 
+@pytest.mark.slow
 def test_a_change_in_the_very_moment_of_the_last_commit_is_seen(
     look: Look, repository: Made
 ) -> None:
@@ -56,6 +58,7 @@ def test_a_change_in_the_very_moment_of_the_last_commit_is_seen(
     assert "('a.py')" in note_of(look)
 
 
+@pytest.mark.slow
 def test_what_git_overlooks_is_no_change(
     look: Look, repository: Made, environment: dict[str, str]
 ) -> None:
@@ -72,6 +75,7 @@ def test_what_git_overlooks_is_no_change(
     assert look().notes == ()
 
 
+@pytest.mark.slow
 def test_runners_own_folder_is_no_change(repository: Made, environment: dict[str, str]) -> None:
     home = repository.path / "deep/.runner [1]"
     repository.write("deep/.runner [1]/runner.db")
@@ -120,6 +124,7 @@ def test_a_base_with_what_is_not_committed_holds_what_git_would_have_added(
     assert set(found.files) == set(repository.git("ls-files", "-z").split("\0")[:-1])
 
 
+@pytest.mark.slow
 def test_a_base_without_changes_is_head(look: Look, repository: Made) -> None:
     os.utime(repository.path / "a.py", ns=(0, 0))
     found = look(uncommitted=True)
@@ -160,6 +165,7 @@ def test_changes_that_pass_through_a_filter_are_no_base(look: Look, repository: 
     assert len(look().notes) == 1
 
 
+@pytest.mark.slow
 def test_repositories_in_the_repository_are_left_out_and_named(
     look: Look, repository: Made, environment: dict[str, str]
 ) -> None:
@@ -188,6 +194,7 @@ def test_every_kind_of_checkout_can_be_a_base(look: Look, repository: Made, tmp_
     assert look(uncommitted=True).files == files
 
 
+@pytest.mark.slow
 def test_objects_named_by_other_digests_are_read(
     look: Look, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -23,6 +23,7 @@ def problem_of(look: Look, **asked: object) -> tuple[str, str]:
     return problem
 
 
+@pytest.mark.slow
 def test_a_good_repository_is_found_with_its_commit_and_files(
     look: Look, repository: Made, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_what_is_no_repository_is_refused(
         assert str(tmp_path / name) in message
 
 
+@pytest.mark.slow
 def test_a_repository_of_another_user_is_theirs_to_trust(
     look: Look, repository: Made, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_base_that_is_not_there_is_refused_with_one_that_is_near(
     )
 
 
+@pytest.mark.slow
 def test_a_branch_of_another_person_s_remote_is_near(
     look: Look, repository: Made, tmp_path: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_branch_of_another_person_s_remote_is_near(
     assert message == "there is no branch, tag or commit 'topic'; did you mean 'origin/topic'?"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["runner", "runner/night"])
 def test_a_branch_in_the_way_of_those_of_runs_is_a_problem(
     look: Look, repository: Made, name: str
@@ -187,11 +191,13 @@ def test_a_branch_in_the_way_of_those_of_runs_is_a_problem(
     )
 
 
+@pytest.mark.slow
 def test_branches_of_other_jobs_are_in_nobody_s_way(look: Look, repository: Made) -> None:
     repository.git("branch", "runner/other/item")
     assert look().problems == ()
 
 
+@pytest.mark.slow
 def test_everything_that_is_wrong_is_said_at_once(look: Look, repository: Made) -> None:
     repository.git("branch", "runner")
     repository.write("out").unlink()
@@ -276,6 +282,7 @@ def test_names_that_differ_in_case_clash_where_case_does_not_count() -> None:
     assert clashes(["e\u0301", "\u00e9"]) == [("e\u0301", "\u00e9")]
 
 
+@pytest.mark.slow
 def test_names_that_clash_are_a_problem_where_the_runs_will_be(
     look: Look, repository: Made, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_url_is_asked_for_its_commit_and_files(look: Look, repository: Made) -
     assert found.files == ("a.py", "b.py", "big", "small", "src")
 
 
+@pytest.mark.slow
 def test_a_url_may_hold_files_that_are_not_sent_at_once(look: Look, repository: Made) -> None:
     repository.git("config", "uploadpack.allowFilter", "true")
     repository.write(".gitattributes", "*.bin filter=lfs\n")
@@ -64,6 +65,7 @@ def test_a_url_that_does_not_answer_is_a_problem(look: Look, tmp_path: Path) -> 
         assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_a_url_asks_nobody_for_a_password(
     look: Look, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_url_asks_nobody_for_a_password(
     assert not asked.exists()
 
 
+@pytest.mark.slow
 def test_a_base_that_a_url_does_not_have_is_a_problem(look: Look, repository: Made) -> None:
     _, ((key, message),) = of_url(look, repository, base="mian")
     assert (key, message) == (
@@ -117,6 +120,7 @@ def test_a_remote_has_to_take_what_is_pushed(look: Look, repository: Made, bare:
     assert repository.git("ls-remote", str(bare)) == ""
 
 
+@pytest.mark.slow
 def test_a_remote_of_a_url_has_to_take_what_is_pushed_too(
     look: Look, repository: Made, bare: Path
 ) -> None:
@@ -156,6 +160,7 @@ def test_a_base_that_no_branch_holds_is_kept_by_a_ref(
     assert repository.git("cat-file", "-t", commit) == "commit"
 
 
+@pytest.mark.slow
 def test_a_base_is_pushed_to_the_remote(
     look: Look, repository: Made, bare: Path, environment: dict[str, str]
 ) -> None:
@@ -167,6 +172,7 @@ def test_a_base_is_pushed_to_the_remote(
     assert repository.git("ls-remote", str(bare)) == f"{commit}\t{BASES}{commit}"
 
 
+@pytest.mark.slow
 def test_a_base_that_cannot_be_pushed_stops_the_submission(
     look: Look, repository: Made, tmp_path: Path, environment: dict[str, str]
 ) -> None:

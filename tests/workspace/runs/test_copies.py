@@ -103,6 +103,7 @@ def test_a_source_that_is_gone_is_told(host: Host, copied: Claim, source: Path) 
         host.prepare(copied())
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_runner_that_recorded_nothing_keeps_its_work(
     host: Host, copied: Claim, store: Database
 ) -> None:

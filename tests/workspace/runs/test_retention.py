@@ -54,6 +54,7 @@ def refs(host: Host, repository: Made) -> set[str]:
     return {ref.split("/")[3] for ref in listed}
 
 
+@pytest.mark.slow
 def test_a_job_is_removed_with_its_workspace_snapshots_outputs_and_caches(
     store: Database, host: Host, repository: Made, begin: Claim, pruned: Callable[..., Any]
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_job_is_removed_with_its_workspace_snapshots_outputs_and_caches(
     assert pruned(host) == []
 
 
+@pytest.mark.slow
 def test_changes_that_are_on_no_branch_keep_their_job_unless_forced(
     store: Database, host: Host, repository: Made, begin: Claim, pruned: Callable[..., Any]
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_workspace_that_a_person_works_in_keeps_its_job(
     assert len(store.rows(select(runs.c.id))) == 1
 
 
+@pytest.mark.slow
 def test_the_last_host_with_files_of_a_job_removes_the_job(
     store: Database,
     hosts: Callable[[str], Host],
@@ -136,6 +139,7 @@ def test_the_last_host_with_files_of_a_job_removes_the_job(
     assert store.rows(select(runs.c.id)) == []
 
 
+@pytest.mark.slow
 def test_killed_after_the_files_the_next_one_removes_the_rows(
     store: Database,
     host: Host,
@@ -160,6 +164,7 @@ def test_killed_after_the_files_the_next_one_removes_the_rows(
     assert store.rows(select(runs.c.id)) == []
 
 
+@pytest.mark.slow
 def test_the_space_of_snapshots_that_nothing_needs_is_freed(
     store: Database,
     host: Host,
