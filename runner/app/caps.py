@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from runner.app.costs import total_of, usd_of
+from runner.app.costs import total_of
 from runner.app.handle import App
-from runner.app.humanize import plural
+from runner.app.humanize import plural, usd_of
 from runner.core.budget import BILLIONTHS, DayCap
 from runner.core.commands import Change
 from runner.core.run import Author

@@ -9,8 +9,7 @@ from typing import Any
 
 from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
-from runner.app.humanize import dollars
-from runner.core.budget import JobBudget
+from runner.core.budget import EVERY_CALL, JobBudget
 from runner.core.commands import Change
 from runner.core.losses import Losses, losses
 from runner.core.losses import as_json as losses_as_json
@@ -178,7 +177,7 @@ def budget(
     write_off: str | None = None,
 ) -> BudgetStatus:
     """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what, and write off the
-    unknown charge of a call (RUN/NUMBER), or of ``EVERY_CALL``. Raises ``UsageError`` if the job has no
+    unknown charge of a call (RUN/NUMBER) or of ``EVERY_CALL``. Raises ``UsageError`` if the job has no
     budget, or would have less than what it has used."""
     job_id, database = app.find_job(name), app.database
     options: Any = {"author": author, "usd": usd, "tokens": tokens}
@@ -198,9 +197,6 @@ def budget(
     return BudgetStatus(
         job_id, budget, waiting, spending, woken, written_off, unworked, forecast_of(app, job_id)
     )
-
-
-EVERY_CALL = "all"
 
 
 def _call(app: App, text: str) -> tuple[str, int]:
@@ -230,10 +226,6 @@ def waits_for(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def is_out_of_budget(run: Mapping[str, Any]) -> bool:
     """True if a run waits for its job's budget to be raised."""
     return (run["state"], run["reason"]) == ("waiting", "budget")
-
-
-def usd_of(billionths: int) -> str:
-    return dollars(Decimal(billionths).scaleb(-9))
 
 
 def how_to_raise(job_id: str, budget: JobBudget) -> str:

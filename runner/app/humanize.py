@@ -78,6 +78,10 @@ def dollars(usd: Decimal) -> str:
     return f"${usd:.4f}" if usd >= Decimal("0.0001") else "<$0.0001"
 
 
+def usd_of(billionths: int) -> str:
+    return dollars(Decimal(billionths).scaleb(-9))
+
+
 def counts(by_state: Mapping[str, int]) -> str:
     """Return how many runs are in each state: ``2 queued, 1 failed``."""
     return ", ".join(f"{count} {state}" for state, count in by_state.items())

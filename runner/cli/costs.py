@@ -9,7 +9,6 @@ import click
 
 from runner.app import caps, handle
 from runner.app import costs as app_costs
-from runner.app.costs import usd_of
 from runner.app.humanize import (
     at_most,
     cache_share,
@@ -20,12 +19,13 @@ from runner.app.humanize import (
     loss_line,
     moment,
     plural,
+    usd_of,
     written_off,
 )
 from runner.cli.control import note_unworked
 from runner.cli.options import changing, json_option, open_app, usd, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
-from runner.core.budget import JobBudget, billionths
+from runner.core.budget import EVERY_CALL, JobBudget, billionths
 from runner.core.prices import BY, By
 from runner.core.run import Author
 from runner.errors import UsageError
@@ -99,7 +99,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
 @click.option(
     "--write-off",
     is_flag=False,
-    flag_value=app_costs.EVERY_CALL,
+    flag_value=EVERY_CALL,
     metavar="[RUN/NUMBER]",
     help="Release the charge for the unknown usage of a model call that has ended, by its run and its "
     "number there, or of all: you know that it did not cost it.",
@@ -222,7 +222,10 @@ def _say_cap(status: caps.CapStatus) -> None:
 def _budget_lines(budget: JobBudget) -> Iterable[tuple[str, str]]:
     if budget.most_cost is not None:
         reserved = f", {usd_of(budget.reserved_cost)} reserved" if budget.reserved_cost else ""
-        yield "budget", f"{usd_of(budget.spent_cost)} of {usd_of(budget.most_cost)} used{reserved}"
+        yield (
+            "budget",
+            f"{usd_of(budget.spent_cost)} of {usd_of(budget.most_cost)} used{reserved}",
+        )
     if budget.most_tokens is not None:
         reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
         spent = f"{budget.spent_tokens:,} of {budget.most_tokens:,} tokens used"

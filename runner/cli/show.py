@@ -11,11 +11,9 @@ from typing import Any
 
 import click
 
-from runner.app import handle, humanize, transcript
+from runner.app import handle, humanize, listing, transcript
 from runner.app import show as app_show
-from runner.app.costs import usd_of
-from runner.app.humanize import cell, cost_line, counts, duration, lines, moment
-from runner.app.listing import pause_line
+from runner.app.humanize import cell, cost_line, counts, duration, lines, moment, usd_of
 from runner.cli.costs import budget_fields
 from runner.cli.options import json_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
@@ -79,7 +77,7 @@ def _say_job(job: dict[str, Any]) -> None:
             *((name, job[name]) for name in ("name", "key")),
             ("state", job["shown_state"]),
             ("runs", counts(job["shown_runs"])),
-            ("pause", pause_line(job) if job["pause"] else None),
+            ("pause", listing.pause_line(job) if job["pause"] else None),
             ("model", spec["model"] if spec["provider"] == "anthropic" else "scripted"),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
             ("rules", ", ".join(f"{r['effect']} {r['rule']}" for r in job["permission_rules"])),

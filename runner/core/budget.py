@@ -22,6 +22,7 @@ TOKENS_PER_SECOND = 1_000
 NOTICE_SECONDS = 60.0  # within which the API notices that nobody reads a reply any more
 
 NEAR = 0.8  # the share of a limit from which on people are told that it is near
+EVERY_CALL = "all"  # the unknown charges of all ended calls of a job, to be written off
 
 Ceiling = Literal["token_ceiling", "cost_ceiling"]
 

@@ -76,7 +76,7 @@ def test_search_finds_a_place(audit: Audit) -> None:
     assert {row["item"] for row in found} == {"src/a.py", "src/b.py"}
     assert list(audit.search(exact="I shall l", limit=1))
     with pytest.raises(UsageError):
-        audit.search("-only")
+        audit.search("NOT only")
 
 
 def test_timeline_tells_of_one_run(audit: Audit) -> None:
