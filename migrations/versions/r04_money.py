@@ -25,7 +25,7 @@ def _add_index_of_begun_runs() -> None:
 
 
 def _add_charges() -> None:
-    """Of a call of unknown usage, the prompt may be known, and a part may be written off."""
+    """Add written-off charges, and show in ``v_costs`` the known tokens of calls of unknown usage."""
     op.add_column("model_calls", sa.Column("written_off_tokens", sa.BigInteger))
     connection = op.get_bind()
     is_sqlite = connection.dialect.name == "sqlite"

@@ -38,7 +38,7 @@ class CapStatus:
 
     @property
     def used(self) -> str:
-        """What is used of it, in words."""
+        """Return the used and the reserved part of today's cap, in words."""
         budget = self.cap.budget
         most = "no cap" if budget.most_cost is None else usd_of(budget.most_cost)
         held = f", {usd_of(budget.reserved_cost)} reserved" if budget.reserved_cost else ""
@@ -46,7 +46,7 @@ class CapStatus:
 
     @property
     def waits(self) -> str | None:
-        """How many runs wait for it and until when, in words."""
+        """Return the number of runs that wait for it and the time when they go on, in words."""
         if self.until is None:
             return None
         local = datetime.fromtimestamp(self.until, ZoneInfo(self.zone))
@@ -92,7 +92,7 @@ def status(app: App, woken: Sequence[Change] = ()) -> CapStatus | None:
 
 
 def waits(app: App) -> str | None:
-    """Return how many runs wait for the cap and until when, in words; None if none does."""
+    """Return ``CapStatus.waits``; None if there is no cap."""
     found = status(app)
     return None if found is None else found.waits
 

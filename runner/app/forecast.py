@@ -118,6 +118,8 @@ def _forecast(
     begun: list[Item] = []
     others: list[Item] = []
     for row in rows:
+        if row.started_at is None:  # cancelled while it was queued
+            continue
         spending = spent.get(row.id, Spending())
         unpriced = unpriced or bool(spending.unpriced)
         item = core.Item(

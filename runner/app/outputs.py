@@ -97,7 +97,7 @@ def stale_files(folder: Path, written: Iterable[Written]) -> list[Path]:
     """Return the patches and predictions in a folder that were not written now, sorted."""
     files = {each.file for each in written}
     found = [*folder.glob("*.patch"), *folder.glob(_PREDICTIONS)]
-    return sorted(path for path in found if path.name not in files)
+    return sorted(path for path in found if path.name not in files and path.is_file())
 
 
 def write_patches(

@@ -151,20 +151,7 @@ def budget(
     if as_json:
         say_json(status.as_json())
     else:
-        none = [("budget", "none: each run has its own limits, the job has none")]
-        waits = None
-        if status.waiting:
-            how = app_costs.how_to_raise(status.job_id, status.budget)
-            waits = f"{plural(status.waiting, 'run waits', 'runs wait')} for it: {how}"
-        lines = list(_budget_lines(status.budget)) or none
-        expected = status.forecast and status.forecast.line
-        told = (
-            ("unknown", at_most(status.spending)),
-            ("written off", written_off(status.spending)),
-            ("waiting", waits),
-            ("forecast", expected),
-        )
-        say_fields((("job", status.job_id), *lines, *told))
+        _say_budget(status)
     for change in status.written_off:
         note(f"{change.id}: {change.detail}")
     if status.woken:
@@ -172,6 +159,22 @@ def budget(
     if status.is_overdrawn:
         note("calls in hand may still use what they have reserved, over this budget; none begins")
     note_unworked(status.unworked_job)
+
+
+def _say_budget(status: app_costs.BudgetStatus) -> None:
+    none = [("budget", "none: each run has its own limits, the job has none")]
+    waits = None
+    if status.waiting:
+        how = app_costs.how_to_raise(status.job_id, status.budget)
+        waits = f"{plural(status.waiting, 'run waits', 'runs wait')} for it: {how}"
+    lines = list(_budget_lines(status.budget)) or none
+    told = (
+        ("unknown", at_most(status.spending)),
+        ("written off", written_off(status.spending)),
+        ("waiting", waits),
+        ("forecast", status.forecast and status.forecast.line),
+    )
+    say_fields((("job", status.job_id), *lines, *told))
 
 
 def _budget_of_all(

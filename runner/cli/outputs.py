@@ -25,7 +25,15 @@ from runner.cli.options import (
     with_app,
     with_listing,
 )
-from runner.cli.terminal import make_folder, note, say_bytes, say_json, say_table, write_file
+from runner.cli.terminal import (
+    make_folder,
+    note,
+    remove_file,
+    say_bytes,
+    say_json,
+    say_table,
+    write_file,
+)
 from runner.core.run import ENDED, Author, RunStatus
 
 ResultFormat = Literal["jsonl", "json", "csv"]
@@ -125,7 +133,7 @@ def patch(
     note(f"{plural(len(files), 'file')} written to {output}")
     if stale := outputs.stale_files(output, written):
         for path in stale if clean else ():
-            path.unlink()
+            remove_file(path)
         names = ", ".join(cell(path.name) for path in stale)
         what = "removed" if clean else "from an earlier time (--clean removes them)"
         note(f"{plural(len(stale), 'file')} {what}: {names}")

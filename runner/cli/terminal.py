@@ -295,6 +295,14 @@ def write_file(path: Path, content: bytes) -> None:
         write(content)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file. Raises ``UsageError`` if it cannot be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"the file {path} cannot be removed: {error.strerror}") from error
+
+
 def make_folder(path: Path) -> None:
     """Make a folder if there is none. Raises ``UsageError`` if it cannot be made."""
     try:

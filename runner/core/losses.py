@@ -66,7 +66,7 @@ class CheaperWay:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What was lost, each call in one of the three; and cheaper ways, the one that saves most first."""
+    """The losses of a job, each call in one of three kinds, and cheaper ways, the best first."""
 
     expired: Loss = field(default_factory=Loss)  # the cache had ended when a turn came
     repeated: Loss = field(default_factory=Loss)  # calls without a reply that were made again
@@ -136,7 +136,7 @@ def _missed(call: PricedCall, before: PricedCall | None) -> tuple[int, int]:
 
 
 def _rewritten(call: PricedCall, before: PricedCall | None) -> Decimal:
-    """Return what a call paid for tokens that the cache had held, above the price of reading them."""
+    """Return the extra price of tokens that were cached before and that a call did not read from there."""
     if (rates := call.rates) is None:
         return _NO_USD
     missed, written = _missed(call, before)

@@ -25,7 +25,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """How runs have to end for their job to pause."""
+    """The limits of failed and denied runs from which on their job pauses."""
 
     same_failure: int | None = None  # so many in a row, in the same way
     failure_rate: Rate | None = None
@@ -99,7 +99,7 @@ def _reached(
     if rate is None or len(newest) < rate.of:
         return []
     bad = [run for run, is_it in zip(newest[: rate.of], is_bad, strict=False) if is_it]
-    return bad if 100 * len(bad) >= rate.percent * rate.of else []
+    return bad if 100 * len(bad) / rate.of >= rate.percent else []
 
 
 def _named(run: EndedRun) -> str:
@@ -118,6 +118,11 @@ class PilotResult:
     @property
     def succeeded(self) -> int:
         return self.ended.count("succeeded")
+
+    @property
+    def share(self) -> float:
+        """Return the share of the pilot's items that succeeded. A division, because 0.55 * 20 > 11."""
+        return self.succeeded / max(1, len(self.ended))
 
     @property
     def expected_cost(self) -> int:
@@ -148,7 +153,7 @@ class Pilot:
         """Return why the other items wait for a person; None: they follow by themselves."""
         if self.success is None and self.forecast_usd is None:
             return str(result)
-        if self.success is not None and result.succeeded < self.success * len(result.ended):
+        if self.success is not None and result.share < self.success:
             return f"{result}; fewer than {100 * self.success:g} %"
         if self.forecast_usd is not None and result.expected_cost > billionths(self.forecast_usd):
             expected, most = in_usd(result.expected_cost), in_usd(billionths(self.forecast_usd))

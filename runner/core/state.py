@@ -166,7 +166,7 @@ class Money:
     budget_waits: int = 0  # times in a row that calls of other runs had reserved what is left
     tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)  # by model
     budget: JobBudget | None = field(default=None, compare=False)  # of the job, if it has one
-    # Of the day, in a commit that holds it: a call may begin or end there.
+    # The day's cap, only in a commit that has locked it because a call may begin or end.
     cap: DayCap | None = field(default=None, compare=False)
 
     @property

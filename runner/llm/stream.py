@@ -300,7 +300,7 @@ _KINDS = {
 # What the API says of a prompt that the window does not hold, alone or with the reply. The error's
 # type is that of any bad request, and no other field tells.
 _TOO_LONG_WORDS = ("prompt is too long", "exceed context limit")
-# How the API's words begin when a limit is reached that people have set.
+# The beginning of the API's message when a limit is reached that people have set.
 _SPEND_LIMIT_WORDS = tuple(
     f"you have reached your specified {of}api usage limits" for of in ("", "workspace ")
 )

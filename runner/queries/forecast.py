@@ -1,11 +1,11 @@
-"""What the forecasts of jobs rest on: the work on each item that has begun, and the caps."""
+"""Reads for the forecasts of jobs: the work on each item that has begun or ended, and the caps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, case, func, select
+from sqlalchemy import Row, case, func, or_, select
 
 from runner.queries.find import in_batches
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN
@@ -14,8 +14,8 @@ from runner.store.tables import job_budgets, jobs, runs
 
 
 def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
-    """Return a row for each run of an item that has begun: its job, its own ``state``, ``reason`` and
-    times, and the ``tokens`` of its tree."""
+    """Return a row for each run of an item that has begun, or ended without (``started_at`` is None): its
+    job, its own ``state``, ``reason`` and times, and the ``tokens`` of its tree."""
     own = ("state", "reason", "started_at", "ended_at")
     query = (
         select(
@@ -23,7 +23,7 @@ def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
             *(func.max(case((IS_ITEM_RUN, runs.c[name]))).label(name) for name in own),
             func.sum(runs.c.charged_tokens).label("tokens"),
         )
-        .where(runs.c.started_at.is_not(None))
+        .where(or_(runs.c.started_at.is_not(None), runs.c.ended_at.is_not(None)))
         .group_by(runs.c.job_id, ROOT_RUN)
     )
     query = query.order_by(ROOT_RUN)

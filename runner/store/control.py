@@ -152,6 +152,6 @@ cancel = partial(_each, cancel_locked)
 pause = partial(_each, _pause)
 # Let paused runs go on.
 resume = partial(_each, _resume)
-# … of the items after a pilot; all others.
+# Let the items after a pilot go on, or only the other paused runs.
 resume_held = partial(_each, _resume_held)
 resume_others = partial(_each, _resume_others)

@@ -66,7 +66,7 @@ _OF_FINISHED = select(
 
 @dataclass(slots=True)
 class _Item:
-    """What the run of an item and its sub-agents have spent."""
+    """The spending of an item's run and its sub-agents."""
 
     cost: int = 0  # in billionths of a USD
     tokens: int = 0

@@ -287,13 +287,11 @@ def _decided(
 
 def _needs_cap(row: Any, before: RunState, applied: Sequence[Applied]) -> bool:
     """True if a call begins while the day has a cap, or one ends that counts for a day."""
-    call, begun = (
-        before.model.open_call,
-        (isinstance(one.entry, ModelCallStarted) for one in applied),
-    )
+    call = before.model.open_call
     if applied and call is not None and call.reservation.day:
         return applied[-1].after.model.open_call != call
-    return row.day_cap is not None and any(begun)
+    begins = any(isinstance(one.entry, ModelCallStarted) for one in applied)
+    return row.day_cap is not None and begins
 
 
 def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:

@@ -72,9 +72,13 @@ def resume(
         paused = connection.execute(select(job_pauses).where(of_job)).first()
         if paused is None or paused.reason is None:
             return False
-        held = select(runs.c.id).where(runs.c.job_id == target.id, _IS_HELD).limit(1)
-        is_cut = paused.reason != "pilot" and connection.execute(held).first() is not None
-        after = {"reason": "pilot", "pending": "decide"} if is_cut else _NO_PAUSE
+        count = select(func.count()).where(runs.c.job_id == target.id, _IS_HELD)
+        held = connection.execute(count).scalar_one()
+        is_cut = paused.reason != "pilot" and held > 0
+        after: dict[str, str | None] = dict(_NO_PAUSE)
+        if is_cut:
+            detail = f"its items are worked first, and others wait ({held:,})"
+            after = {"reason": "pilot", "pending": "decide", "detail": detail}
         connection.execute(update(job_pauses).where(of_job).values(**after, counted_from=now))
         old = {"reason": paused.reason, "detail": paused.detail}
         event = signed_event("resumed", author, old=old, new={"reason": after["reason"]})
@@ -138,16 +142,16 @@ def _done(database: Database, job_id: str, what: str, **changes: str | None) -> 
 
 
 class Breakers:
-    """Looks whether a job's runs end so that it is to pause. Remembers for one worker which jobs have a
-    breaker: a run of another job costs nothing."""
+    """Pauses jobs whose breaker trips. Remembers for one worker which jobs have a breaker: a run of another
+    job costs nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._of = lru_cache(maxsize=256)(partial(_breaker_of, database))
 
     def look(self, job_id: str, now: float) -> str | None:
-        """Pause a job one of whose runs has ended, if its breaker says so. Returns why, if this call did
-        it. A look that is missed is made up by the next one."""
+        """Pause a job if its breaker trips, after one of its runs ended. Returns why, if this call paused
+        it. The next call makes up for a missed one."""
         breaker = self._of(job_id)
         if breaker is None:
             return None
@@ -160,12 +164,13 @@ def _breaker_of(database: Database, job_id: str) -> Breaker | None:
 
 
 def _look(database: Database, job_id: str, breaker: Breaker, now: float) -> str | None:
-    paused = select(job_pauses.c.counted_from, ~_IS_FREE).where(job_pauses.c.job_id == job_id)
+    paused = select(job_pauses.c.counted_from, _IS_FREE).where(job_pauses.c.job_id == job_id)
 
     def work(connection: Connection) -> tuple[float, str | None]:
-        counted_from, is_paused = connection.execute(paused).one_or_none() or (0.0, False)
+        # NULL for a pause that is done: nothing is pending.
+        counted_from, is_free = connection.execute(paused).one_or_none() or (0.0, True)
         left = select(runs.c.id).where(runs.c.job_id == job_id, _IS_OPEN).limit(1)
-        if is_paused or connection.execute(left).first() is None:
+        if not is_free or connection.execute(left).first() is None:
             return counted_from, None
         newest = _newest_ended(connection, job_id, counted_from, breaker.window)
         return counted_from, tripped(breaker, newest)

@@ -125,7 +125,7 @@ job_shares = _table(
     Index(None, "workspace_id", **_where("workspace_id IS NOT NULL")),
 )
 
-# Of jobs that had a pilot, or were paused by Runner: the pause, and from when on their breaker counts.
+# The pauses of jobs by Runner, for a pilot too, and from when on a job's breaker counts.
 job_pauses = _table(
     "job_pauses",
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),

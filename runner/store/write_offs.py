@@ -104,10 +104,11 @@ def _write_off_run(
     ended = select(events.c.data).where(
         events.c.run_id == run.id, events.c.type == "model_call_ended"
     )
+    numbers = {call.number for call in found}
     costs = {
         data["call"]: data.get("unknown_cost", 0)
         for data in connection.execute(ended).scalars()
-        if data["call"] in {call.number for call in found}
+        if data["call"] in numbers
     }
     happened = []
     for call in found:

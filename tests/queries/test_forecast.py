@@ -8,7 +8,9 @@ from sqlalchemy import select, update
 
 from runner.app.forecast import forecast_of
 from runner.core.budget import Budget
+from runner.core.commands import Target
 from runner.queries.forecast import begun_trees
+from runner.store import control
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.tables import runs, workers
@@ -53,3 +55,18 @@ def test_job_has_a_forecast_after_three_finished_runs(database: Database) -> Non
     assert ended is not None
     assert ended.ends_at is not None
     assert ended.ends_at.low < ended.ends_at.high
+
+
+def test_forecast_leaves_out_items_that_were_cancelled_before_they_began(
+    database: Database,
+) -> None:
+    job_id = three_of_five(database)
+    before = forecast_of(app_on(database), job_id)
+    query = select(runs.c.id).where(runs.c.job_id == job_id, runs.c.state == "queued")
+    [queued] = database.rows(query)
+    control.cancel(database, Target("run", queued.id), NOW)
+    after = forecast_of(app_on(database), job_id)
+    assert before is not None
+    assert after is not None
+    assert after.tokens.low < before.tokens.low
+    assert after.tokens.expected < before.tokens.expected

@@ -277,6 +277,7 @@ def test_a_breaker_that_fires_in_a_pilot_lets_the_pilot_go_on(database: Database
     pause = pause_of(database, job_id)
     assert pause is not None
     assert (pause["reason"], pause["pending"]) == ("pilot", "decide")
+    assert pause["detail"] == "its items are worked first, and others wait (2)"
 
 
 # --- A spend limit of the API ---

@@ -198,12 +198,15 @@ def test_a_job_gives_patches_of_its_succeeded_runs_and_names_older_files(
     (folder / "out").mkdir()
     for name in ("old.patch", "preds.json", "notes.txt"):
         (folder / "out" / name).touch()
+    (folder / "out" / "kept.patch").mkdir()
     told = command("patch", job_id(good), "-o", "out")
     assert told.code == 0
     assert "2 files from an earlier time (--clean removes them): old.patch, preds.json" in told.err
     told = command("patch", job_id(good), "-o", "out", "--clean")
     assert "2 files removed: old.patch, preds.json" in told.err
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["good.patch", "notes.txt"]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == [
+        *("good.patch", "kept.patch", "notes.txt")
+    ]
 
 
 @pytest.mark.slow
