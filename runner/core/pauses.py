@@ -121,7 +121,8 @@ class PilotResult:
 
     @property
     def share(self) -> float:
-        """Return the share of the pilot's items that succeeded. A division, because 0.55 * 20 > 11."""
+        """Return the share of the pilot's items that succeeded."""
+        # Divided and not multiplied: the float 0.56 * 25 is more than 14.
         return self.succeeded / max(1, len(self.ended))
 
     @property

@@ -119,7 +119,7 @@ def test_the_others_follow_when_the_pilot_kept_what_was_asked(
 
 
 def test_shares_that_are_reached_exactly_count_although_floats_round() -> None:
-    states = ("succeeded",) * 11 + ("failed",) * 9
-    assert Pilot(20, success=0.55).why_wait(PilotResult(states, held=5, cost=0)) is None
+    states = ("succeeded",) * 14 + ("failed",) * 11
+    assert Pilot(25, success=0.56).why_wait(PilotResult(states, held=5, cost=0)) is None
     runs = [run(number, denials=number < 161) for number in range(1000)]
     assert tripped(Breaker(denied_rate=Rate(16.1, 1000)), runs) is not None
