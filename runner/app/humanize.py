@@ -100,18 +100,20 @@ def at_most(spending: Spending) -> str:
     """Return the upper bound for calls of unknown usage; nothing if there are none."""
     if not spending.unknown:
         return ""
-    bound = "?" if spending.unpriced else dollars(spending.at_most)
-    calls = plural(spending.unknown, "call")
-    return f"at most {bound} ({spending.unknown_tokens:,} tokens) for {calls} of unknown usage"
+    charge = _charge(spending, spending.at_most, spending.unknown_tokens)
+    return f"at most {charge} for {plural(spending.unknown, 'call')} of unknown usage"
 
 
 def written_off(spending: Spending) -> str:
     """Return what people wrote off; nothing if there is nothing."""
     if not spending.written_off:
         return ""
-    bound = "?" if spending.unpriced else dollars(spending.written_off_usd)
-    calls = plural(spending.written_off, "call")
-    return f"{bound} ({spending.written_off_tokens:,} tokens) of {calls} written off"
+    charge = _charge(spending, spending.written_off_usd, spending.written_off_tokens)
+    return f"{charge} of {plural(spending.written_off, 'call')} written off"
+
+
+def _charge(spending: Spending, usd: Decimal, tokens: int) -> str:
+    return f"{'?' if spending.unpriced else dollars(usd)} ({tokens:,} tokens)"
 
 
 def tokens_of(charged: int, unknown: int) -> str:

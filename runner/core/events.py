@@ -103,7 +103,7 @@ def events_of(applied: Applied) -> Iterator[Event]:
 
 
 def _limits_near(state: RunState, entry: Entry, after: RunState) -> Iterator[Event]:
-    """Yield an event for each limit of which a call brings the run, or its job, to ``NEAR``."""
+    """Yield an event for each limit of the run or its job that a call uses up to ``NEAR``."""
     if not isinstance(entry, entries.ModelEntry):
         return
     before, now = _used(state), _used(after)

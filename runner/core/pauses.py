@@ -1,4 +1,4 @@
-"""When a job pauses by itself: after its pilot, and when its runs fail alike (the circuit breaker)."""
+"""Decide that a job pauses: after its pilot, or when its runs fail alike (the circuit breaker)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Window:
         return max(now, self.around(now)[0])
 
     def around(self, now: float) -> tuple[float, float]:
-        """When the window that is open, or the next one, opens and closes, in seconds since the epoch."""
+        """Return when the open window, or the next one, opens and closes, in seconds since the epoch."""
         first, last = time.fromisoformat(self.start), time.fromisoformat(self.end)
         today = local_date(now, self.zone)
         for offset in (-1, 0, 1, 2):  # a window of a few minutes may be skipped as clocks are set
@@ -102,7 +102,7 @@ def day_of(at: float, zone: str) -> str:
 
 
 def bounds_of(day: str) -> tuple[float, float]:
-    """When a day (of ``day_of``) begins and ends, in seconds since the epoch."""
+    """Return when a day (of ``day_of``) begins and ends, in seconds since the epoch."""
     written, zone = day.split(" ", 1)
     first = date.fromisoformat(written)
     return instant(first, time(), zone), instant(first + _DAY, time(), zone)

@@ -119,7 +119,7 @@ class Night:
 
     @property
     def unfinished(self) -> float:
-        """What was spent on items that did not finish."""
+        """Return the cost of the items that did not finish."""
         return sum(self.used.values())
 
 

@@ -51,7 +51,7 @@ def _holds(found: Range, real: float) -> bool:
 
 
 def held(shape: str, at: int, jobs: int, items: int = 40, slots: int = 4) -> tuple[float, float]:
-    """How often the ranges of cost and end hold, of ``jobs``."""
+    """Play so many jobs. Return the share whose cost, and the share whose end, lies in its range."""
     rng = Random(f"{shape} {at} {items}")
     played_jobs = [played(rng, shape, items, slots, at) for _ in range(jobs)]
     counts = [Counter(each) for each in zip(*played_jobs, strict=True)]

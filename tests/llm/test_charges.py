@@ -1,4 +1,4 @@
-"""What cut streams are charged, against what the API would bill."""
+"""Compare the charges for cut streams with what the API would bill."""
 
 from __future__ import annotations
 

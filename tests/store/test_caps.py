@@ -66,7 +66,7 @@ def reserved(attempt: AnAttempt) -> Reservation:
 
 
 def worst_cost(database: Database) -> float:
-    """What a first call may cost in USD."""
+    """Return the most that a first call can cost, in USD."""
     _, (run_id,) = submit_budgeted(database, "probe")
     cost = reserved(take(database, run_id)).worst_cost
     cancel(database, Target("run", run_id), NOW)

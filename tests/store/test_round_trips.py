@@ -1,4 +1,4 @@
-"""How often a run goes to the server, and that a claim and its event are stored together."""
+"""A run costs few round trips to the server. A claim and its event are stored together."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_a_program_that_cannot_be_executed_is_told_as_without_a_sandbox(
 
 
 def test_a_gate_stays_shut_if_bubblewrap_does_not_tell_its_process(tmp_path: Path) -> None:
-    """What the mounts are then, nobody knows."""
+    """Without the process nobody can check the mounts."""
     gate = Gate([str(tmp_path)], 0, "", 0)
     assert not gate.open()
     assert gate.problem(-9, "") == f"{UNMADE}: bubblewrap did not tell its process"
