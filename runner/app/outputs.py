@@ -21,7 +21,8 @@ from runner.errors import RunnerError, UsageError
 from runner.queries import runs as stored
 from runner.queries.jobs import show_job
 from runner.queries.runs import RunSnapshots
-from runner.workspace.changes import CommitText
+from runner.workspace.changes import CommitText, Form
+from runner.workspace.repository import RUN_TRAILER
 
 _LONGEST_NAME = 100
 _PREDICTIONS = "preds.json"
@@ -47,9 +48,11 @@ class Diff:
     unrecorded: Sequence[str] = ()  # paths whose content is not recorded
 
 
-def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False) -> Diff:
-    """Return the recorded changes of a run or of one turn; with ``stat`` only the number of lines
-    per file. Raises ``UsageError`` if the run has no recorded files."""
+def diff_of(
+    app: App, name: str, turn: int | None = None, form: Form = "shown", width: int = 100
+) -> Diff:
+    """Return the recorded changes of a run or of one turn, for people with a summary of at most
+    ``width`` columns. Raises ``UsageError`` if the run has no recorded files."""
     found = stored.snapshots_of_run(app.database, app.find(name, "run").id)
     workspaces.refuse_unrecorded(found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
@@ -59,7 +62,7 @@ def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False)
         return Diff(b"")
     recorded, where = workspaces.recorded_in(app), workspaces.whereabouts(app, found)
     return Diff(
-        recorded.diff(where, [change], stat=stat),
+        recorded.diff(where, [change], form, width),
         recorded.too_large(where, change),
         recorded.unrecorded(where, change[1]),
     )
@@ -93,11 +96,16 @@ def runs_to_patch(app: App, name: str, states: Collection[RunStatus]) -> list[Ru
     return wanted
 
 
-def stale_files(folder: Path, written: Iterable[Written]) -> list[Path]:
-    """Return the patches and predictions in a folder that were not written now, sorted."""
+def stale_files(folder: Path, written: Iterable[Written], of_run: str | None) -> list[Path]:
+    """Return the patches and predictions in a folder that were not written now, sorted. Of a run
+    (``of_run``) only its patches."""
     files = {each.file for each in written}
     found = [*folder.glob("*.patch"), *folder.glob(_PREDICTIONS)]
-    return sorted(path for path in found if path.name not in files and path.is_file())
+    stale = sorted(path for path in found if path.name not in files and path.is_file())
+    if of_run is None:
+        return stale
+    trailer = f"\n{RUN_TRAILER}: {of_run}\n".encode()
+    return [path for path in stale if trailer in path.read_bytes()]
 
 
 def write_patches(

@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, Literal
 import click
 
 from runner.app import handle, outputs, workspaces
-from runner.app.humanize import cell, plural
+from runner.app.humanize import cell, diff_kinds, plural
 from runner.cli import exit_codes
 from runner.cli.audit import harmless
 from runner.cli.options import (
@@ -26,8 +28,10 @@ from runner.cli.options import (
     with_listing,
 )
 from runner.cli.terminal import (
+    diff_lines,
     make_folder,
     note,
+    print_lines,
     remove_file,
     say_bytes,
     say_json,
@@ -35,6 +39,7 @@ from runner.cli.terminal import (
     write_file,
 )
 from runner.core.run import ENDED, Author, RunStatus
+from runner.workspace.changes import Form
 
 ResultFormat = Literal["jsonl", "json", "csv"]
 
@@ -46,27 +51,43 @@ _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
 @click.option(
     "--turn", type=click.IntRange(1), metavar="N", help="Only what was changed in that turn."
 )
-@click.option("--stat", is_flag=True, help="Only the number of lines per file.")
+@click.option("--stat", is_flag=True, help="Only the summary: the lines changed per file.")
+@click.option(
+    "--binary", is_flag=True, help="Only the patch, binary files too, as `git apply` takes it."
+)
+@click.option("--no-pager", is_flag=True, help="Print it at once, also at a terminal.")
 @with_app
-def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
-    """Show the recorded changes of a run in its workspace since its first turn.
+def diff(
+    app: handle.App, run: str, turn: int | None, stat: bool, binary: bool, no_pager: bool
+) -> None:
+    """Show the recorded changes of a run in its workspace since its first turn: a summary, in which a
+    binary file is one line, then the lines.
 
     It needs a workspace of the run's own (mode "git" or "copy"). Into a file or a pipe it is written
-    byte for byte, binary files too, as `git apply` takes it; at a terminal control characters are shown.
+    byte for byte; a terminal shows it in colours (NO_COLOR: none), with control characters visible.
 
     \b
     Example:
       runner diff k3x9f2 --stat
       runner diff k3x9f2 --turn 12
+      runner diff k3x9f2 --binary | git apply
     """
-    found = outputs.diff_of(app, run, turn, stat=stat)
+    if stat and binary:
+        raise click.UsageError("--stat gives the summary, --binary the patch: give one of them")
+    form: Form = "summary" if stat else "patch" if binary else "shown"
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
+    found = outputs.diff_of(app, run, turn, form, width)
     for path in found.too_large:
         note(f"not shown: {path}, which is too large to be recorded whole")
     for path in found.unrecorded:
         note(f"not shown: the content of {path}, which is not recorded")
     if not found.content and not found.too_large:
         note("nothing was changed" + (f" in turn {turn}" if turn else ""))
-    say_bytes(found.content)
+    if sys.stdout.isatty():
+        text = found.content.decode(errors="backslashreplace")
+        print_lines(diff_lines(diff_kinds(text)), paged=not no_pager)
+    else:
+        say_bytes(found.content)
 
 
 @click.command()
@@ -89,7 +110,9 @@ def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
 )
 @state_option
 @click.option("--all", "every", is_flag=True, help="Every run that has ended, failed ones too.")
-@click.option("--clean", is_flag=True, help="Remove patches of an earlier time from the folder.")
+@click.option(
+    "--clean", is_flag=True, help="Remove older patches from the folder; of a RUN only its own."
+)
 @json_option
 @with_app
 def patch(
@@ -119,7 +142,8 @@ def patch(
             f"--all takes runs in any state, --state {state} only one: give one of them"
         )
     states = ENDED if every else {state or "succeeded"}
-    runs = outputs.runs_to_patch(app, id, states)
+    named = app.find(id, "job", "run")
+    runs = outputs.runs_to_patch(app, named.id, states)
     make_folder(output)
     written = outputs.write_patches(
         app, runs, shape, lambda name, content: write_file(output / name, content)
@@ -131,7 +155,7 @@ def patch(
         say_table(columns, ((w.run_id, w.item_key, w.state, w.file, w.why) for w in written))
     files = {each.file for each in written if each.file}
     note(f"{plural(len(files), 'file')} written to {output}")
-    if stale := outputs.stale_files(output, written):
+    if stale := outputs.stale_files(output, written, named.id if named.kind == "run" else None):
         for path in stale if clean else ():
             remove_file(path)
         names = ", ".join(cell(path.name) for path in stale)

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from runner.app.humanize import cell, lines
+from runner.app.humanize import DiffKind, cell, lines
 from runner.errors import UsageError
 from runner.settings import Settings
 
@@ -197,6 +197,21 @@ def print_lines(lines: Iterable[Line], *, paged: bool) -> None:
         os.environ.setdefault("LESS", _LESS)
     with click.get_pager_file() as pager:
         pager.writelines(rows)
+
+
+_DIFF_STYLES: dict[DiffKind, str] = {
+    "": "",
+    "file": "bold",
+    "place": "cyan",
+    "added": "green",
+    "removed": "red",
+}
+
+
+def diff_lines(found: Iterable[tuple[DiffKind, str]], margin: str = "") -> Iterator[Line]:
+    """Yield the lines of a diff in its colours."""
+    for kind, line in found:
+        yield [(margin + line.expandtabs(8), _DIFF_STYLES[kind])]
 
 
 def _coloured(row: Line) -> str:

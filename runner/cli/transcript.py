@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +109,10 @@ def transcript(
       runner transcript k3x9f2 --html run.html
       runner transcript k3x9f2 --as-sent 12
     """
-    wanted = {"--html": page is not None, "--as-sent": turn is not None, "--json": as_json}
-    given = [name for name, is_given in wanted.items() if is_given]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} ask for different things: give one of them")
-    for name, is_given in {"--turns": turns is not None, "--tree": whole_tree}.items():
-        if given and is_given and page is None:
-            raise UsageError(f"{name} goes with the conversation, not with {given[0]}")
-    if given and full is not None:
-        raise UsageError(f"--full and --folded go with the terminal, not with {given[0]}")
+    forms = {"--html": page is not None, "--as-sent": turn is not None, "--json": as_json}
+    _refuse_misfits(forms, {"--turns": turns is not None, "--tree": whole_tree}, full)
     if turn is not None:
-        body = told.request_as_sent(app, run, turn)
-        if sys.stdout.isatty():
-            say_json(json.loads(body))
-        else:
-            say_bytes(body)
+        _say_request(told.request_as_sent(app, run, turn))
         return
     if as_json:
         say_json(told.api_messages(app, run))
@@ -139,6 +128,27 @@ def transcript(
             write(piece.encode())
     if not to_stdout:
         note(f"written: {cell(page)}")
+
+
+def _refuse_misfits(
+    forms: Mapping[str, bool], parts: Mapping[str, bool], full: bool | None
+) -> None:
+    """Refuse options that do not go together, of those given."""
+    given = [name for name, is_given in forms.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} ask for different things: give one of them")
+    for name, is_given in parts.items():
+        if given and is_given and given != ["--html"]:
+            raise UsageError(f"{name} goes with the conversation, not with {given[0]}")
+    if given and full is not None:
+        raise UsageError(f"--full and --folded go with the terminal, not with {given[0]}")
+
+
+def _say_request(body: bytes) -> None:
+    if sys.stdout.isatty():
+        say_json(json.loads(body))
+    else:
+        say_bytes(body)
 
 
 # The conversation as lines of text

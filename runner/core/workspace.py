@@ -14,6 +14,10 @@ OnUnknown = Literal["tell", "ask"]
 
 LARGEST_FILE = 20_000_000
 SETUP_SECONDS = 1_800.0
+TOOL_CACHES = (
+    *("__pycache__/", "*.pyc", ".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/"),
+    *("**/node_modules/.cache/", ".parcel-cache/", ".eslintcache", ".gradle/"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Workspace:
     setup_timeout: float = SETUP_SECONDS  # of each
     remote: str | None = None  # URL or path of the repository that snapshots are pushed to
     snapshot_ignored: tuple[str, ...] = ()  # globs of ignored files that are recorded all the same
+    ignore: tuple[str, ...] = ()  # lines of .gitignore for a copy, below the lists of its source
     largest_file: int = LARGEST_FILE  # bytes; of a larger file only the digest is recorded
     external: tuple[Rule, ...] = ()  # calls with effects elsewhere: never run again by themselves
     on_unknown: OnUnknown = "tell"  # who decides on an unknown outcome: the model, or a person

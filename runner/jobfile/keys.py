@@ -18,7 +18,7 @@ from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import OnTimeout, ParallelTools, Provider, Trust
-from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
+from runner.core.workspace import TOOL_CACHES, Accepted, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
 from runner.jobfile.table import (
     Key,
@@ -283,6 +283,7 @@ _commands = list_of(
     text(), words="commands", empty="give at least one shell command, or leave it out"
 )
 _patterns = list_of(text(500, check=values.pattern_problem), words="patterns")
+_ignore_list = list_of(text(500), words="patterns")
 _accepted = list_of(
     checked("", {"enum": list(_ACCEPTED)}, _accepted_problem),
     words=", ".join(f'`"{word}"`' for word in _ACCEPTED),
@@ -410,6 +411,9 @@ WORKSPACE = Table("workspace", (
     Key("snapshot_ignored", _patterns, [], "Files to record although git ignores them: "
         "[patterns of paths](https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-pathspec) "
         "in the workspace, without `..`.", modes=_RECORDED),
+    Key("ignore", _ignore_list, list(TOOL_CACHES), modes=("copy",), doc=
+        "Lines as in a [.gitignore](https://git-scm.com/docs/gitignore): files to leave out of snapshots, "
+        "diffs and patches. The folder's own `.gitignore` files can take them in again."),
     Key("largest_file", integer(1_000_000_000_000), 20_000_000, modes=_RECORDED, doc=
         "Bytes; of a larger file only the digest is recorded."),
     Key("external", rules_of("ask"), [], modes=_RECORDED, doc=

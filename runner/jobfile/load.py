@@ -54,6 +54,9 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 # each as the job stores it, and (name, what is wrong with it) for each other name.
 ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
+# Takes a job and its runs. Returns why this host cannot work it, or why it cannot begin.
+Preflight = Callable[[JobSpec, Sequence[NewRun]], Iterable[Problem]]
+
 # Deny rules are stored and listed first, because they are checked first.
 EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _IS_RESULT_TOOL = f"{RESULT_TOOL} is how results of output_schema are submitted: rename {{}} tool"
@@ -67,6 +70,7 @@ def load(
     resolve_hooks: ResolveHooks,
     look_at_repository: LookAtRepository,
     prices: PriceList,
+    preflight: Preflight | None = None,
 ) -> Submission:
     """Read a job file and everything that it names: paths are relative to its folder.
     ``look_at_repository`` says what a repository holds and what is wrong with it. Raises
@@ -83,6 +87,8 @@ def load(
     runs = job.runs(keyed)
     spec, notes = job.spec([key for key, _ in keyed], resolve_hooks)
     note_misfits(top, spec.agents, prices)
+    if preflight is not None and not top.at("model").is_wrong() | top.at("provider").is_wrong():
+        top.problems.extend(preflight(spec, runs))
     try:
         spec.times.at_submission(time.time())
     except UsageError as error:
@@ -212,6 +218,8 @@ class _Job:
         if found is not None:
             rules = tuple(rule for _, rule in section["external"])
             given = {"path": None, "base": section["base"] or "HEAD", "external": rules, **found}
+            if section["mode"] != "copy":
+                given["ignore"] = ()
             workspace = self.workspace = section.fill(Workspace, **given)
             # Its rules hold in copies too.
             self.workspace = replace(workspace, external=self._in_copies(rules))

@@ -25,11 +25,17 @@ from runner.workspace.snapshot_store import (
 
 Change = tuple[str, str]  # from one snapshot or commit to another
 Touch = Literal["created", "changed", "deleted"]
+# A patch for `git apply`, the lines changed per file, or both for people, with binary files only in
+# the summary.
+Form = Literal["patch", "summary", "shown"]
 
 _TOUCHES: Mapping[bytes, Touch] = {b"A": "created", b"D": "deleted"}
 # A line with both trees, then a letter and a path for each file
 # (https://git-scm.com/docs/git-diff-tree#_raw_output_format).
 _TOUCHED = re.compile(rb"([0-9a-f]+) ([0-9a-f]+)\n|([A-Z])\0([^\0]+)\0")
+# In git's own lines: the lines of files have a character in front.
+_FILE = re.compile(rb"^(?=diff --git )", re.MULTILINE)
+_BINARY = re.compile(rb"^Binary files .* differ\n\Z", re.MULTILINE)
 _SOME_MISSING = 128  # an exit code
 _WITHOUT_MANIFEST = ("--", b":(exclude,top,literal)" + MANIFEST)
 
@@ -69,18 +75,27 @@ class RecordedChanges:
     # Of remotes, which are not asked again.
     _failures: dict[str, RunnerError] = field(default_factory=dict, init=False)
 
-    def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
-        """Return the changes as a patch for ``git apply``.
+    def diff(
+        self, where: Whereabouts, changes: Sequence[Change], form: Form = "patch", width: int = 100
+    ) -> bytes:
+        """Return the changes in a form.
 
         Args:
             changes: the first whose snapshots can all be had is taken.
-            stat: return how much was changed in each file instead, for people.
+            width: the most columns of the summary.
 
         Raises:
             WorkspaceError: none can be had here; it says where they can.
         """
-        form = ("--stat=100", "--summary") if stat else ("--patch", "--binary", "--full-index")
-        return self._compare(where, changes, *form)
+        options = {
+            "patch": ("--patch", "--binary", "--full-index"),
+            "summary": (f"--stat={width}", "--summary"),
+            "shown": (f"--stat={width}", "--summary", "--patch"),
+        }
+        found = self._compare(where, changes, *options[form])
+        # Of a binary file, the summary tells all.
+        parts = _FILE.split(found) if form == "shown" else [found]
+        return b"".join(part for part in parts if not _BINARY.search(part))
 
     def stat(self, where: Whereabouts, changes: Sequence[Change]) -> DiffStat:
         """Return the size of the changes; see ``diff``."""

@@ -172,7 +172,11 @@ class _Files:
         note = ""
         if repository is not None and made is not None:
             note, _ = made.note(GitStateReader(Worktree(repository, path)).read())
-        options = {"ignored": asked.snapshot_ignored, "largest_file": asked.largest_file}
+        options = {
+            "ignored": asked.snapshot_ignored,
+            "ignore": asked.ignore,
+            "largest_file": asked.largest_file,
+        }
         with looking(store, path, run.run_id, environment=self.environment, **options) as snapshots:
             snapshot = snapshots.take(note=note)
             known = {run.snapshot or snapshot}

@@ -397,6 +397,7 @@ class OwnWorkspace:
             "run_id": self._lease.run_id,
             "attempt": self._lease.attempt,
             "ignored": list(self._asked.snapshot_ignored),
+            "ignore": list(self._asked.ignore),
             "largest_file": self._asked.largest_file,
         }
 

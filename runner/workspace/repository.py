@@ -25,7 +25,7 @@ _SECONDS = 3_600.0
 _SETTINGS = ("submodule.recurse=false", "advice.addEmbeddedRepo=false")
 _ALL = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
 _LONGEST_NAME = 100  # bytes; a ref is a file, with `.lock` after its name while it is written
-_RUN = "Runner-Run"  # the trailer with a run's id
+RUN_TRAILER = "Runner-Run"  # the trailer with a run's id
 _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -147,7 +147,7 @@ def commit_message(
     text = (message or "").strip() or f"{_line(job_name)}: {_line(item_key)}"
     trailers = {
         "Runner-Job": f"{job_name} {job_id}",
-        _RUN: run_id,
+        RUN_TRAILER: run_id,
         "Runner-Model": model,
         "Runner-Outcome": outcome,
     }
@@ -163,7 +163,7 @@ def setup_message(job_name: str) -> str:
 def is_delivery(git: Git, commit: str, run_id: str) -> bool:
     """Return True if a commit's message has the trailer of a run. Raises ``GitError``."""
     message = git.text("log", "-1", "--format=%B", commit)
-    return f"{_RUN}: {run_id}" in message.strip().rpartition("\n\n")[2].splitlines()
+    return f"{RUN_TRAILER}: {run_id}" in message.strip().rpartition("\n\n")[2].splitlines()
 
 
 def _line(text: str) -> str:

@@ -3,8 +3,8 @@
 A snapshot is a git tree of all files that git does not ignore, byte for byte as they are, and its id
 is that of the tree; what a tree cannot hold is in its manifest. A file that was recorded stays
 recorded when it becomes ignored, as with git's own index, until it is removed. The ignore rules that
-count are the ``.gitignore`` files in the work tree and the list of the source's repository, as it was
-at the run's first snapshot.
+count are the ``.gitignore`` files in the work tree, then the lists of the source's repository and of
+the job, as they were at the run's first snapshot.
 
 Not recorded: what is ignored, permissions other than the right to run a file, times, owners, pipes
 and sockets, and what is in nested repositories and submodules.
@@ -71,9 +71,9 @@ class Snapshots(StoredSnapshots):
     One method at a time may be called; ``take``, ``restore`` and ``holds`` need the work tree.
 
     The attempt has an index: what git knows of the work tree since the last snapshot. Beside it lie
-    the indexes of the run's other attempts, and the run's ignore list: a copy of the source
-    repository's, made at the run's first snapshot, so that only recorded files change what is
-    ignored.
+    the indexes of the run's other attempts, and the run's ignore list: the job's lines and a copy
+    of the source repository's list, made at the run's first snapshot, so that only recorded files
+    change what is ignored.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Snapshots(StoredSnapshots):
         *,
         environment: Mapping[str, str],
         ignored: Sequence[str] = (),
+        ignore: Sequence[str] = (),
         largest_file: int = _LARGEST_FILE,
         aside: Path | None = None,
     ) -> None:
@@ -96,13 +97,14 @@ class Snapshots(StoredSnapshots):
                 that others that still run do it no harm.
             environment: the environment of git.
             ignored: patterns of ignored files that are recorded all the same (``pathspec``).
+            ignore: lines of the run's ignore list above those of the source's.
             largest_file: the most bytes of a file that is recorded whole; of larger ones the digest
                 is.
             aside: a folder for the index and new objects, so that the store does not change.
         """
         super().__init__(git_dir, environment, run_id, attempt)
         self._root = os.fsencode(work_tree)
-        self._largest = largest_file
+        self._largest, self._ignore = largest_file, ignore
         self._is_aside = aside is not None
         self._folder = aside or index_folder(git_dir, run_id)
         self._index = self._folder / f"index-{attempt}"
@@ -283,7 +285,8 @@ class Snapshots(StoredSnapshots):
                 listed = b""
                 with suppress(FileNotFoundError):  # the source is no repository
                     listed = (self._store / SOURCE_EXCLUDE).read_bytes()
-                write_whole(self._exclude, listed + _OUR_OWN)
+                ours = "".join(f"{line}\n" for line in self._ignore).encode()
+                write_whole(self._exclude, ours + listed + _OUR_OWN)
             draft = self._folder / f"new-{self._attempt}"
             if not self._index.exists() and (
                 self._copy_earlier(draft, check) or self._read_last(draft, check)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from runner.core.budget import Limits
 from runner.core.context import Context
 from runner.core.spec import Patience
+from runner.core.workspace import TOOL_CACHES
 from runner.jobfile.check import check
 from runner.jobfile.keys import TABLES
 from runner.jobfile.values import is_url
@@ -137,6 +138,7 @@ def test_every_value_arrives() -> None:
         "setup": ("npm ci", "make\nall"),
         "setup_timeout": 300.0,
         "snapshot_ignored": ("build/**", "*.log"),
+        "ignore": TOOL_CACHES,
         "largest_file": 1_000,
         "external": (),
         "on_unknown": "ask",
@@ -234,6 +236,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"workspace": {"repo": "w"}}, 'repo: is only for mode = "git"; this is mode = "shared"'),
     ({"workspace": {**COPY, "base": "x"}}, 'base: is only for mode = "git"; this is mode = "copy"'),
+    (
+        {"workspace": {**GIT, "ignore": []}},
+        'ignore: is only for mode = "copy"; this is mode = "git"',
+    ),
+    ({"workspace": {**COPY, "ignore": ["a\nb"]}}, "ignore[0]: holds a line break"),
     ({"workspace": {**COPY, "remote": "x"}}, 'remote: is only for mode = "git"'),
     (
         {"workspace": {"path": "w", "setup": ["x"]}},

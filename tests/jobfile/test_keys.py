@@ -19,7 +19,7 @@ from runner.core.context import Context
 from runner.core.hooks import Hook
 from runner.core.sandbox import Sandbox
 from runner.core.spec import Asking, JobSpec, Patience
-from runner.core.workspace import Verify, Workspace
+from runner.core.workspace import TOOL_CACHES, Verify, Workspace
 from runner.jobfile.check import check
 from runner.jobfile.keys import RESERVED_HEADERS, RESERVED_OPTIONS, TABLES, json_schema
 from runner.jobfile.table import Key, Node, Section
@@ -109,7 +109,10 @@ def test_defaults_are_those_of_the_core() -> None:
         (top["context"], Context()),
         (top["retry"], Patience()),
         (top["permissions"], Asking()),
-        (top["workspace"], Workspace()),
+        (
+            top["workspace"],
+            Workspace(ignore=TOOL_CACHES),
+        ),  # a job stored before the key ignores none
         (top["coordinator"], Coordinator("")),
         (top["sandbox"], Sandbox()),
         (hook, Hook("RunEnd")),

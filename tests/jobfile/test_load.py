@@ -8,7 +8,7 @@ import pytest
 
 from runner.core.budget import Limits
 from runner.core.spec import JobSpec, NewRun
-from runner.core.workspace import Workspace
+from runner.core.workspace import TOOL_CACHES, Workspace
 from runner.errors import SpecError
 from runner.jobfile.load import load
 from runner.permissions import Rule
@@ -44,7 +44,9 @@ model_options = { thinking = { type = "adaptive" } }
     assert [tool.name for tool in spec.tools] == ["Bash", "look"]
     assert spec.rules == (Rule("deny", "look"), Rule("allow", "Bash"), Rule("allow", "lo*"))
     assert spec.system == "Be {{ careful }}."
-    assert spec.workspace == Workspace(str((tmp_path / "tree").resolve()), "copy")
+    assert spec.workspace == Workspace(
+        str((tmp_path / "tree").resolve()), "copy", ignore=TOOL_CACHES
+    )
     assert spec.limits == Limits(tool_timeout=120.0)
     assert (spec.name, spec.parallel_tools) == ("whole", "all")
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec

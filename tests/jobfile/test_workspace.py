@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.spec import JobSpec
-from runner.core.workspace import Workspace, result_tool
+from runner.core.workspace import TOOL_CACHES, Workspace, result_tool
 from runner.permissions import Rule
 
 from .conftest import COMMIT, Load, Problems
@@ -51,6 +51,19 @@ commit_message = "Mend it"
     assert [run.commit_message for run in submission.runs] == ["Mend it"]
     spec = submission.spec
     assert spec.verify is not None
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("", TOOL_CACHES), ('ignore = ["*.o"]', ("*.o",)), ("ignore = []", ())]
+)
+def test_a_copy_ignores_caches_of_tools_or_what_the_job_says(
+    line: str, expected: tuple[str, ...], load_text: Load, tmp_path: Path
+) -> None:
+    (tmp_path / "w").mkdir()
+    spec = load_text(f'{LEAST}[workspace]\nmode = "copy"\npath = "w"\n{line}').spec
+    assert spec.workspace is not None
+    assert spec.workspace.ignore == expected
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 

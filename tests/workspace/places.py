@@ -105,7 +105,7 @@ class Place:
 
     def diff(self, before: str, after: str, *, stat: bool = False) -> bytes:
         recorded, where, changes = self.changes(before, after)
-        return recorded.diff(where, changes, stat=stat)
+        return recorded.diff(where, changes, "summary" if stat else "patch")
 
     def diff_stat(self, before: str, after: str) -> DiffStat:
         recorded, where, changes = self.changes(before, after)

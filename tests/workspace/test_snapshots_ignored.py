@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from runner.core.workspace import TOOL_CACHES
 from runner.workspace.git import GitError
+from runner.workspace.snapshot_store import MANIFEST
 from runner.workspace.snapshots import Snapshots
 
 from .places import FILES, Place, contents, git, make_place, write
@@ -23,6 +26,24 @@ def test_ignored_files_are_neither_recorded_nor_touched(snapshots: Snapshots, pl
     assert (place.work / "built/out.o").read_text() == "2"
     assert (place.work / "folder/y.log").read_text() == "3"
     assert not (place.work / "new.py").exists()
+
+
+def test_caches_of_tools_are_left_out_unless_a_gitignore_takes_them_in(place: Place) -> None:
+    start = place.snapshots(ignore=TOOL_CACHES).take()
+    caches = ("__pycache__/a.pyc", "b.pyc", "x/.pytest_cache/v", ".mypy_cache/3.11/a.json")
+    caches += (".ruff_cache/0", "x/node_modules/.cache/y", "node_modules/.cache/z")
+    write(place.work, {**dict.fromkeys(caches, "1"), "node_modules/m.js": "2", "new.py": "3"})
+    (place.work / "own").mkdir()
+    write(place.work / "own", {".gitignore": "!*.pyc\n", "kept.pyc": "4"})
+    tree = place.snapshots(ignore=TOOL_CACHES).take()
+    new = {*place.listed(tree)} - {*place.listed(start)}
+    assert new - {os.fsdecode(MANIFEST)} == {
+        "node_modules/m.js",
+        "new.py",
+        "own/.gitignore",
+        "own/kept.pyc",
+    }
+    assert {*caches} <= {*place.listed(place.snapshots(run_id="run_2", ignore=()).take())}
 
 
 @pytest.mark.slow

@@ -48,10 +48,45 @@ def test_the_diff_makes_the_run_s_files_of_the_base(
     start: Callable[..., RunnerProcess], run: AtWork, repository: Path
 ) -> None:
     run.write({"latin": "grün\n".encode("latin-1")})
-    apply(repository, piped(start, "diff", run.id))
+    apply(repository, piped(start, "diff", run.id, "--binary"))
     assert (repository / "a.txt").read_bytes() == b"one\nzwei\n"
     assert (repository / "b/new.bin").read_bytes() == BINARY
     assert (repository / "latin").read_bytes() == "grün\n".encode("latin-1")
+
+
+def test_a_summary_comes_first_and_a_binary_file_is_one_line(
+    command: Callable[..., Result], run: AtWork, repository: Path
+) -> None:
+    shown = command("diff", run.id).out
+    first, _, patch = shown.partition("diff --git ")
+    assert " a.txt     |   2 +-\n" in first
+    assert " 2 files changed, 1 insertion(+), 1 deletion(-)\n" in first
+    assert patch.startswith("a/a.txt b/a.txt\n")
+    assert [line for line in shown.splitlines() if "new.bin" in line] == [
+        " b/new.bin | Bin 0 -> 256 bytes",
+        " create mode 100644 b/new.bin",
+    ]
+    apply(repository, shown.encode())  # git takes the summary for the message of a mail
+    assert (repository / "a.txt").read_bytes() == b"one\nzwei\n"
+    both = command("diff", run.id, "--stat", "--binary")
+    assert (both.code, both.out) == (2, "")
+
+
+def test_a_terminal_shows_lines_in_colours_and_a_lookalike_as_what_it_is(
+    command: Callable[..., Result], run: AtWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write({"a.txt": b"one\n++ b/x\nBinary files a and b differ\ndiff --git a/x b/x\n"})
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = command("diff", run.id).out
+    assert "\x1b[1mdiff --git a/a.txt b/a.txt\x1b[0m" in shown
+    assert "\x1b[31m-two\x1b[0m" in shown
+    assert "\x1b[32m+++ b/x\x1b[0m" in shown
+    assert "\x1b[32m+Binary files a and b differ\x1b[0m" in shown
+    assert "\x1b[32m+diff --git a/x b/x\x1b[0m" in shown
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in command("diff", run.id).out
 
 
 @pytest.mark.slow
@@ -121,6 +156,7 @@ def test_a_terminal_obeys_nothing_in_a_diff(
 ) -> None:
     run.write({"\x1b[2J.txt": b"\x1b[31mred\x07\r\n\x9b2J\xe2\x80\xae\n"})
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
     for arguments in ((), ("--stat",), ("--turn", "4")):
         told = command("diff", run.id, *arguments)
         assert told.code == 0

@@ -210,6 +210,21 @@ def test_a_job_gives_patches_of_its_succeeded_runs_and_names_older_files(
 
 
 @pytest.mark.slow
+def test_for_a_run_only_its_own_older_patches_are_removed(
+    command: Callable[..., Result], database: Database, home: Path, repository: Path, folder: Path
+) -> None:
+    good, other = job_of(database, home, repository, "good", "other")
+    for work in (good, other):
+        work.write({"a.txt": b"a\n"}).end()
+    command("patch", job_id(good), "-o", "out")
+    shutil.copy(folder / "out/good.patch", folder / "out/old.patch")
+    told = command("patch", good.id, "-o", "out", "--clean")
+    assert "1 file removed: old.patch" in told.err
+    left = ["good.patch", "other.patch"]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == left
+
+
+@pytest.mark.slow
 def test_a_run_that_was_not_delivered_has_its_recorded_files_in_the_patch(
     command: Callable[..., Result],
     database: Database,
@@ -275,7 +290,7 @@ def test_predictions_are_what_swe_bench_reads(
     ] * 2
     assert [each["instance_id"] for each in predictions] == ["django__django-1", "b"]
     assert predictions[0]["model_name_or_path"] == "claude-test"
-    assert predictions[0]["model_patch"] == command("diff", named.id).out
+    assert predictions[0]["model_patch"] == command("diff", named.id, "--binary").out
     assert "+ä" in predictions[0]["model_patch"]
     assert predictions[1]["model_patch"] == ""
 
