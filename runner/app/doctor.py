@@ -217,7 +217,7 @@ def _queue(settings: Settings) -> str:
 
 
 def _key(settings: Settings) -> str:
-    if settings.keys:
+    if wiring.has_key():
         return "set (never printed)"
     raise RunnerError("ANTHROPIC_API_KEY is not set")
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner import wiring
 from runner.app.handle import App
+from runner.app.preflight import model_notes, preflight, sandbox_problem
 from runner.core.pauses import Pilot
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec, Submission
-from runner.errors import RunnerError, SandboxMissing, UsageError
+from runner.errors import RunnerError, UsageError
 from runner.queries.jobs import RunSummary, current_runs, item_keys, list_runs, show_job
 from runner.settings import Settings
 from runner.store import pauses
@@ -21,30 +23,28 @@ from runner.store import pauses
 if TYPE_CHECKING:
     from runner.engine.worker import Worker
 
+Before = Literal["run", "submission"]
+
 _LOOK_SECONDS = 0.5
 _MOST_ITEMS = 10
 
 
-def load_job(settings: Settings, path: Path, pilot: int | None = None) -> Submission:
+def load_job(
+    settings: Settings, path: Path, pilot: int | None = None, *, before: Before | None = None
+) -> Submission:
     """Load a job file for submission, with a ``pilot`` of so many items if given. Raises ``SpecError``
-    with every problem."""
-    submission = wiring.load_submission(path, settings)
-    if pilot is None:
-        return submission
-    spec = submission.spec
-    given = replace(spec.pilot or Pilot(pilot), items=pilot)
-    return replace(submission, spec=replace(spec, pilot=given))
-
-
-def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
-    """Return why this host cannot work a job that requires a sandbox, or None."""
-    if spec.sandbox is None or not spec.sandbox.is_required:
-        return None
-    try:
-        wiring.sandboxes_here(settings).containment_of(spec.sandbox)
-    except SandboxMissing as missing:
-        return str(missing)
-    return None
+    with every problem. Those of the preflight are among them ``before`` a run here; before a
+    submission they are notes."""
+    check = partial(preflight, settings)
+    submission = wiring.load_submission(path, settings, check if before == "run" else None)
+    spec, notes = submission.spec, [*submission.notes]
+    if before is not None:
+        notes += model_notes(spec, wiring.load_prices(settings))
+    if before == "submission":
+        notes += map(str, check(spec, submission.runs))
+    if pilot is not None:
+        spec = replace(spec, pilot=replace(spec.pilot or Pilot(pilot), items=pilot))
+    return replace(submission, spec=spec, notes=tuple(notes))
 
 
 def submit(app: App, submission: Submission, author: Author, key: str | None = None) -> str:

@@ -57,7 +57,7 @@ def add(
     Example:
       runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz Europe/Berlin
     """
-    submission = load_job(settings, spec)
+    submission = load_job(settings, spec, before="submission")
     with open_app(settings, create=True) as app:
         added = schedules.add(app, submission, cron, zone, author)
     if as_json:

@@ -98,9 +98,7 @@ def run(
     if resumed is not None and pilot is not None:
         raise UsageError("--pilot is for a new job: leave it out with --resume")
     handle.check_prices(settings)
-    submission = None if spec is None else load_job(settings, spec, pilot)
-    if submission and (problem := work.sandbox_problem(settings, submission.spec)):
-        raise UsageError(problem)
+    submission = None if spec is None else load_job(settings, spec, pilot, before="run")
     with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
             job_id = work.submit(app, submission, author)
@@ -151,9 +149,7 @@ def submit(
     Example:
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
-    submission = load_job(settings, spec, pilot)
-    if problem := work.sandbox_problem(settings, submission.spec):
-        note(f"only workers elsewhere can work it: {problem}")
+    submission = load_job(settings, spec, pilot, before="submission")
     with open_app(settings, create=True) as app:
         job_id = work.submit(app, submission, author, key)
         if key is not None and (differs := work.difference(app, job_id, submission)):

@@ -64,7 +64,7 @@ def test_a_job_that_requires_a_sandbox_is_refused_where_there_is_none(
     assert not list(folder.glob(".runner/*.db"))
     submitted = command("submit", job)
     assert submitted.code == 0
-    assert f"only workers elsewhere can work it: {missing}" in submitted.err
+    assert f"warning: sandbox.mode: {missing}" in submitted.err
     assert command("run", "--resume", submitted.out.strip()).code == 2
 
 
