@@ -16,6 +16,7 @@ from runner.core.commands import Change
 from runner.core.events import Event, signed_event
 from runner.core.run import FRESH, INTERRUPTED, TRANSITIONS, Author, Lease, RunStatus
 from runner.errors import LeaseLost, UsageError
+from runner.store.database import Database
 from runner.store.tables import events, job_events, runs
 
 T = TypeVar("T")
@@ -61,10 +62,18 @@ def locked_runs(
 
 def held_run(connection: Connection, lease: Lease) -> Row[Any]:
     """Lock the run of a lease, and return its row. Raises ``LeaseLost`` if its attempt has ended."""
-    is_held = runs.c.state == "running", runs.c.attempt == lease.attempt
+    this = runs.c.attempt == lease.attempt, runs.c.worker_id == lease.worker_id
+    is_held = runs.c.state == "running", *this
     for run in locked_runs(connection, [lease.run_id], *is_held):
         return run
     raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+
+
+def keep_claim(database: Database, lease: Lease) -> None:
+    """Let a claim outlive a crash of the server from here on: locking the row flushes the log on Postgres
+    (on SQLite every commit does). Raises ``LeaseLost``."""
+    if database.dialect == "postgresql":
+        database.write(lambda connection: held_run(connection, lease))
 
 
 def store_change(

@@ -114,25 +114,23 @@ class _Lent:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Hold one connection's turn. Raises SQLAlchemy's ``TimeoutError``."""
+        mine = threading.Lock()
         with self._lock:
-            mine = None if self._free else threading.Lock()
-            if mine is None:
+            if self._free:
                 self._free -= 1
             else:
                 mine.acquire()
                 self._waiting.append(mine)
-        if mine is not None and not mine.acquire(timeout=BUSY_TIMEOUT_SECONDS):
-            with self._lock:
-                if mine in self._waiting:  # else it was given in this moment
-                    self._waiting.remove(mine)
-                    raise PoolTimeoutError(
-                        f"other threads kept all connections for {BUSY_TIMEOUT_SECONDS:.0f} s"
-                    )
         try:
+            if not mine.acquire(timeout=BUSY_TIMEOUT_SECONDS):
+                seconds = f"{BUSY_TIMEOUT_SECONDS:.0f} s"
+                raise PoolTimeoutError(f"other threads kept all connections for {seconds}")
             yield
         finally:
             with self._lock:
-                if self._waiting:
+                if mine in self._waiting:  # its turn has not come
+                    self._waiting.remove(mine)
+                elif self._waiting:
                     self._waiting.popleft().release()
                 else:
                     self._free += 1
@@ -202,9 +200,12 @@ class Database:
                 raise
         return self._write_on_postgres(work, engine, tries - 1)
 
-    def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in a reading transaction, which sees one state of the data. Raises
-        ``UnreachableError``."""
+    def read(self, work: Callable[[Connection], T], *, snapshot: bool = True) -> T:
+        """Run ``work`` in a reading transaction, which sees one state of the data; without
+        ``snapshot`` each statement may see another. Raises ``UnreachableError``."""
+        if not snapshot:
+            with reachable(self), self._connect(self._single) as connection:
+                return work(connection)
         with self.reading() as connection:
             return work(connection)
 

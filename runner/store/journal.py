@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Select, bindparam, select
 
@@ -29,6 +29,7 @@ from runner.core.state import Inbox, Progress, QueuedMessage, RunState
 from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets, caps, run_state
+from runner.store.changes import keep_claim
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
 from runner.store.entries import Rows
@@ -44,15 +45,17 @@ _HELD = (
     (runs.c.id == bindparam("run"))
     & (runs.c.state == "running")
     & (runs.c.attempt == bindparam("lease_attempt"))
+    # If a crash of the server has undone a claim, the next one has the same attempt number.
+    & (runs.c.worker_id == bindparam("lease_worker"))
 )
 _GUARDED = ("queued_count", "pause_requested", "event_count", "revision", "denials", "answer_count")
 _OF_JOB = jobs.c.rules_snapshot, jobs.c.finish_by
-_GUARD = (
+_LOOK = (
     select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, *_OF_JOB, caps.CAP_USD)
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
-    .with_for_update(of=runs)
 )
+_GUARD = _LOOK.with_for_update(of=runs)
 _RUN = select(runs, *_OF_JOB).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)
@@ -87,72 +90,36 @@ class StoredJournal:
         self._jobs = JobCache()
 
     def load(self, lease: Lease) -> RunState:
-        """Load the run state. Raises ``LeaseLost``."""
+        """Load the run state. Raises ``LeaseLost``. A first attempt needs no snapshot of the database: all
+        that it reads is from before its claim. An attempt that prepares files of its own does so under a
+        claim that outlives a crash of the server."""
 
         def work(connection: Connection) -> tuple[RunState, JobReader]:
             jobs_read = self._jobs.on(connection)
             row = _held(connection, _RUN, lease)
             return _load(connection, jobs_read, row, self._tariffs), jobs_read
 
-        state, jobs_read = self._database.read(work)
+        state, jobs_read = self._database.read(work, snapshot=lease.attempt > 1)
         jobs_read.keep()
+        if state.spec.is_recorded or state.depth:
+            keep_claim(self._database, lease)
         return state
 
     def commit(
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
     ) -> tuple[RunState, T]:
         """Store ``entries`` and the decision that follows; see the port."""
-        stored: Stored | None = None
-
-        def work(connection: Connection) -> tuple[RunState, T, JobReader]:
-            nonlocal stored
-            row = _held(connection, _GUARD, lease)
-            if row.revision != state.revision:
-                behind = f"{lease.run_id} is at {row.revision}, the state at {state.revision}"
-                raise StaleState(behind)
-            jobs_read = self._jobs.on(connection)
-            is_set = state.spec.budget.is_set
-            budget = budgets.look_into(connection, row.job_id, lock=True) if is_set else None
-            before = _as_it_stands(connection, jobs_read, row, state)
-            if (budget, None) != (before.money.budget, before.money.cap):
-                before = replace(before, money=replace(before.money, budget=budget, cap=None))
-            now = self._now()
-            applied, step = _decided(before, entries, decide, now)
-            if any(isinstance(one.entry, ChildrenStarted) for one in applied):
-                lock_tree(connection, lease.run_id)
-                before = _with_family(before, family_of(connection, lease.run_id))
-                applied, step = _decided(before, entries, decide, now)
-            if _needs_cap(row, before, applied):
-                cap = caps.lock_cap(connection, now)
-                before = replace(before, money=replace(before.money, cap=cap))
-                applied, step = _decided(before, entries, decide, now)
-            if not applied:
-                return before, step, jobs_read
-            after = replace(applied[-1].after, revision=before.revision + 1)
-            stored = Stored(lease, row.job_id, applied, now)
-            rows = Rows(lease, row.job_id, now, row.event_count)
-            rows.add(applied)
-            writes = rows.writes()
-            changes = _run_changes(after, rows, row.denials)
-            changes |= place_with_children(connection, before, after)
-            writes.change(runs, changes, id=lease.run_id)
-            if after.money.budget is not None and after.money.budget != budget:
-                writes.change(job_budgets, budgets.sums(after.money.budget), job_id=row.job_id)
-            if (cap := after.money.cap) is not None and cap != before.money.cap:
-                caps.store_cap(connection, writes, cap)
-            writes.run(connection)
-            start_children(connection, jobs_read, applied, now)
-            has_warmed = after.outcome is not None or not after.model.warms_cache
-            if before.model.warms_cache and has_warmed:
-                budgets.let_siblings_start(connection, row.job_id, now)
-            return after, step, jobs_read
-
-        after, step, jobs_read = self._database.write(work)
-        jobs_read.keep()
-        self._wake(after)
-        if self._observer is not None and stored is not None:
-            self._observer.stored(stored)
-        return after, step
+        commit = _Commit(lease, state, entries, decide, self._jobs, self._now)
+        done = None
+        if self._database.dialect == "postgresql" and _is_alone(state):
+            done = self._database.write(commit.at_once, alone=True)
+        if done is None:
+            done = self._database.write(commit.locked)
+        done.jobs_read.keep()
+        self._wake(done.after)
+        if self._observer is not None and done.stored is not None:
+            self._observer.stored(done.stored)
+        return done.after, done.step
 
     def end_children(self, lease: Lease) -> None:
         """Cancel the run's sub-agents. Raises ``LeaseLost``."""
@@ -172,9 +139,112 @@ class StoredJournal:
                 wake(self._database, woken, self._now())
 
 
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[T]):
+    """A commit: the state after it, the next step, and what was stored, if anything was."""
+
+    after: RunState
+    step: T
+    jobs_read: JobReader
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit(Generic[T]):
+    """The two ways of one commit: under the lock of the run's row in a transaction, and without."""
+
+    lease: Lease
+    state: RunState
+    entries: Sequence[Entry]
+    decide: Decide[T]
+    jobs: JobCache
+    now: Callable[[], float]
+
+    def at_once(self, connection: Connection) -> _Done[T] | None:
+        """Commit with two statements that Postgres commits by themselves: one reads the guard, the other
+        writes everything if the run's row is still the same. None, with nothing stored, if it is not, or
+        if the commit locks more than the row."""
+        row, now = self._guard(connection, _LOOK), self.now()
+        if row.day_cap is not None:
+            return None
+        jobs_read = self.jobs.on(connection)
+        before = _as_it_stands(connection, jobs_read, row, self.state)
+        applied, step = _decided(before, self.entries, self.decide, now)
+        if _starts_children(applied):
+            return None
+        if not applied:
+            return _Done(before, step, jobs_read)
+        after, rows, changes = self._rows(connection, row, before, applied, now)
+        same = {name: getattr(row, name) for name in _GUARDED}
+        lease, writes = self.lease, rows.writes()
+        same |= {"id": lease.run_id, "attempt": lease.attempt, "worker_id": lease.worker_id}
+        if not writes.run_if_same(connection, runs, changes, state="running", **same):
+            return None
+        return _Done(after, step, jobs_read, Stored(self.lease, row.job_id, applied, now))
+
+    def locked(self, connection: Connection) -> _Done[T]:
+        """Commit in a transaction that holds the run's row, and what else the commit is about."""
+        row = self._guard(connection, _GUARD)
+        jobs_read = self.jobs.on(connection)
+        budget = None
+        if self.state.spec.budget.is_set:
+            budget = budgets.look_into(connection, row.job_id, lock=True)
+        before = _as_it_stands(connection, jobs_read, row, self.state)
+        if (budget, None) != (before.money.budget, before.money.cap):
+            before = replace(before, money=replace(before.money, budget=budget, cap=None))
+        now = self.now()
+        applied, step = _decided(before, self.entries, self.decide, now)
+        if _starts_children(applied):
+            lock_tree(connection, self.lease.run_id)
+            before = _with_family(before, family_of(connection, self.lease.run_id))
+            applied, step = _decided(before, self.entries, self.decide, now)
+        if _needs_cap(row, before, applied):
+            cap = caps.lock_cap(connection, now)
+            before = replace(before, money=replace(before.money, cap=cap))
+            applied, step = _decided(before, self.entries, self.decide, now)
+        if not applied:
+            return _Done(before, step, jobs_read)
+        after, rows, changes = self._rows(connection, row, before, applied, now)
+        writes = rows.writes()
+        writes.change(runs, changes, id=self.lease.run_id)
+        if after.money.budget is not None and after.money.budget != budget:
+            writes.change(job_budgets, budgets.sums(after.money.budget), job_id=row.job_id)
+        if (cap := after.money.cap) is not None and cap != before.money.cap:
+            caps.store_cap(connection, writes, cap)
+        writes.run(connection)
+        start_children(connection, jobs_read, applied, now)
+        has_warmed = after.outcome is not None or not after.model.warms_cache
+        if before.model.warms_cache and has_warmed:
+            budgets.let_siblings_start(connection, row.job_id, now)
+        return _Done(after, step, jobs_read, Stored(self.lease, row.job_id, applied, now))
+
+    def _guard(self, connection: Connection, query: Select[Any]) -> Any:
+        """The guard's row. Raises ``LeaseLost`` and ``StaleState``."""
+        row, run_id = _held(connection, query, self.lease), self.lease.run_id
+        if row.revision != self.state.revision:
+            raise StaleState(f"{run_id} is at {row.revision}, the state at {self.state.revision}")
+        return row
+
+    def _rows(
+        self,
+        connection: Connection,
+        row: Any,
+        before: RunState,
+        applied: Sequence[Applied],
+        now: float,
+    ) -> tuple[RunState, Rows, dict[str, Any]]:
+        """The state after the entries, their rows, and the changes of the run's own."""
+        after = replace(applied[-1].after, revision=before.revision + 1)
+        rows = Rows(self.lease, row.job_id, now, row.event_count)
+        rows.add(applied)
+        changes = _run_changes(after, rows, row.denials)
+        return after, rows, changes | place_with_children(connection, before, after)
+
+
 def _held(connection: Connection, query: Select[Any], lease: Lease) -> Any:
     """The row of the lease's run that a query finds. Raises ``LeaseLost``."""
-    held = {"run": lease.run_id, "lease_attempt": lease.attempt}
+    attempt, worker = lease.attempt, lease.worker_id
+    held = {"run": lease.run_id, "lease_attempt": attempt, "lease_worker": worker}
     for row in execute(connection, query, held):
         return row
     raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
@@ -283,6 +353,18 @@ def _decided(
     applied = fold(state, entries)
     decided, step = decide(applied[-1].after if applied else state, now)
     return [*applied, *decided], step
+
+
+def _is_alone(state: RunState) -> bool:
+    """True if its commits lock no row but the run's, unless it starts sub-agents or the day has a cap."""
+    call = state.model.open_call
+    counts_for_day = state.money.cap is not None or (call is not None and call.reservation.day)
+    shares = state.spec.budget.is_set or state.model.warms_cache or state.children.started
+    return not (shares or counts_for_day)
+
+
+def _starts_children(applied: Sequence[Applied]) -> bool:
+    return any(isinstance(one.entry, ChildrenStarted) for one in applied)
 
 
 def _needs_cap(row: Any, before: RunState, applied: Sequence[Applied]) -> bool:

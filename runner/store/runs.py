@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
     update,
 )
 
@@ -45,7 +46,7 @@ from runner.store.children import IS_ORPHAN, IS_READY
 from runner.store.database import Database
 from runner.store.depth import may_begin_now
 from runner.store.statements import Writes, execute
-from runner.store.tables import events, job_budgets, job_shares, jobs, runs, workers
+from runner.store.tables import events, job_budgets, job_pauses, job_shares, jobs, runs, workers
 
 NOTIFY_AGAIN_SECONDS = 15.0
 STALE_SECONDS = 2.0  # since a queue message was sent: others may be before its run by now
@@ -145,6 +146,15 @@ def ended_below(database: Database, run_id: str) -> list[str]:
     return [row.id for row in ended if row.id != run_id and is_within(row.id, run_id)]
 
 
+# A pause of the whole job that is stored, and has not come to all of its runs (``store.pauses``).
+_IS_PAUSING = (
+    exists()
+    .where(
+        job_pauses.c.job_id == runs.c.job_id,
+        job_pauses.c.pending == literal_column("'pause'", Text),
+    )
+    .correlate(runs)
+)
 _CLAIM = (
     update(runs)
     .where(
@@ -152,6 +162,7 @@ _CLAIM = (
         _IS_QUEUED,
         runs.c.attempt == bindparam("last_attempt"),
         runs.c.due_at <= bindparam("now"),
+        ~_IS_PAUSING,
     )
     .values(
         state="running",
@@ -180,7 +191,8 @@ _CLAIM_AND_TELL = (
             bindparam("started", type_=events.c.data.type),
         ),
     )
-    .returning(events.c.number)
+    # The commit does not wait for the flush to disk: docs/decisions/0023-claims-and-the-log.md.
+    .returning(func.set_config("synchronous_commit", "off", true()).label("synchronous_commit"))
 )
 
 

@@ -9,7 +9,7 @@ as much as to use it.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, count, groupby, product
@@ -17,14 +17,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
     Dialect,
     Insert,
+    Integer,
     Select,
     Table,
     Update,
     bindparam,
+    cast,
+    exists,
     insert,
+    literal_column,
+    select,
+    union_all,
     update,
 )
 from sqlalchemy.exc import DBAPIError
@@ -176,8 +183,23 @@ class Writes:
         for start in range(0, len(self._shapes), together):
             part = slice(start, start + together)
             values = chain.from_iterable(self._values[part])
-            numbered = {f"value_{number}": value for number, value in enumerate(values)}
-            execute(connection, _write_statement(tuple(self._shapes[part])), numbered)
+            execute(connection, _write_statement(tuple(self._shapes[part])), _numbered(values))
+
+    def run_if_same(
+        self, connection: Connection, table: Table, changes: Mapping[str, Any], **same: Any
+    ) -> bool:
+        """Change the row that still has the values of ``same``, and write the others only then: in one
+        statement, on Postgres. Returns False, with nothing written, if it has others by now.
+        Raises ``DBAPIError``."""
+        if len(self._shapes) >= _WRITES_PER_STATEMENT:
+            return False
+        row = _Shape(table, tuple(changes), key=tuple(same))
+        values = chain(same.values(), changes.values(), *self._values)
+        return bool(execute(connection, _guarded(row, tuple(self._shapes)), _numbered(values)))
+
+
+def _numbered(values: Iterable[Any]) -> dict[str, Any]:
+    return {f"value_{number}": value for number, value in enumerate(values)}
 
 
 class _Shape(NamedTuple):
@@ -188,7 +210,9 @@ class _Shape(NamedTuple):
     key: tuple[str, ...] = ()  # the columns that name the row to change; none to insert
     rows: int = 1  # how many are inserted
 
-    def definition(self, numbers: Iterator[int]) -> Insert | Update:
+    def definition(
+        self, numbers: Iterator[int], only_if: ColumnElement[bool] | None = None
+    ) -> Insert | Update:
         column = self.table.c
 
         def bind(name: str) -> BindParameter[Any]:
@@ -197,9 +221,14 @@ class _Shape(NamedTuple):
         if self.key:
             same = [column[name] == bind(name) for name in self.key]
             new = {name: bind(name) for name in self.columns}
-            return update(self.table).where(*same).values(new)
-        rows = [{name: bind(name) for name in self.columns} for _ in range(self.rows)]
-        return insert(self.table).values(rows)
+            changed = update(self.table).where(*same).values(new)
+            return changed if only_if is None else changed.where(only_if)
+        if only_if is None:
+            rows = [{name: bind(name) for name in self.columns} for _ in range(self.rows)]
+            return insert(self.table).values(rows)
+        typed = ([cast(bind(n), column[n].type) for n in self.columns] for _ in range(self.rows))
+        found = union_all(*(select(*row).where(only_if) for row in typed))
+        return insert(self.table).from_select(self.columns, found)
 
 
 @lru_cache(maxsize=256)
@@ -209,6 +238,19 @@ def _write_statement(shapes: tuple[_Shape, ...]) -> Insert | Update:
     numbers = count()
     *others, last = (shape.definition(numbers) for shape in shapes)
     return last.add_cte(*(one.cte(f"write_{number}") for number, one in enumerate(others)))
+
+
+@lru_cache(maxsize=256)
+def _guarded(row: _Shape, shapes: tuple[_Shape, ...]) -> Select[Any]:
+    """One statement that changes a row, then writes the other shapes if it did. They read what the change
+    returns, so the row is locked before any of them."""
+    numbers = count()
+    there = literal_column("1", Integer).label("there")
+    changed = row.definition(numbers).returning(there).cte("changed")
+    is_changed = exists(select(changed.c.there))
+    writes = (shape.definition(numbers, is_changed) for shape in shapes)
+    named = (one.cte(f"write_{number}") for number, one in enumerate(writes))
+    return select(changed.c.there).add_cte(*named)
 
 
 def insert_or(connection: Connection, table: Table) -> Any:

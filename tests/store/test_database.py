@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -254,3 +255,31 @@ def test_threads_get_connections_in_the_order_in_which_they_ask(empty_url: str) 
         ask(3)  # the pool itself would serve this one first: its connection is free now
     database.close()
     assert served == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_thread_that_is_interrupted_while_it_waits_for_a_connection_loses_it_to_nobody(
+    empty_url: str,
+) -> None:
+    database, waiting = Database(empty_url, connections=1), threading.Event()
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    def signal_once_it_waits() -> None:
+        while not database._lent._waiting:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        waiting.set()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with ThreadPoolExecutor(2) as pool:
+        with database.reading():
+            pool.submit(signal_once_it_waits)
+            with pytest.raises(KeyboardInterrupt), database.reading():
+                raise AssertionError("there is one connection")
+            assert waiting.wait(10)
+        again = pool.submit(database.rows, select(literal(1)))
+        assert again.result(timeout=20)
+    signal.signal(signal.SIGUSR1, before)
+    database.close()
