@@ -163,9 +163,9 @@ class Charged:
         return Charged(self.tokens + other.tokens, self.cost + other.cost)
 
 
-def written_in(seconds: float) -> int:
+def written_in(seconds: float, rate: int = TOKENS_PER_SECOND) -> int:
     """Return the most tokens that a model can write in that time."""
-    return math.ceil(max(0.0, seconds) * TOKENS_PER_SECOND)
+    return math.ceil(max(0.0, seconds) * rate)
 
 
 def charge_of(

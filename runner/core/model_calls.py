@@ -51,6 +51,21 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
     return tariffs
 
 
+def first_call(spec: JobSpec, prompt: str, prices: PriceList) -> Reservation | Ceiling:
+    """Return the least reservation of the first call of a run with this prompt, or the ceiling that
+    leaves no room for it."""
+    sent = spec.request_bytes([Message("user", (text_block(prompt),))])
+    return reserve(
+        spec.limits,
+        Charged(0),
+        prompt_bound(None, sent),
+        most_output=spec.limits.max_output_tokens,
+        thinking_tokens=spec.thinking_tokens,
+        tariff=tariffs_of(spec, prices).get(spec.model, FREE),
+        hour_cache=bool(spec.hour_cache),
+    )
+
+
 def start_turn(state: RunState) -> Step:
     """Return the step that begins the next turn, or says why it cannot begin."""
     context, limited_by = state.context, (state.money.budget, state.money.cap)

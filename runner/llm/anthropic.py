@@ -35,6 +35,7 @@ _HEADERS = {
 }
 _APART = frozenset({"betas", "effort", "extra_body", "extra_headers", *_HEADERS})
 
+_COUNT_PATH = "/v1/messages/count_tokens"
 # What a count of tokens takes: https://docs.claude.com/en/api/messages-count-tokens.
 _COUNTED = re.compile(
     "cache_control|messages|model|output_config|speed|system|thinking|tool_choice|tools"
@@ -171,8 +172,17 @@ class AnthropicModel:
                 counted = reply.counted()
                 failed.counted = None if counted is None else counted.by_kind()
                 is_taken = not isinstance(error, UNREADABLE)
-                failed.most_output = reply.most_output(seconds, silent if is_taken else seconds)
+                failed.most_output = reply.most_output(
+                    seconds, silent if is_taken else seconds, self._tokens_of(reply, request.model)
+                )
                 raise failed from error
+
+    def _tokens_of(self, reply: Accumulator, model: str) -> int | None:
+        """Return the API's count of the text in a cut reply, free of charge; None if it gives none."""
+        if not (text := reply.shown) or monotonic() < self._quiet_until:
+            return None
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        return _tokens("input_tokens", self._ask(_COUNT_PATH, Interrupt(), _encoded(body)))
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
         """Return the tokens of a request's prompt; see ``runner.ports.Model``. An API that let a question
@@ -181,7 +191,7 @@ class AnthropicModel:
             return None
         body = {name: part for name, part in _body(request).items() if _COUNTED.fullmatch(name)}
         headers = request_headers(request.options)
-        answer = self._ask("/v1/messages/count_tokens", interrupt, _encoded(body), headers)
+        answer = self._ask(_COUNT_PATH, interrupt, _encoded(body), headers)
         return _tokens("input_tokens", answer)
 
     def window(self, model: str) -> int | None:

@@ -47,6 +47,9 @@ _USAGE_FIELDS = (
 
 _SHOWN = ("text", "tool_use")  # types of blocks that are streamed whole
 _UNDERWAY_SECONDS = 0.5  # how much earlier than it comes an event was sent
+_UNDERWAY_RATE = 300  # tokens a second meanwhile: half more than fast mode writes
+_LEAST_COUNTED_BYTES = 100  # less text is not worth a question
+_COUNT_MARGIN = 1.1  # the API calls its counts estimates
 
 # The API's data is not ours: whatever shape it has, it must not pass for a fault of our own.
 _SHAPE_ERRORS = (KeyError, TypeError, AttributeError, IndexError)
@@ -125,16 +128,27 @@ class Accumulator:
             usage = replace(usage, output_tokens=0)
         return usage if self._has_counted else None
 
-    def most_output(self, seconds: float, silent: float) -> int:
+    @property
+    def shown(self) -> str:
+        """The blocks so far as JSON, for the API to count; "" if its count would bound nothing."""
+        if self._is_final or self._hides or self._shown_bytes < _LEAST_COUNTED_BYTES:
+            return ""
+        return json.dumps([part.grown() for part in self._parts], ensure_ascii=False)
+
+    def most_output(self, seconds: float, silent: float, shown_tokens: int | None = None) -> int:
         """Return the most tokens that the model can have written when the call was cut, ``seconds`` after
-        its start and ``silent`` after its last event. Text and calls come as they are written, and a
-        token is at least one byte; of thinking the API may stream a summary, or nothing."""
+        its start and ``silent`` after its last event. Text and calls come as they are written, and have
+        at most one token a byte, or ``shown_tokens`` by the API's count; of thinking the API may stream
+        a summary, or nothing."""
         if self._is_final:
             return self._usage["output_tokens"]
         by_time = written_in(seconds + _UNDERWAY_SECONDS)
         if self._hides or not self.started:
             return by_time
-        return min(by_time, self._shown_bytes + written_in(silent + _UNDERWAY_SECONDS))
+        shown = self._shown_bytes
+        if shown_tokens is not None:
+            shown = min(shown, math.ceil(shown_tokens * _COUNT_MARGIN))
+        return min(by_time, shown + written_in(silent + _UNDERWAY_SECONDS, _UNDERWAY_RATE))
 
     def _add(self, event: Any) -> str:
         match event["type"]:

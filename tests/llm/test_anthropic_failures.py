@@ -234,6 +234,34 @@ def test_a_fast_stream_is_bounded_by_its_bytes_and_slow_thinking_by_its_time(tal
     assert len("abc") <= shown.most_output < hidden.most_output
 
 
+LONG = {"pause": 0.1, "usage": COUNTED, "broken": Break("cut", after=33)}  # 30 parts of 64
+
+
+@pytest.mark.slow
+def test_the_text_of_a_cut_stream_is_counted_by_the_api(talk):
+    here = talk(Reply([text("x" * 8_000)], **LONG))
+    shown = failed(here).most_output
+    (asked,) = here.server.others
+    assert "x" * 64 * 30 in asked.body["messages"][0]["content"]
+    assert "x" * 64 * 31 not in asked.body["messages"][0]["content"]
+    assert 64 * 30 / 4 <= shown < 64 * 30
+    assert here.server.refusals == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [Break("status", status=529), Break("reset_before_headers")])
+def test_text_that_the_api_does_not_count_has_a_token_a_byte(talk, broken):
+    server = {"broken": {"/v1/messages/count_tokens": broken}}
+    assert failed(talk(Reply([text("x" * 8_000)], **LONG), server=server)).most_output >= 64 * 30
+
+
+def test_thinking_is_not_counted_because_it_may_be_a_summary(talk):
+    broken = Break("cut", after=9)
+    here = talk(Reply([thinking("x" * 8_000)], usage=COUNTED, broken=broken))
+    failed(here)
+    assert here.server.others == []
+
+
 @pytest.mark.slow
 def test_a_stream_cut_behind_its_usage_is_counted_whole(talk):
     usage = {**COUNTED, "output_tokens": 11}

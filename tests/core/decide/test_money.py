@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from runner.core.budget import JobBudget, Limits, Reservation
+from runner.core.budget import DayCap, JobBudget, Limits, Reservation
 from runner.core.context import Compaction, Context, TruncatedResult
 from runner.core.conversation import ModelReply, ToolResult, Usage
 from runner.core.entries import (
@@ -17,7 +17,7 @@ from runner.core.entries import (
 )
 from runner.core.fold import apply
 from runner.core.model_calls import BUDGET_WAIT_SECONDS
-from runner.core.prices import Rates, Tariff
+from runner.core.prices import FREE, Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel
 from tests.core.story import Story, a_run, a_spec, changed, outcome_of, says, uses
@@ -264,3 +264,30 @@ def test_an_hour_in_the_cache_is_paid_for_in_advance():
     options = {"cache_control": {"ttl": "1h"}}
     long = Story(replace(state, spec=a_spec(model_options=options))).go_on().call.reservation
     assert long.worst_cost == 2 * short.worst_cost
+
+
+# --- the cap of the day ---
+
+MIDNIGHT = 50_000.0
+
+
+def capped(tariff=TEN_USD, most=10_000, **limits):
+    """A run on a day whose cap is ``most`` billionths of a USD, all of which is spent."""
+    story = paid(tariff=tariff, **limits)
+    cap = DayCap("2026-11-24 UTC", MIDNIGHT, JobBudget(most_cost=most, spent_cost=10_001))
+    story.state = changed(story.state, cap=cap)
+    return story
+
+
+def test_a_run_waits_for_the_next_day_but_not_past_its_deadline():
+    assert outcome_of(capped().go_on()) == Requeued(MIDNIGHT, "cap")
+    assert outcome_of(capped(deadline=2_000.0).go_on()) == Requeued(2_000.0, "cap")
+
+
+def test_a_call_that_costs_nothing_begins_whatever_the_cap():
+    assert isinstance(capped(FREE).go_on(), CallModel)
+
+
+def test_a_cap_that_was_removed_asks_for_no_price_and_counts_no_calls():
+    effect = capped(tariff=None, most=None).go_on()
+    assert effect.call.reservation.day == ""
