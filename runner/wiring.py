@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.dispatcher import Machine
     from runner.engine.worker import Worker
+    from runner.jobfile.load import Preflight
     from runner.ports import Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
@@ -62,8 +63,23 @@ def load_prices(settings: Settings) -> PriceList:
     return load_prices(settings.prices)
 
 
-def load_submission(path: Path, settings: Settings) -> Submission:
-    """Read and check a job file. Raises ``SpecError`` with every problem."""
+def has_key() -> bool:
+    """True if calls of the Messages API find a key in the environment or in the SDK's profile."""
+    if os.environ.get("ANTHROPIC_API_KEY") or os.environ.get("ANTHROPIC_AUTH_TOKEN"):
+        return True
+    import anthropic
+
+    try:
+        return anthropic.Anthropic().credentials is not None
+    except anthropic.AnthropicError:
+        return False
+
+
+def load_submission(
+    path: Path, settings: Settings, preflight: Preflight | None = None
+) -> Submission:
+    """Read and check a job file. Raises ``SpecError`` with every problem, those that ``preflight``
+    finds included."""
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks, resolve_tools
@@ -77,6 +93,7 @@ def load_submission(path: Path, settings: Settings) -> Submission:
             inspect_repository, home=settings.home, environment=tool_environment(os.environ)
         ),
         prices=load_prices(settings),
+        preflight=preflight,
     )
 
 

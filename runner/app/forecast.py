@@ -14,6 +14,8 @@ from runner.app.handle import App
 from runner.app.humanize import dollars, moment, plural
 from runner.core.prices import Spending
 from runner.core.run import ENDED
+from runner.core.spec import JobSpec
+from runner.core.times import Window
 from runner.queries import forecast as queries
 from runner.queries.costs import costs_by
 from runner.queries.jobs import list_jobs
@@ -23,11 +25,8 @@ from runner.store.tables import runs
 if TYPE_CHECKING:
     from runner.core.forecast import Item, Range
 
-_FINISHED = (
-    "succeeded",
-    "failed",
-    "stopped",
-)  # a cancelled item says nothing of what it would cost
+# A cancelled item says nothing of what it would cost.
+_FINISHED = ("succeeded", "failed", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,74 +78,76 @@ def forecast_of(app: App, job_id: str) -> JobForecast | None:
 
 def forecasts(app: App, jobs: Iterable[Mapping[str, Any]]) -> dict[str, JobForecast]:
     """Return, by id, the forecasts of jobs (``queries.jobs.JobSummary``) that have one."""
-    items = {
-        job["id"]: sum(job["runs"].values())
+    wanted = {
+        job["id"]: job
         for job in jobs
         if any(state in _FINISHED for state in job["runs"]) and job["state"] not in ENDED
     }
-    if not items:
+    if not wanted:
         return {}
-    database, by_job = app.database, defaultdict[str, list[Row[Any]]](list)
-    for row in queries.begun_trees(database, list(items)):
+    database, by_job, ids = app.database, defaultdict[str, list[Row[Any]]](list), list(wanted)
+    for row in queries.begun_trees(database, ids):
         by_job[row.job_id].append(row)
-    of_jobs = (runs.c.job_id.in_(items),)
-    costs = costs_by(database, app.prices(), "tree", conditions=of_jobs)
+    costs = costs_by(database, app.prices(), "tree", conditions=(runs.c.job_id.in_(ids),))
     spent = {cost.key: cost.spending for cost in costs}
-    afresh, caps = queries.superseded(database, list(items)), queries.caps_of(database, list(items))
+    afresh, times = queries.superseded(database, ids), queries.times_of(database, ids)
     is_worked, now = live_workers(database, app.now()) > 0, app.now()
     found: dict[str, JobForecast] = {}
-    for job_id, count in items.items():
-        one = _forecast(job_id, by_job[job_id], count, spent, afresh, now, caps[job_id], is_worked)
-        found |= {} if one is None else {job_id: one}
+    for id_, job in wanted.items():
+        one = _forecast(job, by_job[id_], spent, afresh, times[id_], now, is_worked)
+        found |= {} if one is None else {id_: one}
     return found
 
 
 def _forecast(
-    job_id: str,
+    job: Mapping[str, Any],
     rows: Collection[Row[Any]],
-    count: int,
     spent: Mapping[str, Spending],
     afresh: Collection[str],
+    times: Row[Any],
     now: float,
-    caps: Row[Any],
     is_worked: bool,
 ) -> JobForecast | None:
     from runner.core import forecast as core  # late: it slows the start of other commands
 
-    unpriced = False
+    window = JobSpec.from_json(times.spec).times.window
     finished: list[Item] = []
     begun: list[Item] = []
     others: list[Item] = []
     for row in rows:
-        if row.started_at is None:  # cancelled while it was queued
-            continue
-        spending = spent.get(row.id, Spending())
-        unpriced = unpriced or bool(spending.unpriced)
-        item = core.Item(
-            # As a budget counts: a call of unknown usage with the most that it can have cost.
-            usd=float(spending.usd + spending.at_most),
-            tokens=int(row.tokens),
-            seconds=max(0.0, (now if row.ended_at is None else row.ended_at) - row.started_at),
-            began=row.started_at,
-            in_hand=row.state in ("running", "queued") or row.reason == "children",
-        )
-        is_other = row.id in afresh or row.state == "cancelled"
-        kind = others if is_other else finished if row.state in _FINISHED else begun
-        kind.append(item)
-    counted = [row for row in rows if row.id not in afresh]
-    found = core.forecast(job_id, finished, begun, count - len(counted), others)
+        if row.started_at is not None:  # else it was cancelled while it was queued
+            is_other = row.id in afresh or row.state == "cancelled"
+            kind = others if is_other else finished if row.state in _FINISHED else begun
+            kind.append(_item(row, spent.get(row.id, Spending()), window, now))
+    unpriced = any(spent[row.id].unpriced for row in rows if row.id in spent)
+    unbegun = sum(job["runs"].values()) - sum(row.id not in afresh for row in rows)
+    found = core.forecast(job["id"], finished, begun, unbegun, others)
     if found is None:
         return None
-    ends = any(item.in_hand for item in begun) or count > len(counted)
-    end = found.seconds
+    ends = any(item.in_hand for item in begun) or unbegun > 0
+    end = (found.seconds.low, found.seconds.expected, found.seconds.high)
+    ends_at = [window.after(now, each) if window else now + each for each in end]
     return JobForecast(
         found.finished,
         found.usd if found.usd.high and not unpriced else None,
         found.tokens,
-        core.Range(now + end.low, now + end.expected, now + end.high)
-        if ends and is_worked
-        else None,
-        caps.budget_usd,
-        caps.budget_tokens,
-        caps.finish_by,
+        core.Range(*ends_at) if ends and is_worked else None,
+        job["budget_usd"],
+        job["budget_tokens"],
+        times.finish_by,
+    )
+
+
+def _item(row: Row[Any], spending: Spending, window: Window | None, now: float) -> Item:
+    from runner.core.forecast import Item  # late: it slows the start of other commands
+
+    until = now if row.ended_at is None else row.ended_at
+    seconds = max(0.0, until - row.started_at)
+    return Item(
+        # As a budget counts: a call of unknown usage with the most that it can have cost.
+        usd=float(spending.usd + spending.at_most),
+        tokens=int(row.tokens),
+        seconds=seconds if window is None else window.open_between(row.started_at, until),
+        began=row.started_at,
+        in_hand=row.state in ("running", "queued") or row.reason == "children",
     )

@@ -6,11 +6,13 @@ line breaks too unless the function returns several lines.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.core.losses import Loss, Losses
@@ -242,6 +244,32 @@ def input_lines(arguments: Any) -> Iterator[str]:
 
 def _json_lines(value: Any) -> Iterator[str]:
     return map(visible, json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
+
+
+DiffKind = Literal["", "file", "place", "added", "removed"]
+
+
+def diff_kinds(diff: str) -> Iterator[tuple[DiffKind, str]]:
+    """Yield the lines of a unified diff, each with what it tells. Lines are not yet safe to print."""
+    kinds: dict[str, DiffKind] = {"+": "added", "-": "removed", "@": "place"}
+    in_lines = False  # else among the names of a file
+    for line in diff.removesuffix("\n").split("\n") if diff else ():
+        in_lines = line.startswith("@@") or (in_lines and not line.startswith("diff --git "))
+        if in_lines:
+            yield kinds.get(line[:1], ""), line
+        else:
+            yield "" if line.startswith(" ") else "file", line
+
+
+def edit_of(arguments: Any) -> tuple[dict[Any, Any], list[tuple[DiffKind, str]]] | None:
+    """Return the other arguments of a call that replaces a text, and all lines of both texts as those
+    of a diff; None for any other call."""
+    match arguments:
+        case {"old_string": str(old), "new_string": str(new), **others} if old != new:
+            before = old.split("\n")  # all of them in one place: the names and the place come first
+            found = difflib.unified_diff(before, new.split("\n"), n=len(before), lineterm="")
+            return others, [*islice(diff_kinds("\n".join(found)), 3, None)]
+    return None
 
 
 def verdict(verification: Verification | None) -> str:

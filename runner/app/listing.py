@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.app import costs, times
 from runner.app.handle import App
-from runner.app.humanize import duration, plural, verdict
+from runner.app.humanize import duration, plural, usd_of, verdict
 from runner.core.budget import billionths, is_near
 from runner.core.run import ENDED, RunStatus
 from runner.queries import jobs, runs, workers
@@ -67,6 +67,9 @@ def what_holds_back(app: App, job_id: str) -> str | None:
     if by == "budget":
         how = costs.how_to_raise(job_id, costs.budget_of(app, job_id))
         return f"{items}: what is left of the budget covers the begun ones: {how}"
+    if by == "cap":
+        how = "raise it with `runner budget --all --usd N`, or wait for midnight"
+        return f"{items}: what is left of the cap of the day covers the begun ones: {how}"
     why = f"{items}: an item is expected to take longer than is left before"
     return (
         f"{why} finish_by: {times.how_to_move(job_id)}"
@@ -124,17 +127,20 @@ def job_near_limits(job: Mapping[str, Any]) -> str:
     return f"{max(shares):.0%} of its budget is spent" if shares else ""
 
 
-def run_near_limits(run: Mapping[str, Any], deadline: float | None, now: float) -> str:
-    """Return the limits of a run that it has nearly used, in words; ``deadline`` is its job's."""
+def run_near_limits(run: Mapping[str, Any], cost: int, deadline: float | None, now: float) -> str:
+    """Return the limits of a run that it has nearly used, in words; ``cost`` is what it was charged, in
+    billionths of a USD, ``deadline`` its job's."""
     if run["state"] in ENDED:
         return ""
-    waited = now - run["created_at"]
+    waited, usd = now - run["created_at"], run["cost_ceiling_usd"]
+    most_cost = None if usd is None else billionths(usd)
     near = {
         f"{run['turns']} of {run['max_turns']} turns": (run["turns"], run["max_turns"]),
         f"{run['tree_tokens']:,} of {run['token_ceiling']:,} tokens": (
             run["tree_tokens"],
             run["token_ceiling"],
         ),
+        f"{usd_of(cost)} of {usd_of(most_cost or 0)}": (cost, most_cost),
         f"{duration(waited)} of {duration(deadline)}": (waited, deadline),
     }
     words = [said for said, (used, most) in near.items() if is_near(used, most)]
@@ -154,6 +160,10 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
     for some in in_batches(found):
         ids = [run["id"] for run in some]
         shown = workers.shown_states(database, app.now(), ids)
+        limited = [
+            run["id"] for run in some if run["cost_ceiling_usd"] and run["state"] not in ENDED
+        ]
+        charged = runs.charged_costs(database, limited) if limited else Counter[str]()
         verified = runs.last_verifications(database, job_id, ids)
         recorded = {
             each.run_id: each for each in runs.snapshots_of_job(database, job_id, among=ids)
@@ -162,7 +172,7 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
             {
                 **run,
                 "shown_state": shown.get(run["id"], run["state"]),
-                "near_limits": run_near_limits(run, deadline, now),
+                "near_limits": run_near_limits(run, charged[run["id"]], deadline, now),
                 **{name: getattr(recorded[run["id"]], name) for name in names},
                 "verified": verdict(verified.get(run["id"])) or None,
             }

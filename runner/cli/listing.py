@@ -56,21 +56,9 @@ def list_(
       runner list job_01jd9k --all --json
       runner list --tree
     """
-    jobs = [] if job else listing.list_jobs(app, None if whole_trees else state)
-    if job is None and not (whole_trees and jobs):
-        waits = listing.what_jobs_wait_for(app, jobs)
-        expected = forecast.forecasts(app, jobs)
-        if as_json:
-            told = {job_id: each.as_json() for job_id, each in expected.items()}
-            jobs = [
-                {**job, "waits_for": waits.get(job["id"]), "forecast": told.get(job["id"])}
-                for job in jobs
-            ]
-            say_json(app_costs.with_costs(app, "job", jobs))
-        else:
-            _say_jobs(jobs, waits, expected)
-            if (line := caps.waits(app)) is not None:
-                note(f"{line}: runner budget --all")
+    jobs = listing.list_jobs(app, None) if whole_trees and not job else []
+    if job is None and not jobs:
+        _list_jobs(app, state, as_json)
         return
     job_id = app.find_job(job) if job else jobs[-1]["id"]
     after = after and app.find(after, "run").id
@@ -83,6 +71,22 @@ def list_(
         priced = app_costs.with_costs(app, "run" if whole_trees else "tree", runs)
         for value in priced if every else [priced]:
             say_json(value, on_one_line=every)
+
+
+def _list_jobs(app: handle.App, state: RunStatus | None, as_json: bool) -> None:
+    jobs = listing.list_jobs(app, state)
+    waits = listing.what_jobs_wait_for(app, jobs)
+    expected = forecast.forecasts(app, jobs)
+    if not as_json:
+        _say_jobs(jobs, waits, expected)
+        if (line := caps.waits(app)) is not None:
+            note(f"{line}: runner budget --all")
+        return
+    told = {job_id: each.as_json() for job_id, each in expected.items()}
+    values = [
+        {**job, "waits_for": waits.get(job["id"]), "forecast": told.get(job["id"])} for job in jobs
+    ]
+    say_json(app_costs.with_costs(app, "job", values))
 
 
 def _first_page(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +81,11 @@ def search(
     """
     from runner.audit import Audit
 
-    for word in text:  # one may begin with one dash, so that click lets through what is no option
-        if word.startswith("--") and " " not in word:
-            option = word.split("=")[0]
-            raise click.UsageError(
-                f"No such option: {option!a} (text goes in quotes, as 'git push -f')"
-            )
-    excluded = (f'NOT "{word.removesuffix("*")}"{"*" * word.endswith("*")}' for word in without)
+    words = _query(text, without)
     with indexing() as show:
         options: Any = {"sources": sources or (), "role": role, "limit": limit, "offset": offset}
         options |= {"tell": lambda line: note(cell(line)), "progress": show}
-        found = Audit.of(app).find(" ".join((*text, *excluded)), exact, only, **options)
+        found = Audit.of(app).find(words, exact, only, **options)
     if format != "table":
         say_rows(found.rows(), format)
         return
@@ -107,6 +101,17 @@ def search(
             else "no more matches"
         )
     note(f"{told}: {found.note}" if found.note else told)
+
+
+def _query(text: Sequence[str], without: Iterable[str]) -> str:
+    for word in text:  # one may begin with one dash, so that click lets through what is no option
+        if word.startswith("--") and " " not in word:
+            option = word.split("=")[0]
+            raise click.UsageError(
+                f"No such option: {option!a} (text goes in quotes, as 'git push -f')"
+            )
+    excluded = (f'NOT "{word.removesuffix("*")}"{"*" * word.endswith("*")}' for word in without)
+    return " ".join((*text, *excluded))
 
 
 def _say_hit(hit: Hit) -> None:

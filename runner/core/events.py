@@ -102,9 +102,13 @@ def events_of(applied: Applied) -> Iterator[Event]:
         yield Event("turn_ended", {"turn": after.turns})
 
 
+_USING = (entries.ModelEntry, entries.ToolFinished, entries.UserMessageAdded)
+
+
 def _limits_near(state: RunState, entry: Entry, after: RunState) -> Iterator[Event]:
-    """Yield an event for each limit of the run or its job that a call uses up to ``NEAR``."""
-    if not isinstance(entry, entries.ModelEntry):
+    """Yield an event for each limit of the run or its job that a call, or what a sub-agent needed,
+    uses up to ``NEAR``."""
+    if not isinstance(entry, _USING):
         return
     before, now = _used(state), _used(after)
     for limit, (used, most) in now.items():
@@ -114,7 +118,7 @@ def _limits_near(state: RunState, entry: Entry, after: RunState) -> Iterator[Eve
 
 def _used(state: RunState) -> dict[str, tuple[float, float | None]]:
     """Return what is used of each limit: turns, tokens, seconds, costs in billionths of a USD."""
-    used, limits, budget = state.used, state.limits, state.money.budget or JobBudget()
+    used, limits, budget = state.charged, state.limits, state.money.budget or JobBudget()
     last_at = state.model.pace.last_at
     return {
         "max_turns": (state.turns, limits.max_turns),
@@ -135,7 +139,8 @@ def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> It
                 yield Event("turn_started", {"turn": turn})
             data = {"call": number, "turn": turn, "max_tokens": reservation.max_tokens}
             of_summary = {} if purpose == "turn" else {"purpose": purpose}
-            yield Event("model_call_started", data | of_summary)
+            of_cap = _given(cap_day=reservation.day)
+            yield Event("model_call_started", data | of_summary | of_cap)
         case entries.ModelReplied(reply) | entries.SummaryReplied(reply):
             data = {
                 "call": call,

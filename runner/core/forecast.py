@@ -25,6 +25,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import attrgetter
 from statistics import NormalDist
 
 LEAST_FINISHED = 3
@@ -40,6 +41,7 @@ _MOST_SINGLE = 30  # items drawn one by one; sums of more are normal
 # A little outside 5 and 95 %: slots, and kinds of items, are not as simple as the model.
 _SHARES = (0.035, 0.5, 0.965)
 _NORMAL = NormalDist()
+_ORDER = attrgetter("began", "usd", "tokens", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def forecast(
     if len(finished) < LEAST_FINISHED or not (begun or unbegun):
         return None
     # By when they began: among those that ended last, or first, some length would be too frequent.
-    sample = sorted(finished, key=lambda item: item.began)[-MOST_FINISHED:]
+    sample, begun = sorted(finished, key=_ORDER)[-MOST_FINISHED:], sorted(begun, key=_ORDER)
 
     def total(of: Callable[[Item], float], name: str) -> Range:
         draws = _Draws(random.Random(f"{seed}/{name}"), of, sample, begun)

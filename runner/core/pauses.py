@@ -113,7 +113,8 @@ BY_PILOT = "by the pilot"  # the detail of a paused run whose item comes after t
 class PilotResult:
     ended: tuple[str, ...]  # the states of the pilot's runs
     held: int  # items that wait
-    cost: int  # of the pilot, in billionths of a USD
+    # Of all items by the forecast, in billionths of a USD; None: too few have finished for one.
+    expected_cost: int | None
 
     @property
     def succeeded(self) -> int:
@@ -124,13 +125,6 @@ class PilotResult:
         """Return the share of the pilot's items that succeeded."""
         # Divided and not multiplied: the float 0.56 * 25 is more than 14.
         return self.succeeded / max(1, len(self.ended))
-
-    @property
-    def expected_cost(self) -> int:
-        """Return the cost of all items if the others cost what the pilot's did, in billionths of a
-        USD."""
-        each = -(-self.cost // max(1, len(self.ended)))
-        return self.cost + self.held * each
 
     def __str__(self) -> str:
         return f"{self.succeeded} of {len(self.ended)} items of the pilot succeeded"
@@ -156,7 +150,11 @@ class Pilot:
             return str(result)
         if self.success is not None and result.share < self.success:
             return f"{result}; fewer than {100 * self.success:g} %"
-        if self.forecast_usd is not None and result.expected_cost > billionths(self.forecast_usd):
-            expected, most = in_usd(result.expected_cost), in_usd(billionths(self.forecast_usd))
-            return f"{result}; all items may cost {expected}, more than {most}"
+        if self.forecast_usd is None:
+            return None
+        if result.expected_cost is None:
+            return f"{result}; too few for a forecast have finished"
+        if result.expected_cost > (most := billionths(self.forecast_usd)):
+            expected = in_usd(result.expected_cost)
+            return f"{result}; all items may cost {expected}, more than {in_usd(most)}"
         return None

@@ -296,11 +296,21 @@ class RunState(Progress):
         return self.money.charged + self.children.reserved
 
     @property
+    def charged(self) -> Charged:
+        """The run's charges, with those of sub-agents whose results are recorded."""
+        awaited = sum((child.reserved for child in self._awaited()), Charged(0))
+        used = self.used
+        return Charged(used.tokens - awaited.tokens, used.cost - awaited.cost)
+
+    @property
     def awaits_children(self) -> bool:
         """True until the result of each current sub-agent is recorded: it runs, or has changed files
         since the workspace was recorded."""
+        return bool(self._awaited())
+
+    def _awaited(self) -> list[Child]:
         given = {call.index for call in self.calls if call.result is not None}
-        return any(child.index not in given for child in self.children.current)
+        return [child for child in self.children.current if child.index not in given]
 
     @property
     def current_verification(self) -> Verification | None:

@@ -16,6 +16,7 @@ from runner.errors import UsageError
 StartReason = Literal["not_before", "window"]
 
 _DAY, _MINUTE = timedelta(days=1), timedelta(minutes=1)
+_MOST_DAYS = 3_660  # that a window is followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,25 @@ class Window:
             if now < closes and opens < closes:
                 return opens, closes
         raise AssertionError(f"the window {self} never opens")
+
+    def open_between(self, start: float, end: float) -> float:
+        """Return for how many seconds it is open between two times."""
+        seconds = 0.0
+        while start < end:
+            opens, closes = self.around(start)
+            seconds += max(0.0, min(end, closes) - max(start, opens))
+            start = closes
+        return seconds
+
+    def after(self, start: float, seconds: float) -> float:
+        """Return when it has been open for so many seconds since ``start``."""
+        for _ in range(_MOST_DAYS):
+            opens, closes = self.around(start)
+            start = max(start, opens)
+            if start + seconds <= closes:
+                break
+            seconds, start = seconds - (closes - start), closes
+        return start + seconds
 
     def __str__(self) -> str:
         return f"{self.start}-{self.end} {self.zone}"

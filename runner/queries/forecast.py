@@ -1,4 +1,4 @@
-"""Reads for the forecasts of jobs: the work on each item that has begun or ended, and the caps."""
+"""Reads for the forecasts of jobs: the work on each item that has begun or ended, and the jobs' times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Row, case, func, or_, select
 from runner.queries.find import in_batches
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN
 from runner.store.database import Database
-from runner.store.tables import job_budgets, jobs, runs
+from runner.store.tables import jobs, runs
 
 
 def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
@@ -44,10 +44,9 @@ def superseded(database: Database, job_ids: Sequence[str]) -> set[str]:
     }
 
 
-def caps_of(database: Database, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """Return the ``budget_usd``, ``budget_tokens`` and ``finish_by`` of jobs."""
-    columns = (jobs.c.id, job_budgets.c.budget_usd, job_budgets.c.budget_tokens, jobs.c.finish_by)
-    query = select(*columns).outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
+def times_of(database: Database, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """Return the ``finish_by`` and the ``spec`` of jobs."""
+    query = select(jobs.c.id, jobs.c.finish_by, jobs.c.spec)
     return {
         row.id: row
         for some in in_batches(job_ids)

@@ -51,7 +51,7 @@ _PAUSE_COLUMNS = ("reason", "detail", "at", "pending")
 _RUN_COLUMNS = (
     *("id", "job_id", "item_key", "state", "reason", "detail", "created_at", "started_at"),
     *("ended_at", "due_at", "worker_id", "pause_requested", *_COUNTERS, "fresh_of", "agent_type"),
-    *("max_turns", "token_ceiling"),
+    *("max_turns", "token_ceiling", "cost_ceiling_usd"),
 )
 _BUDGET_COLUMNS = (
     *("budget_usd", "budget_tokens", "spent_tokens", "spent_cost"),

@@ -19,7 +19,14 @@ from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
 from runner.queries.find import in_batches
 from runner.store import ids
-from runner.store.conditions import CALL_BLOCKS, IS_ITEM_RUN, IS_OWN_CALL, in_tree, superseded_runs
+from runner.store.conditions import (
+    CALL_BLOCKS,
+    IS_ITEM_RUN,
+    IS_OWN_CALL,
+    in_tree,
+    in_trees,
+    superseded_runs,
+)
 from runner.store.database import Database
 from runner.store.snapshots import changes_of_turn
 from runner.store.specs import JobCache
@@ -129,6 +136,17 @@ def descendants_by_run(
     for parent, *numbers in connection.execute(children.group_by(runs.c.parent_run)):
         for above in lineage(parent):
             found[above] = Descendants(*map(add, found[above], map(int, numbers)))
+    return found
+
+
+def charged_costs(database: Database, run_ids: Sequence[str]) -> Counter[str]:
+    """Return what runs were charged with all below them, in billionths of a USD."""
+    roots = {lineage(run_id)[0] for run_id in run_ids}
+    found = Counter[str]()
+    # Read whole: Postgres can take nothing out of JSON that has a NUL anywhere.
+    for row in database.rows(select(runs.c.id, runs.c.progress).where(in_trees(roots))):
+        for above in lineage(row.id):
+            found[above] += row.progress["money"]["charged_cost"]
     return found
 
 

@@ -92,6 +92,16 @@ def charge(connection: Connection, call: Reservation, cost: int, now: float) -> 
         writes.run(connection)
 
 
+def write_off(connection: Connection, costs: Mapping[str, int], now: float) -> None:
+    """Take costs by day, in billionths of a USD, off what the days were charged."""
+    if not costs or (cap := lock_cap(connection, now)) is None:
+        return
+    for day, cost in costs.items():
+        table = day_cap if day == cap.day else capped_days
+        spent = {"spent_cost": table.c.spent_cost - cost}
+        connection.execute(update(table).where(table.c.day == day).values(spent))
+
+
 def set_cap(
     database: Database, now: float, usd: float | None, zone: str, spent: int, *, author: Author
 ) -> list[Change]:
@@ -129,12 +139,13 @@ def set_cap(
 
     old, new = database.write(work)
     # An attempt that saw the old cap is queued by now; a later one sees the new one.
-    return _wake(database, author, now, {"cap": old}, {"cap": new})
+    return wake(database, author, now, {"cap": old}, {"cap": new})
 
 
-def _wake(
+def wake(
     database: Database, author: Author, now: float, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> list[Change]:
+    """Queue the runs at once that wait for the cap, after it or what is spent of it changed."""
     event = signed_event("resumed", author, {"reason": "cap"}, old=old, new=new)
 
     def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
@@ -155,6 +166,14 @@ def cap_row(database: Database) -> Row[Any] | None:
 def cap_at(row: Row[Any], now: float) -> DayCap:
     """The cap of a row as it stands now."""
     return _cap_of(row, _today(row, now))
+
+
+def left_today(database: Database, now: float) -> int | None:
+    """Return what ended calls leave of the cap, in billionths of a USD; None: no cap is set."""
+    row = cap_row(database)
+    if row is None or row.usd is None:
+        return None
+    return max(0, billionths(row.usd) - cap_at(row, now).budget.spent_cost)
 
 
 def waiting_for_cap(database: Database, now: float) -> tuple[int, float | None]:

@@ -98,6 +98,11 @@ class ItemsOfJob:
             )
         )
 
+    def may_begin_today(self, left: int, before: int = 0) -> bool:
+        """True if what is left of the day's cap lets one more item begin, after so many ``before`` it. What
+        does not fit goes on the next day: until more is known, items begin."""
+        return len(self.finished) < LEARNED or self._covered("cost", left, None, before)
+
     def _covered(self, name: str, left: int, concurrency: int | None, before: int) -> bool:
         # A call begins only while its whole reservation fits: the last one leaves so much over.
         left -= max((getattr(item, f"worst_{name}") for item in self.begun), default=0)

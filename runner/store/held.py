@@ -1,4 +1,4 @@
-"""Items that do not begin, because what is left of the budget or of the time covers those in progress.
+"""Items that do not begin: what is left of the budget, the day's cap or the time covers those in progress.
 
 While one of these goes on by itself, the others stay queued. When none does, items that the budget holds
 back wait for it, as a run does whose next call does not fit.
@@ -6,7 +6,7 @@ back wait for it, as a run does whose next call does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -20,12 +20,13 @@ from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Times
 from runner.store.budgets import look_into, wake
+from runner.store.caps import left_today
 from runner.store.changes import FREED, MOST_AT_ONCE, locked_runs, store_change
 from runner.store.database import Database
 from runner.store.depth import ItemsOfJob, items_of
 from runner.store.tables import job_shares, jobs, runs
 
-HeldBy = Literal["budget", "finish_by", "window"]
+HeldBy = Literal["budget", "cap", "finish_by", "window"]
 
 MOST_TO_BEGIN = 64  # items of a job in one pass
 
@@ -45,10 +46,12 @@ class HeldItems:
         self, loads: Sequence[JobLoad], now: float, specs: Mapping[str, JobSpec]
     ) -> list[JobLoad]:
         """Return the loads without the items that may not begin."""
-        return [self._hold(load, now, specs.get(load.job_id)) for load in loads]
+        is_new = any(load.fresh for load in loads)
+        of_cap = left_today(self._database, now) if is_new else None
+        return [self._hold(load, now, specs.get(load.job_id), of_cap) for load in loads]
 
-    def _hold(self, load: JobLoad, now: float, spec: JobSpec | None) -> JobLoad:
-        if not load.fresh or spec is None or not _is_limited(spec, load.finish_by):
+    def _hold(self, load: JobLoad, now: float, spec: JobSpec | None, of_cap: int | None) -> JobLoad:
+        if not load.fresh or spec is None or not _is_limited(spec, load.finish_by, of_cap):
             return load
         budget, items = self._database.read(partial(_look, job_id=load.job_id))
         most = min(load.fresh, MOST_TO_BEGIN)
@@ -57,6 +60,7 @@ class HeldItems:
             self._let_wait(load.job_id, now)
         if room and _lacks_time(items, spec.times, load.finish_by, now):
             room = 0 if items.go_on else 1
+        room = min(room, _room_today(of_cap, items, most))
         return replace(load, due=load.due - load.fresh + room, fresh=room)
 
     def _let_wait(self, job_id: str, now: float) -> None:
@@ -90,16 +94,25 @@ def _look(connection: Connection, job_id: str) -> tuple[JobBudget | None, ItemsO
     return look_into(connection, job_id), items_of(connection, job_id)
 
 
-def _is_limited(spec: JobSpec, finish_by: float | None) -> bool:
-    return spec.budget.is_set or spec.times.window is not None or finish_by is not None
+def _is_limited(spec: JobSpec, finish_by: float | None, of_cap: int | None) -> bool:
+    others = (spec.times.window, finish_by, of_cap)
+    return spec.budget.is_set or any(limit is not None for limit in others)
 
 
 def _room(budget: JobBudget | None, items: ItemsOfJob, concurrency: int | None, most: int) -> int:
     """Return how many items the budget lets begin, at most ``most``."""
     if budget is None:
         return most
-    fits = (items.may_begin(budget, concurrency, before) for before in range(most))
-    return next((before for before, may in enumerate(fits) if not may), most)
+    return _first_not(lambda before: items.may_begin(budget, concurrency, before), most)
+
+
+def _room_today(of_cap: int | None, items: ItemsOfJob, most: int) -> int:
+    """Return how many items the day's cap lets begin, at most ``most``."""
+    return most if of_cap is None else _first_not(partial(items.may_begin_today, of_cap), most)
+
+
+def _first_not(fits: Callable[[int], bool], most: int) -> int:
+    return next((number for number in range(most) if not fits(number)), most)
 
 
 def _lacks_time(
@@ -119,11 +132,13 @@ def _lacks_time(
 def held_back(database: Database, job_id: str, now: float) -> tuple[int, HeldBy] | None:
     """Return how many items of a job would be due and do not begin, and what holds them back."""
 
+    of_cap = left_today(database, now)
+
     def work(connection: Connection) -> tuple[int, HeldBy] | None:
         of_job = select(jobs.c.spec, jobs.c.finish_by).where(jobs.c.id == job_id)
         job = connection.execute(of_job).one()
         spec = JobSpec.from_json(job.spec)
-        if not _is_limited(spec, job.finish_by):
+        if not _is_limited(spec, job.finish_by, of_cap):
             return None
         count = select(func.count()).where(runs.c.job_id == job_id)
         wait = connection.execute(count.where(_IS_HELD)).scalar_one()
@@ -131,6 +146,8 @@ def held_back(database: Database, job_id: str, now: float) -> tuple[int, HeldBy]
         budget, items = _look(connection, job_id)
         if wait or (due and not _room(budget, items, spec.max_concurrency, 1)):
             return due + wait, "budget"
+        if due and not _room_today(of_cap, items, 1):
+            return due, "cap"
         why = _lacks_time(items, spec.times, job.finish_by, now) if due and items.go_on else None
         return None if why is None else (due, why)
 

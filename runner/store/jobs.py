@@ -161,6 +161,9 @@ def spec_to_go_on(connection: Connection, job_id: str) -> JobSpec:
     return JobSpec.from_json(job.spec)
 
 
+_RAISED = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")  # by a person
+
+
 def open_run(
     job_id: str,
     new: NewRun,
@@ -184,7 +187,7 @@ def open_run(
     """
     (message,), progress = opening(spec, new.prompt, shared, warms_cache=warms)
     run_id = run_id or ids.new("run", now)
-    workspace, limits = spec.workspace, spec.limits
+    workspace = spec.workspace
     run = {
         "id": run_id,
         "job_id": job_id,
@@ -196,10 +199,7 @@ def open_run(
         "created_at": now,
         "due_at": now,
         "rank": FRESH,
-        "max_turns": limits.max_turns,
-        "token_ceiling": limits.token_ceiling,
-        "cost_ceiling_usd": limits.cost_ceiling_usd,
-        "working_time": limits.working_time,
+        **{name: getattr(spec.limits, name) for name in _RAISED},
         # With a remote no folder has to be seen: every host has one of its own.
         "workspace_path": workspace.path if workspace and workspace.remote is None else None,
         "workspace_id": workspace_id,

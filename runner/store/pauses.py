@@ -8,10 +8,15 @@ A pilot begins with the submission: the other items' runs are stored as paused.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
+from runner.core.agents import lineage
+from runner.core.budget import BILLIONTHS, billionths
 from runner.core.commands import Change, Target
 from runner.core.entries import SPEND_LIMIT
 from runner.core.events import signed_event
@@ -255,6 +260,23 @@ def pilot_result(connection: Connection, job_id: str) -> PilotResult | None:
     held = connection.execute(select(func.count()).where(of_job, _IS_HELD)).scalar_one()
     ended = connection.execute(select(runs).where(of_job, runs.c.state.in_(sorted(ENDED)))).all()
     afresh = set(connection.execute(superseded_runs(job_id)).scalars())
-    states = [run.state for run in ended if run.parent_run is None and run.id not in afresh]
-    cost = sum(progress_from_row(run).money.charged_cost for run in ended)
-    return PilotResult(tuple(states), held, cost)
+    items = [run for run in ended if run.parent_run is None and run.id not in afresh]
+    expected = _expected_cost(job_id, ended, [run for run in items if run.started_at], held)
+    return PilotResult(tuple(run.state for run in items), held, expected)
+
+
+def _expected_cost(
+    job_id: str, ended: Sequence[Row[Any]], items: Sequence[Row[Any]], held: int
+) -> int | None:
+    """Return the forecast of the cost of all items, in billionths of a USD, from those that have ended."""
+    from runner.core.forecast import Item, forecast  # late: it slows the start of other commands
+
+    usd = defaultdict[str, float](float)
+    for run in ended:
+        usd[lineage(run.id)[0]] += progress_from_row(run).money.charged_cost / BILLIONTHS
+    finished = [
+        Item(usd.pop(run.id), 0, 0, run.started_at) for run in items if run.state != "cancelled"
+    ]
+    others = [Item(each, 0, 0, 0) for each in usd.values()]
+    found = forecast(job_id, finished, [], held, others)
+    return None if found is None else billionths(found.usd.expected)

@@ -6,6 +6,7 @@ worker has them in hand. The order of locks is in ``store.budgets``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,13 +19,16 @@ from runner.core.conversation import Usage
 from runner.core.events import signed_event
 from runner.core.run import Author
 from runner.errors import NotFoundError
+from runner.store import caps
 from runner.store.budgets import look_into, sums, wake_for_budget
 from runner.store.changes import changed, in_lots, locked_runs, store_change, unchanged
 from runner.store.database import Database
+from runner.store.exports import IMPORTED
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.tables import events, job_budgets, model_calls, runs
 
 _COUNTED = func.coalesce(sum((model_calls.c[kind] for kind in Usage.__slots__), literal(0)), 0)
+_NO_DAY = ""  # of a call that began without a cap
 _IS_UNKNOWN = model_calls.c.charged_tokens > _COUNTED
 
 
@@ -38,8 +42,8 @@ def write_off(
 ) -> tuple[list[Change], list[Change]]:
     """Write off the unknown charges of a job's ended calls, or of one ``call`` (its run, its number).
 
-    Returns the runs of these calls, and the runs that waited for the job's budget and go on. A charge of
-    an older version is written off in tokens only: it did not store the cost.
+    Returns the runs of these calls, and the runs that waited for the job's budget or for the cap of the
+    day and go on. A charge of an older version is written off in tokens only: it did not store the cost.
 
     Raises:
         NotFoundError: no ended call has such a charge.
@@ -61,7 +65,8 @@ def write_off(
     changes = [
         each for lot in in_lots(run_ids) for each in database.write(partial(work, run_ids=lot))
     ]
-    return changes, wake_for_budget(database, job_id, author, now)
+    woken = wake_for_budget(database, job_id, author, now)
+    return changes, woken + caps.wake(database, author, now, {}, {})
 
 
 def _write_off(
@@ -72,47 +77,46 @@ def _write_off(
     author: Author,
     now: float,
 ) -> list[Change]:
-    changes, tokens, cost = [], 0, 0
+    changes, tokens, costs = [], 0, Counter[str]()
     for run in locked_runs(connection, run_ids):
         if run.state == "running":
             why = "is being worked on: its charge can be written off when it has ended or waits"
             changes.append(unchanged(run, why))
             continue
-        of_run, of_run_cost, count = _write_off_run(connection, run, number, author, now)
-        tokens, cost = tokens + of_run, cost + of_run_cost
+        of_run, costs_of_run, count = _write_off_run(connection, run, number, author, now)
+        tokens += of_run
+        costs.update(costs_of_run)
         calls = "1 call" if count == 1 else f"{count} calls"
         changes.append(changed(run, run.state, f"{of_run:,} tokens of {calls} written off"))
     if (budget := look_into(connection, job_id, lock=True)) is not None:
         spent = {
             "spent_tokens": budget.spent_tokens - tokens,
-            "spent_cost": budget.spent_cost - cost,
+            "spent_cost": budget.spent_cost - costs.total(),
         }
         of_job = job_budgets.c.job_id == job_id
         connection.execute(update(job_budgets).where(of_job).values(sums(replace(budget, **spent))))
+    costs.pop(_NO_DAY, None)
+    caps.write_off(connection, costs, now)
     return changes
 
 
 def _write_off_run(
     connection: Connection, run: Row[Any], number: int | None, author: Author, now: float
-) -> tuple[int, int, int]:
-    """Write off charges of a locked run. Returns the tokens, their cost, and the number of calls."""
+) -> tuple[int, Counter[str], int]:
+    """Write off charges of a locked run. Returns the tokens, their cost by the day that it was charged to,
+    and the number of calls."""
     of_run = model_calls.c.run_id == run.id
     of_call = () if number is None else (model_calls.c.number == number,)
     unknown = (model_calls.c.charged_tokens - _COUNTED).label("unknown")
     query = select(model_calls.c.number, unknown).where(of_run, _IS_UNKNOWN, *of_call)
     found = connection.execute(query.order_by(model_calls.c.number)).all()
-    ended = select(events.c.data).where(
-        events.c.run_id == run.id, events.c.type == "model_call_ended"
-    )
-    numbers = {call.number for call in found}
-    costs = {
-        data["call"]: data.get("unknown_cost", 0)
-        for data in connection.execute(ended).scalars()
-        if data["call"] in numbers
-    }
+    charged = _charged_to(connection, run.id)
+    costs = Counter[str]()
     happened = []
     for call in found:
-        written_off = {"tokens": call.unknown, "cost": costs.get(call.number, 0)}
+        day, cost = charged.get(call.number, (_NO_DAY, 0))
+        costs[day] += cost
+        written_off = {"tokens": call.unknown, "cost": cost}
         happened.append(
             signed_event("charge_written_off", author, {"call": call.number}, old=written_off)
         )
@@ -124,10 +128,28 @@ def _write_off_run(
                 written_off_tokens=call.unknown,
             )
         )
-    tokens, cost = sum(call.unknown for call in found), sum(costs.values())
+    tokens = sum(call.unknown for call in found)
     progress = progress_from_row(run)
-    money = replace(progress.money, charged_cost=progress.money.charged_cost - cost)
+    money = replace(progress.money, charged_cost=progress.money.charged_cost - costs.total())
     kept = progress_to_json(replace(progress, money=money))
-    charged = run.charged_tokens - tokens
-    store_change(connection, run, now, happened, charged_tokens=charged, progress=kept)
-    return tokens, cost, len(found)
+    left = run.charged_tokens - tokens
+    store_change(connection, run, now, happened, charged_tokens=left, progress=kept)
+    return tokens, costs, len(found)
+
+
+def _charged_to(connection: Connection, run_id: str) -> dict[int, tuple[str, int]]:
+    """Return, by the number of a run's ended call, the day that it was charged to, and the cost of its
+    unknown usage."""
+    kinds = ("model_call_started", "model_call_ended", IMPORTED)
+    query = select(events.c.type, events.c.data).where(events.c.run_id == run_id)
+    days, costs = dict[int, str](), dict[int, int]()
+    for kind, data in connection.execute(
+        query.where(events.c.type.in_(kinds)).order_by(events.c.number)
+    ):
+        if kind == IMPORTED:
+            days.clear()  # they are another database's
+        elif kind == "model_call_started":
+            days[data["call"]] = data.get("cap_day", _NO_DAY)
+        else:
+            costs[data["call"]] = data.get("unknown_cost", 0)
+    return {call: (days.get(call, _NO_DAY), cost) for call, cost in costs.items()}

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from runner.core.conversation import ToolOutcome, ToolResult
 from runner.core.text import plain
@@ -216,22 +216,7 @@ class ToolHost:
         gone. Raises ``HostFaultError`` if nothing was started because this host has no descriptors, no
         memory, no space, or not the program; ``Interrupted`` if ``interrupt`` cut the call, or the
         watchdog did (``dropped``)."""
-        request = {
-            "argv": list(start.arguments),
-            "folder": str(start.folder),
-            "stdin": start.stdin,
-            "merge": start.merge,
-            "timeout": start.timeout,
-            "descriptors": dict(start.descriptors),
-            "removal": list(start.removal),
-            "most_bytes": MOST_OUTPUT_BYTES,
-            "lock_file": self._lock_file,
-            "lock_offset": lock_offset(start.run_id),
-            "limits": self._limits(start.limits),
-            "variables": dict(start.variables),
-            "landlock": start.landlock,
-            "gate": start.gate and astuple(start.gate),
-        }
+        request = self._request(start)
         try:
             near, far = socket.socketpair()
         except OSError as error:
@@ -264,6 +249,24 @@ class ToolHost:
         if host.process.returncode == host_process.WATCHDOG_EXIT:
             raise Interrupted
         return Ended("timed_out" if late else "lost", *rest)
+
+    def _request(self, start: Start) -> dict[str, Any]:
+        return {
+            "argv": list(start.arguments),
+            "folder": str(start.folder),
+            "stdin": start.stdin,
+            "merge": start.merge,
+            "timeout": start.timeout,
+            "descriptors": dict(start.descriptors),
+            "removal": list(start.removal),
+            "most_bytes": MOST_OUTPUT_BYTES,
+            "lock_file": self._lock_file,
+            "lock_offset": lock_offset(start.run_id),
+            "limits": self._limits(start.limits),
+            "variables": dict(start.variables),
+            "landlock": start.landlock,
+            "gate": start.gate and astuple(start.gate),
+        }
 
     def _answer(
         self, host: _Running, near: socket.socket, timeout: float, interrupt: Interrupt

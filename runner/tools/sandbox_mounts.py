@@ -195,6 +195,8 @@ class Mounts:
         ToolFailure: the rules deny more than can be mounted, or all of the workspace.
     """
 
+    _commondir = ""  # the file that would lead git to other settings; "": none
+
     def __init__(
         self,
         view: View,
@@ -213,25 +215,7 @@ class Mounts:
         self.unheld: tuple[str, ...] = ()
         self.unheld_inside: tuple[str, ...] = ()  # in the workspace
         is_container = kind in ("docker", "podman")
-        if is_container:
-            self._plan["/"] = "hide"
-        else:
-            self._add("read", ["/etc/resolv.conf"])  # often a link into /run
-        self._add("private", [_TMP])
-        self._add("hide", _EMPTY)
-        self._add("hide", _credentials(user))
-        if os.geteuid() == 0:
-            self._add("hide", _CREDENTIALS_OF_ROOT)
-        self._add("hide", [self._home])
-        caches = (os.path.join(user, path) for name in view.caches for path in CACHES[name])
-        self._add("read", (*map(str, (*view.readable, view.outputs)), *caches))
-        self._add("write", map(str, view.copies.values()))
-        self._commondir = ""  # the file that would lead git to other settings; "": none
-        if self._workspace is not None:
-            self._add("write", [self._workspace])
-            self._add_repository(self._workspace)
-        files = (os.path.realpath(path) for path in view.read_only)
-        self._add("read", (path for path in files if _kind_at(self._plan, path) not in _HIDDEN))
+        self._add_view(view, user, is_container=is_container)
         below = self._denied_below()
         writable = not any(each.path == self._workspace and each.writing for each in below)
         if kind == "landlock" and writable:
@@ -261,9 +245,29 @@ class Mounts:
             if each in _HIDDEN
         )
         top = self._workspace or ""
-        within = [path for path in needed if top and path != top and inside(path, top)]
         # Where somebody may put a link in the place of a folder before it is mounted on.
-        self.movable = within
+        self.movable = [path for path in needed if top and path != top and inside(path, top)]
+
+    def _add_view(self, view: View, user: str, *, is_container: bool) -> None:
+        """Plan all but what rules deny; ``user`` is the home folder of the worker's user."""
+        if is_container:
+            self._plan["/"] = "hide"
+        else:
+            self._add("read", ["/etc/resolv.conf"])  # often a link into /run
+        self._add("private", [_TMP])
+        self._add("hide", _EMPTY)
+        self._add("hide", _credentials(user))
+        if os.geteuid() == 0:
+            self._add("hide", _CREDENTIALS_OF_ROOT)
+        self._add("hide", [self._home])
+        caches = (os.path.join(user, path) for name in view.caches for path in CACHES[name])
+        self._add("read", (*map(str, (*view.readable, view.outputs)), *caches))
+        self._add("write", map(str, view.copies.values()))
+        if self._workspace is not None:
+            self._add("write", [self._workspace])
+            self._add_repository(self._workspace)
+        files = (os.path.realpath(path) for path in view.read_only)
+        self._add("read", (path for path in files if _kind_at(self._plan, path) not in _HIDDEN))
 
     def remove_denied(self) -> str:
         """Remove what the call made at paths that rules deny to Edit, in a workspace that is recorded,

@@ -10,7 +10,7 @@ from runner.core.conversation import ToolOutcome, ToolResult
 from runner.errors import HostFaultError
 from runner.ports import Command, Interrupt, ToolCall
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import Start, Starter
+from runner.tools.host import Ended, Start, Starter
 from runner.tools.output import present
 
 LONGEST_TIMEOUT = 600.0
@@ -63,25 +63,26 @@ def run(
             "what it did until then is not known",
             "interrupted",
         )
-    ending = ""
-    outcome: ToolOutcome = "failed" if ended.exit_code else "succeeded"
-    if ended.end == "timed_out":
-        outcome = "timed_out"
-        ending = f"The command was killed: it took more than {command.timeout:g} s.{hint}"
-    elif ended.end == "limited":
-        outcome = "failed"
-        ending = f"The command was ended: {ended.limit}. Use less."
-    elif ended.exit_code < 0:
-        ending = f"Killed by signal {-ended.exit_code}"
-    elif ended.exit_code > 0:
-        ending = f"Exit code {ended.exit_code}"
-        if (
-            0 < (signal := ended.exit_code - 128) <= _MOST_SIGNALS
-        ):  # told so by a sandbox or a shell
-            ending += f": killed by signal {signal}, or ended with this code"
+    outcome, ending = _outcome(ended, command.timeout, hint)
     copy = command.surroundings.outputs / f"{command.name}.txt"
     content, output = present(ended.output, copy, cut=ended.cut, ending=ending)
     return ToolResult(content, outcome, output)
+
+
+def _outcome(ended: Ended, timeout: float, hint: str) -> tuple[ToolOutcome, str]:
+    """Return the outcome of a command, and what is said of it behind its output."""
+    if ended.end == "timed_out":
+        return "timed_out", f"The command was killed: it took more than {timeout:g} s.{hint}"
+    if ended.end == "limited":
+        return "failed", f"The command was ended: {ended.limit}. Use less."
+    if ended.exit_code == 0:
+        return "succeeded", ""
+    if ended.exit_code < 0:
+        return "failed", f"Killed by signal {-ended.exit_code}"
+    ending = f"Exit code {ended.exit_code}"
+    if 0 < (signal := ended.exit_code - 128) <= _MOST_SIGNALS:  # told so by a sandbox or a shell
+        ending += f": killed by signal {signal}, or ended with this code"
+    return "failed", ending
 
 
 def bash_path(environment: Mapping[str, str]) -> str:

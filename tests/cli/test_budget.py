@@ -14,7 +14,7 @@ from sqlalchemy import Connection, update
 from runner.app.report import report_on
 from runner.cli import exit_codes
 from runner.cli.report import summarise
-from runner.core.budget import Budget, Limits
+from runner.core.budget import Budget, Limits, billionths
 from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
 from runner.queries.timeline import events_after
@@ -231,6 +231,24 @@ def test_a_list_marks_what_is_near_its_limits(
         in command("list", str(run_row(database, run_id).job_id)).out
     )
     assert "82% of its budget is spent" in command("list").out
+
+
+def test_a_list_marks_a_run_that_is_near_its_cost_ceiling(
+    command: Callable[..., Result], database: Database
+) -> None:
+    limits = Limits(cost_ceiling_usd=0.5)
+    run_id = submit_one(database, spec=replace(SPEC, limits=limits))
+    job_id = str(run_row(database, run_id).job_id)
+
+    def charge(usd: float) -> None:
+        progress = run_row(database, run_id).progress
+        progress["money"]["charged_cost"] = billionths(usd)
+        database.execute(update(runs).values(progress=progress))
+
+    charge(0.39)
+    assert "near its limits" not in command("list", job_id).out
+    charge(0.42)
+    assert "near its limits: $0.4200 of $0.5000" in command("list", job_id).out
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
 from runner.cli import exit_codes
 from runner.core.conversation import ModelReply
 from runner.store.database import Database
+from runner.store.tables import model_calls
 from tests.cli.conftest import Result
 from tests.cli.test_budget import priced
 from tests.store.attempts import USAGE, Attempt, claim, replied, run_row, submit_one, text
@@ -72,10 +74,14 @@ def test_a_new_cap_begins_with_what_the_day_has_cost(
     command: Callable[..., Result], database: Database
 ) -> None:
     reply = ModelReply((text("Done."),), "end_turn", USAGE, "claude-opus-5-5")
+    yesterday = take(database).append(replied(reply)).state.run_id
+    earlier = update(model_calls).values(started_at=model_calls.c.started_at - 86_400)
+    database.execute(earlier.where(model_calls.c.run_id == yesterday))
     take(database).append(replied(reply))
     zone = ("--zone", "UTC")
     told = command("budget", "--all", "--usd", "50", *zone, "--json").json
-    assert told["spent_usd"] == command("costs", "--json").json["total"]["cost_usd"] > 0
+    both = command("costs", "--json").json["total"]["cost_usd"]
+    assert told["spent_usd"] == pytest.approx(both / 2) != 0
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Limits
+from runner.core.budget import JobBudget, Limits
 from runner.core.conversation import ToolResult
 from runner.core.entries import (
     Entry,
@@ -32,10 +33,11 @@ from runner.core.events import (
 from runner.core.fold import fold
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.hosts import Connection
+from runner.core.prices import Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
 from runner.core.text import shorten, visible
-from tests.core.story import Story, a_run, a_spec, says, several, uses
+from tests.core.story import Story, a_run, a_spec, changed, says, several, uses
 
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -429,3 +431,15 @@ def test_a_limit_of_which_80_percent_are_used_is_told_once() -> None:
     assert [each["limit"] for each in near] == ["deadline", "max_turns", "token_ceiling"]
     assert near[1] == {"limit": "max_turns", "used": 4, "most": 5}
     assert near[2] == {"limit": "token_ceiling", "used": 16_500, "most": 20_000}
+
+
+def test_a_budget_and_a_cost_ceiling_of_which_80_percent_are_used_are_told() -> None:
+    budget = JobBudget(10_000_000, 10**9, spent_tokens=7_999_000, spent_cost=790_000_000)
+    limits = Limits(max_output_tokens=2_000, cost_ceiling_usd=0.06)
+    tariff = Tariff(Rates(*[Decimal(10)] * 5))
+    start = changed(a_run(limits=limits), budget=budget, tariffs={"a-model": tariff})
+    story = Story(start)
+    story.reply("tool_use", uses("Read"), prompt=4_800, output=200)
+    near = {each["limit"]: each for each in only(told(story.entries, start), "limit_near")}
+    assert set(near) == {"budget_tokens", "budget_usd", "cost_ceiling"}
+    assert near["budget_usd"]["used"] == 840_000_000

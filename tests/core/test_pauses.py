@@ -96,7 +96,7 @@ def test_a_pilot_has_as_many_items_as_it_asks_for(count: int) -> None:
         assert len(Pilot(items).chosen(count)) == min(items, count)
 
 
-GOOD = PilotResult(("succeeded",) * 4 + ("failed",), held=5, cost=1_000_000_000)
+GOOD = PilotResult(("succeeded",) * 4 + ("failed",), held=5, expected_cost=2_000_000_000)
 ENDED = "4 of 5 items of the pilot succeeded"
 
 
@@ -120,6 +120,6 @@ def test_the_others_follow_when_the_pilot_kept_what_was_asked(
 
 def test_shares_that_are_reached_exactly_count_although_floats_round() -> None:
     states = ("succeeded",) * 14 + ("failed",) * 11
-    assert Pilot(25, success=0.56).why_wait(PilotResult(states, held=5, cost=0)) is None
+    assert Pilot(25, success=0.56).why_wait(PilotResult(states, held=5, expected_cost=0)) is None
     runs = [run(number, denials=number < 161) for number in range(1000)]
     assert tripped(Breaker(denied_rate=Rate(16.1, 1000)), runs) is not None

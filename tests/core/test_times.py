@@ -82,6 +82,29 @@ def test_a_window_over_midnight_opens_in_the_evening(now: str, opens: str) -> No
     assert NIGHT.opens_at(at(now)) == at(opens)
 
 
+@pytest.mark.parametrize(
+    ("start", "hours", "end"),
+    [
+        ("2026-11-23 23:00", 2, "2026-11-24 01:00"),
+        ("2026-11-23 12:00", 2, "2026-11-24 00:00"),
+        ("2026-11-23 23:00", 8, "2026-11-24 07:00"),
+        ("2026-11-23 23:00", 9, "2026-11-24 23:00"),
+        ("2026-11-23 12:00", 20, "2026-11-26 00:00"),
+        ("2026-03-28 22:00", 9, "2026-03-29 23:00"),  # a night of eight hours
+    ],
+)
+def test_closed_hours_are_in_the_time_until_so_many_open_ones_have_passed(
+    start: str, hours: float, end: str
+) -> None:
+    assert NIGHT.after(at(start), 3_600 * hours) == at(end)
+    assert NIGHT.open_between(at(start), at(end)) == 3_600 * hours
+
+
+def test_a_window_is_followed_for_ten_years_at_most() -> None:
+    minute = Window("22:00", "22:01", BERLIN)
+    assert minute.after(at("2026-11-23 12:00"), 1e9) > at("2036-01-01 00:00")
+
+
 def test_a_window_is_of_its_own_zone() -> None:
     assert NIGHT.opens_at(utc("2026-11-23 20:00")) == utc("2026-11-23 21:00")
     assert NIGHT.opens_at(utc("2026-07-23 19:00")) == utc("2026-07-23 20:00")

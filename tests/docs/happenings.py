@@ -30,6 +30,7 @@ from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
 from runner.store import (
     budgets,
+    caps,
     jobs,
     leases,
     pauses,
@@ -51,7 +52,7 @@ from runner.store.schedules import Cron
 from runner.store.times import move_finish_by
 from runner.store.write_offs import write_off
 from tests.exchange.samples import usual
-from tests.store.asked import ASKING, BASH
+from tests.store.asked import ASKING, BASH, priced, submit_budgeted
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.children import family
 from tests.store.compacting import ask_for_summary, compact, stand_in, summarise, truncation
@@ -75,6 +76,7 @@ def play(database: Database) -> None:
     take_turns(database)
     be_compacted(database)
     use_up_the_budget(database)
+    begin_under_a_cap(database)
     reach_its_times(database)
     change_the_priority(database)
     be_paused_by_runner(database)
@@ -114,6 +116,13 @@ def use_up_the_budget(database: Database) -> None:
     claim(database, run_id)
     job_id = run_row(database, run_id).job_id
     budgets.set_budget(database, job_id, NOW, author=Author("lena"), tokens=10**9)
+
+
+def begin_under_a_cap(database: Database) -> None:
+    caps.set_cap(database, NOW, 50.0, "UTC", 0, author=Author("lena"))
+    _, (run_id,) = submit_budgeted(database, "a")
+    claim(database, run_id, NOW, priced).reply(text("Done."))
+    caps.set_cap(database, NOW, None, "UTC", 0, author=Author("lena"))
 
 
 def reach_its_times(database: Database) -> None:

@@ -366,6 +366,16 @@ def test_what_a_person_writes_off_is_spent_no_more_and_wakes_who_waits(database:
     assert isinstance(take(database, second).effect, CallModel)
 
 
+def test_what_the_api_has_counted_stays_charged(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=9.0)
+    cut = ModelCallFailed("cut", "half", None, None, 1_500, NOW, None, 15_000_000, Usage(1_000))
+    take(database, run_id).append(cut)
+    write_off(database, job_id, NOW, author=Author("ada"))
+    (call, *_) = database.rows(select(model_calls).order_by(model_calls.c.number))
+    assert (call.charged_tokens, call.written_off_tokens) == (1_000, 500)
+    assert job_budget(database, job_id).spent_tokens == 1_000
+
+
 @pytest.mark.slow
 def test_only_the_named_call_is_written_off_and_none_of_a_run_at_work(database: Database) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a", usd=9.0)

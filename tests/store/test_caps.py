@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 
 from runner.core.budget import BILLIONTHS, DayCap, Reservation
 from runner.core.commands import Target
@@ -24,11 +24,14 @@ from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.tables import capped_days, events
+from runner.store.tables import runs as run_table
+from runner.store.write_offs import write_off
 from tests.postgres import waiting_for_locks
 from tests.store.asked import priced, submit_budgeted
-from tests.store.attempts import WORKER, claim, decide, run_row, text, tool_use
+from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
 from tests.store.attempts import Attempt as AnAttempt
 from tests.store.examples import NOW
+from tests.store.test_depth import counted
 
 ADA = Author("ada", "The month is tight.")
 BERLIN = "Europe/Berlin"
@@ -130,6 +133,44 @@ def test_a_call_of_unknown_usage_is_charged_to_the_cap(database: Database, loses
     assert sums(database) == (cost, 0)
 
 
+@pytest.mark.parametrize("days_later", [0, 1])
+def test_a_write_off_releases_what_the_day_of_the_call_was_charged(
+    database: Database, days_later: int
+) -> None:
+    job_id, (first, second) = submit_budgeted(database, "a", "b")
+    cost = worst_cost(database)
+    set_cap(database, cost * 1.5)
+    take(database, first)
+    leases.take_from(database, [WORKER], NOW)
+    assert take(database, second).effect == Done(Requeued(MIDNIGHT, "cap"))
+    now = NOW + days_later * 86_400
+    if days_later:
+        reserved(take(database, second, now)), cancel(database, Target("run", second), now)
+    before = sums(database, now)
+    _, woken = write_off(database, job_id, now, author=ADA, call=(first, 1))
+    if days_later:
+        assert sums(database, now) == before
+        assert past(database).spent_cost == 0
+    else:
+        assert sums(database) == (0, 0) != before
+        assert [change.id for change in woken] == [second]
+        reserved(take(database, second))
+
+
+def test_a_write_off_of_an_imported_run_releases_nothing_of_the_day(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a")
+    set_cap(database, 5.0)
+    take(database, run_id)
+    leases.take_from(database, [WORKER], NOW)
+    before = sums(database)
+    last = len(event_types(database, run_id)) + 1
+    row = {"run_id": run_id, "number": last, "attempt": 1, "at": NOW, "type": "imported"}
+    database.execute(insert(events).values(**row, data={}))
+    database.execute(update(run_table).values(event_count=last))
+    write_off(database, job_id, NOW, author=ADA)
+    assert sums(database) == before != (0, 0)
+
+
 @pytest.mark.parametrize("usd", [50.0, None])
 def test_a_raised_or_removed_cap_wakes_the_runs_at_once(
     database: Database, usd: float | None
@@ -202,6 +243,30 @@ def test_no_day_comes_again_for_a_clock_that_is_behind(database: Database) -> No
     ahead = reserved(take(database, first, MIDNIGHT + 1))
     behind = reserved(take(database, second, MIDNIGHT - 1))
     assert ahead.day == behind.day == day_of(MIDNIGHT, BERLIN)
+
+
+def test_a_claim_reads_nothing_of_the_cap_and_a_call_few_statements(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ids = submit_budgeted(database, "a", "b", "c")
+    take(database, ids[0]).reply(text("Done."))  # reads the job once for all
+    counts = []
+    for run_id in ids[1:]:
+        due = runs.look_at(database, run_id, NOW)
+        assert due is not None
+        with counted(monkeypatch) as claimed:
+            lease = runs.claim(database, due, WORKER, NOW)
+        assert lease is not None
+        with counted(monkeypatch) as called:
+            journal = StoredJournal(database, lambda: NOW, priced)
+            state, effect = journal.commit(lease, journal.load(lease), (), decide)
+            AnAttempt(database, lease, state, effect, NOW, priced).reply(text("Done."))
+        counts.append((len(claimed), len(called)))
+        set_cap(database, 50.0)
+    (claims, calls), (claims_capped, calls_capped) = counts
+    assert claims_capped == claims
+    # Each commit of a call locks the cap, and the first looks again under the lock.
+    assert calls_capped - calls <= 5
 
 
 def test_a_budget_and_the_cap_both_hold(database: Database) -> None:

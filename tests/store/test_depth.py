@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
-from runner.core.budget import Budget
+from runner.core.budget import Budget, billionths
 from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.run import BEGUN, FRESH, UNKNOWN
@@ -20,10 +21,12 @@ from runner.core.spec import JobSpec
 from runner.core.times import Times, Window
 from runner.store import control, depth, jobs, runs, statements
 from runner.store.budgets import BudgetWaits, set_budget
+from runner.store.caps import set_cap
 from runner.store.database import Database
 from runner.store.depth import items_of
 from runner.store.held import HeldItems, held_back
 from runner.store.retry import retry
+from runner.store.tables import day_cap
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
 from tests.store.attempts import USAGE, Attempt, claim, event_types, run_row, text, tool_use
@@ -186,6 +189,27 @@ def test_no_item_begins_that_would_not_end_before_the_window_closes(database: Da
         progress = run_row(database, run_id).progress | {"worked": 7_200.0}
         set_run(database, run_id, progress=progress)
     assert hold(database, job_id, spec, NOW + 1_800).due == 5
+
+
+def test_no_item_begins_that_the_cap_of_the_day_does_not_cover(database: Database) -> None:
+    job_id, ids = submit(database, 12, SPEC)
+    set_cap(database, NOW, 1.0, "UTC", 0, author=UNKNOWN)
+    assert hold(database, job_id, SPEC).due == 12  # until three have finished
+    finish(database, *ids[:3])
+    money = run_row(database, ids[0]).progress["money"] | {"charged_cost": billionths(0.1)}
+    for run_id in ids[:3]:
+        set_run(database, run_id, progress=run_row(database, run_id).progress | {"money": money})
+    spend = partial(update(day_cap).values, spent_cost=billionths(0.55))
+    database.execute(spend())
+    half_done(database, ids[3])  # 45 cents are left, and it needs ten of them
+    assert hold(database, job_id, SPEC).due == 3
+    assert held_back(database, job_id, NOW) is None
+    database.execute(spend(spent_cost=billionths(0.85)))
+    assert hold(database, job_id, SPEC).due == 0
+    assert held_back(database, job_id, NOW) == (8, "cap")
+    assert hold(database, job_id, SPEC, NOW + 86_400).due == 8
+    control.cancel(database, Target("run", ids[3]), NOW)
+    assert hold(database, job_id, SPEC).due == 1  # one always may
 
 
 @pytest.mark.slow

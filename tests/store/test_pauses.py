@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from runner.core.budget import billionths, in_usd
 from runner.core.commands import Target
 from runner.core.entries import SPEND_LIMIT, ModelCallFailed
+from runner.core.forecast import Item, forecast
 from runner.core.pauses import BY_PILOT, Breaker, Pilot
 from runner.core.run import Author, Requeued
 from runner.core.steps import CallModel, Done
@@ -19,7 +21,8 @@ from runner.store import control, pauses
 from runner.store.database import Database
 from runner.store.jobs import submit
 from runner.store.pauses import Breakers, attend, resume, stop_spending
-from runner.store.runs import due_to_notify
+from runner.store.runs import claim as claim_run
+from runner.store.runs import due_to_notify, look_at
 from runner.store.tables import job_events, runs
 from tests.store.asked import run_ids
 from tests.store.attempts import claim, event_types, run_row, text, tool_use
@@ -108,6 +111,36 @@ def test_cancelling_ends_a_job_after_its_pilot(database: Database) -> None:
     control.cancel(database, Target("job", job_id), NOW + 1, author=ADA)
     assert states(database, job_id) == ["succeeded", *["cancelled"] * 4]
     assert pause_of(database, job_id) is None
+
+
+@pytest.mark.parametrize("most", [1_000.0, 1.0])
+def test_the_cost_of_all_items_is_that_of_the_forecast(database: Database, most: float) -> None:
+    keys = tuple("abcdefghij")
+    job_id, ids = submit_with(database, *keys, pilot=Pilot(3, forecast_usd=most))
+    piloted, usd = [ids[0], ids[4], ids[9]], (0.1, 0.1, 3.0)
+    succeed(database, *piloted)
+    for run_id, cost in zip(piloted, usd, strict=True):
+        progress = run_row(database, run_id).progress
+        progress["money"]["charged_cost"] = billionths(cost)
+        database.execute(update(runs).where(runs.c.id == run_id).values(progress=progress))
+    attend(database, NOW + 1)
+    found = forecast(job_id, [Item(each, 0, 0, NOW) for each in usd], [], 7)
+    assert found is not None
+    assert found.usd.expected < 10 * sum(usd) / 3
+    pause = pause_of(database, job_id)
+    assert (pause is None) is (most == 1_000.0)
+    if pause is not None:
+        expected = in_usd(billionths(found.usd.expected))
+        assert f"all items may cost {expected}, more than $1.0000" in pause["detail"]
+
+
+def test_a_pilot_of_two_items_has_no_forecast_that_lets_others_follow(database: Database) -> None:
+    job_id, ids = submit_with(database, *KEYS, pilot=Pilot(2, forecast_usd=1_000.0))
+    succeed(database, ids[0], ids[4])
+    attend(database, NOW + 1)
+    pause = pause_of(database, job_id)
+    assert pause is not None
+    assert pause["detail"].endswith("; too few for a forecast have finished")
 
 
 @pytest.mark.parametrize(("success", "goes_on"), [(0.5, True), (0.6, False)])
@@ -209,6 +242,28 @@ def test_the_count_starts_anew_when_a_job_is_resumed(database: Database) -> None
     fail(database, ids[3], at=NOW + 7)
     assert breakers.look(job_id, NOW + 7) is not None
     assert changes(database, job_id) == ["submitted", "paused", "resumed", "paused"]
+
+
+def test_no_run_is_claimed_once_a_breaker_has_fired(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, ids = submit_with(database, *KEYS, breaker=ALIKE)
+    fail(database, *ids[:2])
+    due = look_at(database, ids[2], NOW)
+    assert due is not None
+
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(pauses, "_pause_runs", die)
+        with pytest.raises(KeyboardInterrupt):
+            Breakers(database).look(job_id, NOW)
+    assert claim_run(database, due, "worker_1", NOW) is None
+    attend(database, NOW)
+    assert states(database, job_id)[2:] == ["waiting"] * 3
+    resume(database, Target("job", job_id), NOW, author=ADA)
+    assert isinstance(claim(database, ids[2]).effect, CallModel)
 
 
 @pytest.mark.slow

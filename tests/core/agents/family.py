@@ -384,17 +384,22 @@ class Parent(Story):
         return [child for entry in starts for child in entry.children]
 
     def child_ends(
-        self, number: int, content: str = "Looks good.", outcome: Any = "succeeded"
+        self,
+        number: int,
+        content: str = "Looks good.",
+        outcome: Any = "succeeded",
+        *,
+        used: Charged = Charged(10, 0),  # noqa: B008 - it is never changed
     ) -> None:
         """A child ends, and the store shows it with the run."""
+        children = self.state.children
+        (child,) = (child for child in children.current if child.number == number)
+        ended = replace(child, reserved=used, result=ToolResult(content, outcome))
+        tokens = children.reserved.tokens - child.reserved.tokens + used.tokens
         self.state = changed(
             self.state,
-            current=tuple(
-                replace(child, reserved=Charged(10, 0), result=ToolResult(content, outcome))
-                if child.number == number
-                else child
-                for child in self.state.children.current
-            ),
+            reserved=Charged(tokens, children.reserved.cost - child.reserved.cost + used.cost),
+            current=tuple(ended if one is child else one for one in children.current),
         )
 
     def results(self) -> dict[str, str]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from runner.core.agents import AgentType
-from runner.core.budget import Limits
+from runner.core.budget import Charged, Limits
 from runner.core.calls import in_doubt, undo_needed
-from runner.core.entries import ChildrenStarted, HookFinished, SnapshotRecorded, ToolsStarted
+from runner.core.entries import ChildrenStarted, Entry, HookFinished, SnapshotRecorded, ToolsStarted
 from runner.core.events import events_of
 from runner.core.fold import apply, fold
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
+from runner.core.state import RunState
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
 from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import REVIEWER, Parent, asks
-from tests.core.story import RULES, changed, outcome_of, started, uses
+from tests.core.story import RULES, changed, outcome_of, says, started, uses
 
 CHILDREN = Waiting("children")
 ASKING = (*RULES, Rule("ask", "Agent"))
@@ -44,6 +47,26 @@ def test_results_stand_in_the_order_asked_whatever_child_ends_first():
     assert list(parent.results().items()) == [("a0", "first"), ("a1", "second")]
     assert [block.get("is_error", False) for block in parent.tail] == [True, False]
     assert parent.state.children.current == ()
+
+
+def test_a_limit_that_sub_agents_alone_use_up_to_80_percent_is_told_once_they_have_ended():
+    parent = Parent(Limits(token_ceiling=100_000, max_output_tokens=2_000))
+    begun = parent.state
+
+    def near(state: RunState, entries: list[Entry]) -> list[Mapping[str, Any]]:
+        found = (event for one in fold(state, entries) for event in events_of(one))
+        return [event.data for event in found if event.type == "limit_near"]
+
+    parent.ask(*[asks()] * 6)
+    assert parent.state.used.tokens > 80_000  # the children may use it
+    assert near(begun, parent.entries) == []
+    for number in range(1, 7):
+        parent.child_ends(number, used=Charged(14_000, 0))
+    ended, before = parent.state, len(parent.entries)
+    parent.claim()
+    parent.reply("end_turn", says())
+    (told,) = near(ended, parent.entries[before:])
+    assert told == {"limit": "token_ceiling", "used": 84_110, "most": 100_000}
 
 
 def test_an_attempt_that_takes_up_a_waiting_run_starts_no_child_again():
