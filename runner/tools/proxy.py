@@ -153,7 +153,8 @@ class Proxy:
         lookup = self._resolvers.submit(self._resolve, name, port)
         lookup.add_done_callback(end)
         try:
-            found = await asyncio.wait_for(asyncio.wrap_future(lookup), _LOOKUP_SECONDS)
+            async with asyncio.timeout(_LOOKUP_SECONDS):
+                found = await asyncio.wrap_future(lookup)
         except (OSError, UnicodeError) as error:
             raise _Refused(502, "its name cannot be resolved", "failed") from error
         public = [address for address in found if self._may_dial(address)]
@@ -252,7 +253,8 @@ class _Served:
         """Serve one connection: one request."""
         with client.socket, suppress(OSError, h11.ProtocolError):
             try:
-                request = await asyncio.wait_for(client.next(), _HEAD_SECONDS)
+                async with asyncio.timeout(_HEAD_SECONDS):
+                    request = await client.next()
                 if isinstance(request, h11.Request):
                     await self._answer(client, request)
             except _Refused as refused:
@@ -381,8 +383,9 @@ async def _connected(address: str, port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         made.setblocking(False)
-        connecting = asyncio.get_running_loop().sock_connect(made, (address, port))
-        await asyncio.wait_for(connecting, _DIAL_SECONDS)
+        # Not wait_for: before Python 3.12 it loses a cancel that comes as the connection is made.
+        async with asyncio.timeout(_DIAL_SECONDS):
+            await asyncio.get_running_loop().sock_connect(made, (address, port))
     except BaseException:
         made.close()
         raise

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -225,6 +225,26 @@ def test_every_connection_ends_with_the_call() -> None:
         assert clients[1].recv(100) == b""
         assert clients[2].recv(100) == b""
         assert not door.socket.parent.exists()
+
+
+def test_a_call_that_ends_as_a_connection_is_made_ends_it() -> None:
+    """The cancel comes at any moment of the dial, which must not lose it."""
+    for _ in range(50):
+        reached = threading.Event()
+
+        def hold(it: socket.socket, reached: threading.Event = reached) -> None:
+            reached.set()
+            with suppress(ConnectionResetError):
+                it.recv(1)
+
+        with (
+            raw_server(hold) as server,
+            ExitStack() as held,
+            through(f"a.test:{server}") as (_, port),
+        ):
+            client = held.enter_context(dial(port))
+            client.sendall(connect(f"a.test:{server}"))
+            assert reached.wait(PATIENCE)
 
 
 def test_nobody_but_the_first_is_heard_at_the_socket_of_a_call(server: int) -> None:
