@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import Engine, event, select
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
@@ -222,25 +222,25 @@ def test_run_without_compactions_is_loaded_without_looking_for_any(
 ) -> None:
     use_tool(attempt, "a")
     journal = StoredJournal(database, lambda: NOW, free)
-    with statements(database) as first:
+    with statements() as first:
         journal.load(attempt.lease)
-    with statements(database) as before:
+    with statements() as before:
         journal.load(attempt.lease)
     compact(attempt, truncation(2))
-    with statements(database) as after:
+    with statements() as after:
         journal.load(attempt.lease)
     assert not any("FROM compactions" in each for each in (*first, *before))
     assert len(after) == len(before) + 1
 
 
 @contextmanager
-def statements(database: Database) -> Iterator[list[str]]:
-    """The statements that are run to read."""
+def statements() -> Iterator[list[str]]:
+    """The statements that are run, on any connection."""
     found: list[str] = []
     note = lambda *arguments: found.append(arguments[2])  # noqa: E731
-    event.listen(database.reader, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", note)
     yield found
-    event.remove(database.reader, "before_cursor_execute", note)
+    event.remove(Engine, "before_cursor_execute", note)
 
 
 def test_run_that_was_cancelled_while_it_was_summed_up_goes_on_after_a_retry(
