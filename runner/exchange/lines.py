@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import IO, Any, NamedTuple
@@ -120,8 +121,6 @@ def parsed(line: bytes) -> Any:
 
 _MISSING = object()
 _MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
-# SQLite keeps a whole JSON number that stands alone without its ".0".
-_WHOLE_BELOW = 2**53
 _LONGEST_NAME = 60
 # Sums over many rows must stay within 64 bits: tokens and sizes, and the billionths of a USD of a job.
 _MOST_TOKENS = 2**50
@@ -154,8 +153,8 @@ class _Column(NamedTuple):
     def to_file(self, value: Any) -> Any:
         if self.kind is bytes and value is not None:
             return base64.b64encode(value).decode("ascii")
-        if self.kind is dict and isinstance(value, float) and abs(value) < _WHOLE_BELOW:
-            return int(value) if value.is_integer() else value
+        if self.kind is dict and type(value) in (int, float):
+            return _as_sqlite_has_it(value)
         return value
 
     def from_file(self, value: Any) -> Any:
@@ -163,6 +162,8 @@ class _Column(NamedTuple):
         kind = self.kind
         if value is _MISSING:
             raise ValueError("is missing")
+        if kind is dict and isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise ValueError("is a number that is too large for a database")
         if kind is dict or (value is None and self.nullable):
             return value
         if value is None:
@@ -185,6 +186,15 @@ class _Column(NamedTuple):
             except ValueError as error:  # characters beyond ASCII, or binascii.Error
                 raise ValueError("is no base64") from error
         return value
+
+
+def _as_sqlite_has_it(number: float) -> float:
+    """Return a JSON number that stands alone as SQLite has it, which makes it a 64-bit integer if it
+    can, else a double. So another database exports the same bytes."""
+    if isinstance(number, int):
+        is_long = -(2**63) <= number < 2**63 or abs(number) > sys.float_info.max
+        return number if is_long else int(float(number))
+    return int(number) if number.is_integer() else number
 
 
 class TableFormat:

@@ -24,9 +24,10 @@ from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.runs import due_to_notify
 from runner.store.tables import approvals, events, job_budgets, job_events, jobs, run_items, runs
-from tests.store.attempts import claim, event_types, submit_one, text, tool_use
+from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.exchange.conftest import MakeDatabase
+from tests.store.exchange.files import lines_of, renamed, signed
 from tests.store.exchange.stories import UNENDED, Rows, rows_of, store, stories
 
 ANN = Author("ann", "to look at it")
@@ -65,7 +66,10 @@ def test_an_ended_run_is_the_same_in_another_database(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("item", [3.0, 0.0, 0.5, -7, 1e300])
+@pytest.mark.parametrize(
+    "item",
+    [3.0, 0.0, 0.5, -7, 1e300, 9703959435228426.0, -1e19, 2**63 - 1, -(2**63), 2**64 + 1, 5e-324],
+)
 def test_an_item_that_is_a_number_is_exported_the_same_after_an_import(
     make_database: MakeDatabase, item: float
 ) -> None:
@@ -76,6 +80,16 @@ def test_an_item_that_is_a_number_is_exported_the_same_after_an_import(
     content = exported(first, run_id=run_id)
     assert brought(second, content) == [("imported", "succeeded")]
     assert exported(second, run_id=run_id) == content
+
+
+def test_an_item_that_no_database_can_hold_is_refused(database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("Done."))
+    lines = renamed(lines_of(database, run_row(database, run_id).job_id))
+    rows_of_item = [line["row"] for line in lines if line.get("table") == "run_items"]
+    rows_of_item[0]["item"] = 10**400
+    with pytest.raises(UsageError, match=r"run_items\.item is a number that is too large"):
+        brought(database, signed(lines))
 
 
 # One database serves all examples: each has ids of its own.
