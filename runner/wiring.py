@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runner.engine.dispatcher import Machine
     from runner.engine.worker import Worker
     from runner.jobfile.load import Preflight
+    from runner.jobfile.overrides import Overrides
     from runner.ports import Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
@@ -76,10 +77,13 @@ def has_key() -> bool:
 
 
 def load_submission(
-    path: Path, settings: Settings, preflight: Preflight | None = None
+    path: Path,
+    settings: Settings,
+    preflight: Preflight | None = None,
+    overrides: Overrides | None = None,
 ) -> Submission:
-    """Read and check a job file. Raises ``SpecError`` with every problem, those that ``preflight``
-    finds included."""
+    """Read and check a job file, changed by ``overrides``. Raises ``SpecError`` with every problem,
+    those that ``preflight`` finds included."""
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks, resolve_tools
@@ -94,6 +98,7 @@ def load_submission(
         ),
         prices=load_prices(settings),
         preflight=preflight,
+        overrides=overrides,
     )
 
 

@@ -22,6 +22,7 @@ from runner.store import pauses
 
 if TYPE_CHECKING:
     from runner.engine.worker import Worker
+    from runner.jobfile.overrides import Overrides
 
 Before = Literal["run", "submission"]
 
@@ -30,13 +31,19 @@ _MOST_ITEMS = 10
 
 
 def load_job(
-    settings: Settings, path: Path, pilot: int | None = None, *, before: Before | None = None
+    settings: Settings,
+    path: Path,
+    pilot: int | None = None,
+    *,
+    before: Before | None = None,
+    overrides: Overrides | None = None,
 ) -> Submission:
-    """Load a job file for submission, with a ``pilot`` of so many items if given. Raises ``SpecError``
-    with every problem. Those of the preflight are among them ``before`` a run here; before a
-    submission they are notes."""
+    """Load a job file for submission, with a ``pilot`` of so many items if given, and changed by
+    ``overrides``. Raises ``SpecError`` with every problem. Those of the preflight are among them
+    ``before`` a run here; before a submission they are notes."""
     check = partial(preflight, settings)
-    submission = wiring.load_submission(path, settings, check if before == "run" else None)
+    found = check if before == "run" else None
+    submission = wiring.load_submission(path, settings, found, overrides)
     spec, notes = submission.spec, [*submission.notes]
     if before is not None:
         notes += model_notes(spec, wiring.load_prices(settings))
@@ -55,10 +62,13 @@ def submit(app: App, submission: Submission, author: Author, key: str | None = N
 
 def difference(app: App, job_id: str, submission: Submission) -> list[str]:
     """Return how a job file differs from the one that a job was submitted with, a line each: its text,
-    then its items. Empty if they are the same."""
-    before = show_job(app.database, job_id)["spec_text"].splitlines()
-    now = submission.text.splitlines()
+    then the options of the command, then its items. Empty if they are the same."""
+    job = show_job(app.database, job_id)
+    before, now = job["spec_text"].splitlines(), submission.text.splitlines()
     lines = [*unified_diff(before, now, job_id, submission.source, lineterm="")]
+    if (typed := job["spec"].get("options", [])) != [*submission.spec.options]:
+        named = (" ".join(each) or "none" for each in (typed, submission.spec.options))
+        lines.append("options: {}, now {}".format(*named))
     old, new = item_keys(app.database, job_id), {run.key for run in submission.runs}
     for keys, what in ((old - new, "no longer an item"), (new - old, "a new item")):
         lines += [f"{what}: {key}" for key in sorted(keys)[:_MOST_ITEMS]]

@@ -166,12 +166,9 @@ pilot_option = click.option(
 )
 
 
-def load_job(
-    settings: Settings, spec: Path, pilot: int | None = None, *, before: work.Before | None = None
-) -> Submission:
-    """Return a job file as it would be submitted, and print warnings about it on stderr. Raises
-    ``SpecError`` with everything that is wrong in it, or keeps it from running ``before`` a run."""
-    submission = work.load_job(settings, spec, pilot, before=before)
+def load_job(settings: Settings, spec: Path, pilot: int | None = None, **how: Any) -> Submission:
+    """Return a job file as ``work.load_job`` does, and print warnings about it on stderr."""
+    submission = work.load_job(settings, spec, pilot, **how)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
     return submission

@@ -98,6 +98,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("denied", job["denials"] or None),
             ("submitted", moment(job["created_at"])),
             ("source", job["source"]),
+            ("options", " ".join(spec.get("options", ()))),
             ("sha256", job["spec_digest"]),
         )
     )

@@ -20,6 +20,7 @@ import click
 from runner.app import forecast, handle, report, times, work
 from runner.app.humanize import cell, duration, moment, tokens_of
 from runner.cli import exit_codes
+from runner.cli.job_options import dry_run_option, say_plan, with_overrides
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
     address,
@@ -38,6 +39,7 @@ from runner.cli.report import summarise
 from runner.cli.terminal import console_on, note, refuse, say, say_json
 from runner.core.run import ENDED, Author
 from runner.errors import RunnerError, UnreachableError, UsageError
+from runner.jobfile.overrides import Overrides
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ Run = Mapping[str, Any]  # a run, as ``queries.jobs.RunSummary`` describes it
 @click.option("--resume", "resumed", metavar="JOB", help="Go on with a job instead of a new one.")
 @click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
 @pilot_option
+@with_overrides
+@dry_run_option
 @slots_option
 @signed
 @json_option
@@ -70,6 +74,8 @@ def run(
     resumed: str | None,
     no_input: bool,
     pilot: int | None,
+    overrides: Overrides,
+    is_dry: bool,
     slots: int,
     author: Author,
     as_json: bool,
@@ -89,16 +95,24 @@ def run(
     Example:
       runner run jobs/quickstart.toml
       runner run jobs/refactor.toml --pilot 5
+      runner run jobs/refactor.toml --only src/a.py --limits max_turns=5 --dry-run
       runner run --resume job_01jd9k
     """
     if (spec is None) == (resumed is None):
         raise UsageError("give a job file, or --resume and a job")
     if resumed is not None and author.why:
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
-    if resumed is not None and pilot is not None:
-        raise UsageError("--pilot is for a new job: leave it out with --resume")
+    if resumed is not None and (pilot is not None or is_dry or overrides.options):
+        given = "--pilot" if pilot else "--dry-run" if is_dry else overrides.options[0].split()[0]
+        raise UsageError(f"{given} is for a new job: leave it out with --resume")
     handle.check_prices(settings)
-    submission = None if spec is None else load_job(settings, spec, pilot, before="run")
+    submission = None
+    if spec is not None:
+        before: work.Before = "submission" if is_dry else "run"
+        submission = load_job(settings, spec, pilot, before=before, overrides=overrides)
+    if submission is not None and is_dry:
+        say_plan(settings, submission, as_json=as_json)
+        return exit_codes.SUCCEEDED
     with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
             job_id = work.submit(app, submission, author)
@@ -132,6 +146,8 @@ def _work(app: handle.App, job_id: str, slots: int, as_json: bool, asked: str | 
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.option("--key", metavar="KEY", help="Names the job: the same file and key again do nothing.")
 @pilot_option
+@with_overrides
+@dry_run_option
 @signed
 @json_option
 @with_settings
@@ -140,6 +156,8 @@ def submit(
     spec: Path,
     key: str | None,
     pilot: int | None,
+    overrides: Overrides,
+    is_dry: bool,
     author: Author,
     as_json: bool,
 ) -> None:
@@ -149,7 +167,10 @@ def submit(
     Example:
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
-    submission = load_job(settings, spec, pilot, before="submission")
+    submission = load_job(settings, spec, pilot, before="submission", overrides=overrides)
+    if is_dry:
+        say_plan(settings, submission, as_json=as_json)
+        return
     with open_app(settings, create=True) as app:
         job_id = work.submit(app, submission, author, key)
         if key is not None and (differs := work.difference(app, job_id, submission)):

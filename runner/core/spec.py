@@ -80,6 +80,9 @@ class JobSpec:
     pilot: Pilot | None = None
     breaker: Breaker | None = None
     sandbox: Sandbox | None = None  # None: stored before there was one; nothing contains its calls
+    options: tuple[
+        str, ...
+    ] = ()  # of the command that changed the job file: "--limits max_turns=5"
 
     @property
     def trusts_contained(self) -> bool:
@@ -205,6 +208,9 @@ class Submission:
     spec: JobSpec
     runs: tuple[NewRun, ...]
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
+    examples: tuple[
+        str, ...
+    ] = ()  # calls that its rules name as examples, such as "Bash(git push)"
 
 
 # The limits that a type of sub-agent can set.

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runner.core.text import read_json
@@ -239,6 +239,14 @@ def render_texts(
             except BadValueError as error:
                 at.note(f"for the item {shown(key)}: {error}" if has_items else str(error))
     return tuple(texts)
+
+
+def fields_in(text: str) -> set[str]:
+    """Return the fields of ``item`` that a template uses; none of one that does not parse."""
+    with suppress(TemplateSyntaxError, RecursionError):
+        used = _ENVIRONMENT.parse(text).find_all(nodes.Getattr)
+        return {each.attr for each in used if each.node == nodes.Name("item", "load")}
+    return set()
 
 
 def _parse(text: str) -> Template:

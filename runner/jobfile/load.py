@@ -40,10 +40,12 @@ from runner.jobfile.check import check, note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
 from runner.jobfile.keys import MOST_NAME, REPLY
 from runner.jobfile.lines import locate
+from runner.jobfile.overrides import Overrides
 from runner.jobfile.table import Node, Section
 from runner.jobfile.values import BadValueError, is_url, kind, line_problem, shown, text_problem
 from runner.permissions import Effect, Rule
 from runner.permissions.claude_settings import ImportedRules, from_settings
+from runner.permissions.examples import as_call
 from runner.permissions.modes import rules_of as mode_rules
 from runner.permissions.rules import AgentPattern, concerns, name_of, parse, with_copies
 
@@ -71,19 +73,23 @@ def load(
     look_at_repository: LookAtRepository,
     prices: PriceList,
     preflight: Preflight | None = None,
+    overrides: Overrides | None = None,
 ) -> Submission:
     """Read a job file and everything that it names: paths are relative to its folder.
-    ``look_at_repository`` says what a repository holds and what is wrong with it. Raises
-    ``SpecError`` with every problem of the file, each with its place and line."""
-    path = path.absolute()
+    ``look_at_repository`` says what a repository holds and what is wrong with it; ``overrides`` change
+    the file for this submission. Raises ``SpecError`` with every problem of the file, each with its
+    place and line, or with the option that has it."""
+    path, overrides = path.absolute(), overrides or Overrides()
     text, data = _read_toml(path)
-    top = check(data)
+    ill_typed: list[Problem] = []
+    top = check(overrides.changed(data, ill_typed))
+    top.problems.extend(ill_typed)
     name = top["name"] or path.stem
     if top["name"] is None and (problem := line_problem(path.stem, MOST_NAME)):
         top.note(f"is missing, and the file's own name {problem}", "name")
     job = _Job(top, name, path.parent, resolve_tools)
     source_notes = job.find_workspace(look_at_repository)
-    keyed = job.items()
+    keyed = overrides.chosen(job.items(), job.templates, top.problems)
     runs = job.runs(keyed)
     spec, notes = job.spec([key for key, _ in keyed], resolve_hooks)
     note_misfits(top, spec.agents, prices)
@@ -94,12 +100,12 @@ def load(
     except UsageError as error:
         top.note(str(error).removeprefix("finish_by: "), "finish_by")
     if top.problems:
-        raise SpecError(str(path), _with_lines(top.problems, text))
+        raise SpecError(str(path), _with_lines(overrides.placed(top.problems), text))
+    spec = replace(spec, options=overrides.options)
     if spec.sandbox is not None:
         spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
-    return Submission(
-        str(path), text, spec, runs, (*notes, *source_notes, *_network_notes(top, spec))
-    )
+    notes = (*notes, *source_notes, *_network_notes(top, spec))
+    return Submission(str(path), text, spec, runs, notes, tuple(_examples(top["permissions"])))
 
 
 def _sandbox(section: Section) -> Sandbox:
@@ -112,6 +118,18 @@ def _pilot(section: Section | None) -> Pilot | None:
         return None
     goes_on = section["continue"]
     return section.fill(Pilot, **(goes_on.values if goes_on else {}))
+
+
+def _examples(permissions: Section) -> Iterator[str]:
+    """Yield the calls that rules without problems name as examples, once each."""
+    rules = [rule for effect in EFFECTS for rule in permissions.written.get(effect, ())]
+    told = [rule for rule in rules if isinstance(rule, Mapping)]
+    yield from dict.fromkeys(
+        as_call(example, rule["rule"])
+        for rule in told
+        for key in ("match", "not_match")
+        for example in rule.get(key, ())
+    )
 
 
 def _network_notes(top: Section, spec: JobSpec) -> Iterator[str]:
@@ -195,6 +213,7 @@ class _Job:
         }
         coordinator = top["coordinator"]
         self.coordinator = coordinator and coordinator.fill(agents.Coordinator)
+        self.prompt: str | None = self._read(top, "prompt")
         self.named: dict[str, Node] = {}  # tools as they are written, with their places
         for at, name in top["tools"]:
             self.named.setdefault(name, at)
@@ -342,12 +361,19 @@ class _Job:
             note_taken_keys(at, keyed, scripted=scripted, has_agents=bool(self.types))
         return keyed
 
+    @property
+    def templates(self) -> list[str]:
+        """The texts of the templates that can use an item."""
+        workspace = self.top["workspace"]
+        texts = (self.prompt, workspace and workspace["commit_message"])
+        return [text for text in texts if text]
+
     def runs(self, keyed: Sequence[Keyed]) -> tuple[NewRun, ...]:
         """Return the runs with their texts from templates; none with problems."""
         top, workspace = self.top, self.top["workspace"]
         render = partial(render_texts, keyed=keyed, has_items="items" in top)
         at = top.at("prompt_file" if "prompt_file" in top else "prompt")
-        prompts = render(self._read(top, "prompt"), at)
+        prompts = render(self.prompt, at)
         messages: Sequence[str] = [""] * len(keyed)
         if workspace and (message := workspace["commit_message"]):
             messages = render(message, workspace.at("commit_message"), what="commit message")

@@ -38,14 +38,17 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     return tool, {"agent_type" if tool == "Agent" else "file_path": what}
 
 
+def as_call(example: str, rule: str) -> str:
+    """Return an example of a rule as a call; for a rule of Bash it may be the bare command."""
+    is_bare = covers(name_of(rule), "Bash") and not example.startswith("Bash(")
+    return f"Bash({example})" if is_bare else example
+
+
 def matches(rule: Rule, example: str) -> bool:
     """True if the rule alone decides the example (a call, or for a rule of Bash the bare command).
     Paths count as written: relative ones are in the workspace, without symlinks. Raises ValueError
     if the example is not a call."""
-    if covers(name_of(rule.text), "Bash") and not example.startswith("Bash("):
-        tool, arguments = "Bash", {"command": example}
-    else:
-        tool, arguments = call_of(example)
+    tool, arguments = call_of(as_call(example, rule.text))
     policy = Policy((rule,))
     paths = paths_of(tool, arguments)
     context = ToolContext(_WORKSPACE, None, _HOME, {path: _place(path) for path in paths})
