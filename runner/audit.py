@@ -19,12 +19,13 @@ from runner.app.handle import App
 from runner.app.workspaces import differences_in
 from runner.core.prices import By, PriceList
 from runner.core.search import Role, Source, parse
+from runner.core.text import is_storable
 from runner.errors import UnreachableError, UsageError
 from runner.queries import calls, costs, decisions, problems
 from runner.queries.connections import connection_rows
 from runner.queries.files import Differences, file_rows
 from runner.queries.filters import Filters
-from runner.queries.find import find
+from runner.queries.names import find
 from runner.queries.rows import Column, Rows
 from runner.queries.search.search import Found, Hit, search
 from runner.queries.sql.ask import Bounds, ask, store_prices
@@ -33,7 +34,6 @@ from runner.queries.timeline import timeline_rows
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
-from runner.store.jobs import is_storable
 
 __all__ = ["Audit", "Column", "Found", "Hit", "Only", "Rows", "open", "views"]
 

@@ -19,7 +19,7 @@ from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
 from runner.exchange.sessions import SessionReader
-from runner.queries.find import Found
+from runner.queries.names import Found
 from runner.queries.transcript import api_messages, show_run
 from runner.store import exports
 from runner.store.imports import import_file as store_file

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runner import wiring
 from runner.errors import NoDatabaseError
-from runner.queries.find import Found, Kind, find
 from runner.queries.jobs import job_of
+from runner.queries.names import Found, Kind, find
 from runner.queries.workers import live_workers
 from runner.settings import Settings
 from runner.store import migrate

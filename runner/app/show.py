@@ -21,7 +21,7 @@ from runner.errors import UnreachableError, UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
 from runner.queries.calls import containments
 from runner.queries.costs import costs_by
-from runner.queries.find import Kind
+from runner.queries.names import Kind
 from runner.store.conditions import in_tree
 
 _LOOK_SECONDS = 0.5

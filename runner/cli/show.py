@@ -51,10 +51,9 @@ _CALLED = {
 def show(app: handle.App, id: str, as_json: bool) -> None:
     """Show a job, a run, or a tool call with its whole input and output.
 
-    An id may be shortened to its beginning or to its last six or more characters.
-
     \b
     Example:
+      runner show last
       runner show k3x9f2
       runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
     """

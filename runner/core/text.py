@@ -28,6 +28,15 @@ def _spell(harmful: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def is_storable(text: str) -> bool:
+    """True if both databases can store a text unchanged."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def visible(text: str) -> str:
     """Return ``text`` on one line with every character visible that could steer a terminal or reorder
     or hide text: control, format and bidi characters, line separators, lone surrogates."""

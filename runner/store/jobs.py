@@ -19,7 +19,7 @@ from runner.core.pauses import BY_PILOT
 from runner.core.run import FRESH, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.state import ContextState
-from runner.core.text import shorten
+from runner.core.text import is_storable, shorten
 from runner.errors import UsageError
 from runner.store import budgets, ids
 from runner.store.changes import add_job_events, event_rows
@@ -265,12 +265,3 @@ def refuse_unstorable(what: str, text: str) -> None:
     """Raise ``UsageError`` if a text has NUL or lone surrogates, which no database stores."""
     if not is_storable(text):
         raise UsageError(f"{what} has a character that cannot be stored: leave it out")
-
-
-def is_storable(text: str) -> bool:
-    """True if both databases can store a text unchanged."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
