@@ -80,9 +80,7 @@ class JobSpec:
     pilot: Pilot | None = None
     breaker: Breaker | None = None
     sandbox: Sandbox | None = None  # None: stored before there was one; nothing contains its calls
-    options: tuple[
-        str, ...
-    ] = ()  # of the command that changed the job file: "--limits max_turns=5"
+    options: tuple[str, ...] = ()  # of the command, that changed the job file: "--first 3"
 
     @property
     def trusts_contained(self) -> bool:
@@ -208,9 +206,7 @@ class Submission:
     spec: JobSpec
     runs: tuple[NewRun, ...]
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
-    examples: tuple[
-        str, ...
-    ] = ()  # calls that its rules name as examples, such as "Bash(git push)"
+    examples: tuple[str, ...] = ()  # calls that its rules name as examples
 
 
 # The limits that a type of sub-agent can set.
