@@ -20,6 +20,7 @@ from runner.errors import RunnerError, SpecError
 
 # The modules of ``runner.cli``, and their functions that are commands.
 _MODULES = {
+    "init": "init",
     "work": "run submit worker",
     "listing": "list_",
     "show": "show events",

@@ -63,6 +63,7 @@ class Asked:
     uncommitted: bool = False  # with what is changed there and not committed
     remote: str | None = None  # URL or path of the repository that snapshots are pushed to
     accepted: frozenset[Accepted] = frozenset()
+    file: str = ""  # the job file: runs need not see it
 
 
 @dataclass(frozen=True, slots=True)

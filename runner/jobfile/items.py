@@ -126,7 +126,7 @@ def _files_matching(pattern: str, root: Path | Sequence[str], at: Node) -> Itera
             files = (path for path in root.glob(pattern) if path.is_file())
             names = {str(path.relative_to(root)) for path in files}
         else:
-            names = {name for name in root if _matches(name.split("/"), parts)}
+            names = {name for name in root if matches_path(name.split("/"), parts)}
     except (ValueError, NotImplementedError, IndexError) as error:
         raise BadValueError(f"{shown(pattern)} is no pattern: {error}") from error
     except OSError as error:
@@ -139,13 +139,13 @@ def _files_matching(pattern: str, root: Path | Sequence[str], at: Node) -> Itera
         yield at, f"{shown(name)}: ", name
 
 
-def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+def matches_path(names: Sequence[str], parts: Sequence[str]) -> bool:
     """True if a file's path, in parts, matches a pattern by the rules of ``Path.glob``."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":
-        return any(_matches(names[at:], parts[1:]) for at in range(len(names)))
-    return fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
+        return any(matches_path(names[at:], parts[1:]) for at in range(len(names)))
+    return fnmatchcase(names[0], parts[0]) and matches_path(names[1:], parts[1:])
 
 
 def _lines_of_file(path: Path, at: Node) -> Iterator[_Found]:

@@ -87,7 +87,7 @@ def load(
     name = top["name"] or path.stem
     if top["name"] is None and (problem := line_problem(path.stem, MOST_NAME)):
         top.note(f"is missing, and the file's own name {problem}", "name")
-    job = _Job(top, name, path.parent, resolve_tools)
+    job = _Job(top, name, path, resolve_tools)
     source_notes = job.find_workspace(look_at_repository)
     keyed = overrides.chosen(job.items(), job.templates, top.problems)
     runs = job.runs(keyed)
@@ -200,13 +200,14 @@ def _existing_folder(path: Path) -> Path:
 class _Job:
     """Looks up everything that a checked job file names, and notes problems."""
 
-    def __init__(self, top: Section, name: str, folder: Path, resolve_tools: ResolveTools) -> None:
+    def __init__(self, top: Section, name: str, file: Path, resolve_tools: ResolveTools) -> None:
         self.top = top
         self.name = name
-        self.folder = folder  # of the job file
+        self.file = file
+        self.folder = file.parent
         self.workspace: Workspace | None = None  # None also with a problem
         # Where items.glob looks: in a folder, or among these paths of files; None with a problem.
-        self.root: Path | tuple[str, ...] | None = folder
+        self.root: Path | tuple[str, ...] | None = self.folder
         self.types = {
             name: agents.AgentType(name, section["description"] or "", snapshot=section["snapshot"])
             for name, section in top["agents"].items()
@@ -263,6 +264,7 @@ class _Job:
             uncommitted=section["uncommitted"],
             remote=section["remote"] and absolute(section["remote"]),
             accepted=frozenset(section["accept"]),
+            file=str(self.file),
         )
         found = look_at(asked)
         for key, message in found.problems:

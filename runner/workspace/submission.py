@@ -190,10 +190,14 @@ class _Inspection:
                 words = f"left out: repositories in the repository ({some(nested)})"
                 self.notes.append(words)
             return _commit_changes(own, git, paths, head)
-        if paths:
-            files = "1 file is" if len(paths) == 1 else f"{len(paths):,} files are"
+        job_file = os.fsencode(self.asked.file)
+        unseen = [
+            path for path in paths if os.fsencode(checkout.top / os.fsdecode(path)) != job_file
+        ]
+        if unseen:
+            files = "1 file is" if len(unseen) == 1 else f"{len(unseen):,} files are"
             self.notes.append(
-                f"{files} changed in the repository and not committed ({some(paths)}): "
+                f"{files} changed in the repository and not committed ({some(unseen)}): "
                 "runs will not see that; commit it, or set uncommitted = true"
             )
         return head
