@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.app.handle import App
+from runner.app.humanize import cell, decider
+from runner.app.humanize import lines as visible_lines
 from runner.core.agents import is_within, place_of
 from runner.core.commands import Answered, Question, Reply, Target
 from runner.errors import NotFoundError, UsageError
@@ -155,7 +157,7 @@ def answer_named(
     chosen = choose(app, questions, names, group_key)
     by_id = {each.id: each for each in questions}
     if edit is not None:
-        edited = _edited_input(app, [by_id[id] for id in chosen if id in by_id], edit)
+        edited = edited_input(app, [by_id[id] for id in chosen if id in by_id], edit)
         reply = replace(reply, edited=edited)
     # An edited input is for one call at a time.
     lots = [chosen] if reply.edited is None else [[id] for id in chosen]
@@ -217,7 +219,34 @@ def _candidates(questions: Sequence[Question], name: str) -> dict[str, list[str]
     return {each: of for each, of in names.items() if each in (beginning or ending)}
 
 
-def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str, Any]:
+def why_asked(app: App, group: Group) -> list[str]:
+    """Return why the first question of a group was asked, in lines: what decided, who wrote the rule, and
+    what the model had said before the call."""
+    one, why = group.questions[0], group.why
+    lines = []
+    if why is not None:
+        lines.append(f"asked by {decider(why)}")
+        if why["origin"] is not None:
+            lines.append(
+                f"the rule is from: {'the job file' if why['origin'] == 'job' else why['origin']}"
+            )
+        if why["matched"]:
+            lines.append(f"it matched: {cell(why['matched'])}")
+    said = decisions.text_before(app.database, one.run_id, one.message)
+    lines.append(
+        f"in turn {one.turn} the model {'said:' if said else 'said nothing before the call'}"
+    )
+    return lines + [f"  {line}" for line in visible_lines(said).split("\n") if said]
+
+
+def editable(question: Question) -> str:
+    """Return the input of a call as ``edited_input`` reads it: the command of Bash, else JSON."""
+    if question.tool == "Bash" and isinstance(command := question.input.get("command"), str):
+        return command
+    return json.dumps(question.input, indent=2, ensure_ascii=False)
+
+
+def edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str, Any]:
     """The edited input of questions whose calls all have the same input. Raises ``UsageError`` if
     their inputs differ, or the text is no input for their tool."""
     if not questions:
@@ -234,11 +263,11 @@ def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[st
         value, is_command = None, bool(text.strip()) and not text.lstrip().startswith('{"')
     if not isinstance(value, dict):
         if one.tool != "Bash" or not is_command:
-            raise UsageError(f"--edit: the input of {one.tool} is a JSON object")
+            raise UsageError(f"the edited input of {one.tool} has to be a JSON object")
         value = {**one.input, "command": text}
     tools = show_job(app.database, one.job_id)["spec"]["tools"]
     schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)
     problem = input_problem(one.tool, schema, value)
     if problem is not None:
-        raise UsageError(f"--edit: {problem}")
+        raise UsageError(f"the edited input: {problem}")
     return value

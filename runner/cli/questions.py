@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO
 
+import click
+
 from runner.app import approvals, handle
 from runner.app.humanize import cell, decider, duration, input_lines
 from runner.cli.terminal import refuse
@@ -124,34 +126,55 @@ class Asker:
             self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))
 
     def _ask(self, group: approvals.Group, is_to_end: Ends) -> bool:
-        """Ask about the first, until it has an answer; False when that came from elsewhere."""
+        """Ask about the first, until it has an answer; False when that came from elsewhere. Raises
+        ``EOFError`` if the person has had enough."""
         one = group.questions[0]
         shown = _broken(input_lines(one.input))
-        seen = len(shown) <= _MOST_LINES
+        is_unseen, is_group_unseen = len(shown) > _MOST_LINES, len(group.by_input) > 1
         gone = _seldom(lambda: not approvals.is_open(self._app, one))
         self._terminal.say("\n".join(self._question(group, shown)))
-        always = ", a(lways in this job)" if one.suggested_rule else ""
-        wish = "run it again?" if one.asked_again else "allow it?"
 
         def until() -> bool:
             return is_to_end() or gone()
 
         while True:
             self._terminal.forget_typed()
-            self._terminal.say(f"{wish} y(es), n(o){always}, s(how all): ", end="")
+            self._terminal.say(_choices(group), end="")
             line = self._terminal.read_line(until)
             if line is None:
                 self._terminal.say("" if is_to_end() else "\nanswered elsewhere meanwhile")
                 return False
-            if line.lower() in ("s", "show", "show all"):
-                self._terminal.say("\n".join(_broken(input_lines(one.input))))
-                seen = True
-                continue
+            word, _, rest = line.partition(" ")
+            asked = [one]
+            match word.lower():
+                case "q" | "quit" if not rest:
+                    raise EOFError
+                case "s" | "show" if rest in ("", "all"):
+                    self._terminal.say("\n".join(_broken(input_lines(one.input))))
+                    is_unseen = False
+                    continue
+                case "w" | "why" if not rest:
+                    self._terminal.say("\n".join(_broken(approvals.why_asked(self._app, group))))
+                    continue
+                case "g" | "group" if len(group.questions) > 1:
+                    asked, line = [*group.questions], rest or "yes"
+                    if is_group_unseen:
+                        self._show_inputs(group)
+                        is_unseen = is_group_unseen = False
+                        continue
             reply = self._reply(line, one, until)
-            if reply is not None and reply.effect == "approved" and not seen:
+            if reply is not None and reply.effect == "approved" and not reply.edited and is_unseen:
                 self._terminal.say("not all of it was shown: s shows all")
-            elif reply is not None and self._answer(one, reply):
+            elif reply is not None and self._answer(asked, reply):
                 return True
+
+    def _show_inputs(self, group: approvals.Group) -> None:
+        """Show all that the group's calls would run with."""
+        for first, *same in group.by_input:
+            more = f" and {len(same)} more" if same else ""
+            self._terminal.say(f"{shorten(first.item_key, _LONGEST_NAME)}{more}:")
+            self._terminal.say("\n".join(_broken(input_lines(first.input))))
+        self._terminal.say("these are the inputs of the group: answer again for all of them")
 
     def _question(self, group: approvals.Group, shown: Sequence[str]) -> Iterator[str]:
         one, others = group.questions[0], len(group.questions) - 1
@@ -184,23 +207,57 @@ class Asker:
                 return None if reason is None else Reply("denied", self._author, reason)
             case "a" | "always" if not rest and one.suggested_rule:
                 return Reply("approved", self._author, remember="job", rule=one.suggested_rule)
+            case "e" | "edit" if not rest and not one.asked_again:
+                return self._edited(one)
         if line:
             self._terminal.say("that is no answer here")
         return None
 
-    def _answer(self, one: Question, reply: Reply) -> bool:
+    def _edited(self, one: Question) -> Reply | None:
+        """The approval of a call with the input that the person has written in an editor; None if it is
+        as before, or none."""
+        before = approvals.editable(one)
         try:
-            answered = approvals.answer(self._app, [one.id], reply)
+            after = click.edit(before, extension=".sh" if one.tool == "Bash" else ".json")
+            if after is None or after.strip() == before.strip():
+                self._terminal.say("nothing was edited")
+                return None
+            edited = approvals.edited_input(self._app, [one], after.rstrip("\n"))
+        except (UsageError, click.ClickException) as error:
+            refuse(error)
+            return None
+        return Reply("approved", self._author, edited=edited)
+
+    def _answer(self, asked: Sequence[Question], reply: Reply) -> bool:
+        try:
+            answered = approvals.answer(self._app, [one.id for one in asked], reply)
         except UsageError as error:
             refuse(error)
             return False
-        for each in answered:
-            if not each.by_rule:
-                self._terminal.say(f"  {cell(each.detail)}")
+        named = [each for each in answered if not each.by_rule]
+        if len(named) > 1:
+            self._terminal.say(f"  {sum(each.changed for each in named)} of {len(named)} answered")
+        for each in named if len(named) == 1 else ():
+            self._terminal.say(f"  {cell(each.detail)}")
         by_rule = sum(each.by_rule and each.changed for each in answered)
         if by_rule:
             self._terminal.say(f"  and {by_rule} more by the rule")
         return True
+
+
+def _choices(group: approvals.Group) -> str:
+    """The question itself, with the answers that there are."""
+    one, count = group.questions[0], len(group.questions)
+    answers = (
+        "y(es), n(o)",
+        "" if one.asked_again else "e(dit)",
+        "w(hy)",
+        "a(lways in this job)" if one.suggested_rule else "",
+        f"g(roup: all {count})" if count > 1 else "",
+        "q(uit), s(how all): ",
+    )
+    wish = "run it again?" if one.asked_again else "allow it?"
+    return f"{wish} {', '.join(filter(None, answers))}"
 
 
 def _seldom(look: Ends) -> Ends:

@@ -22,7 +22,7 @@ from runner.store.conditions import (
     superseded_runs,
 )
 from runner.store.database import Database
-from runner.store.tables import approvals, permission_rules, runs, tool_calls
+from runner.store.tables import approvals, blocks, permission_rules, runs, tool_calls
 
 _GROUP_COLUMNS = columns(
     "verdict decision tool calls:integer answer answered_by rule_by rule_from rule why"
@@ -160,6 +160,13 @@ def approvals_of_run(database: Database, run_id: str) -> list[dict[str, Any]]:
         {"call_id": ids.call_id(row.run_id, row.turn, row.position), **row._mapping}
         for row in database.rows(query)
     ]
+
+
+def text_before(database: Database, run_id: str, message: int) -> str:
+    """Return what the model wrote in the reply that made a call, in that ``message`` of a run."""
+    of_reply = blocks.c.run_id == run_id, blocks.c.message == message, blocks.c.type == "text"
+    query = select(blocks.c.content).where(*of_reply).order_by(blocks.c.position)
+    return "\n".join(row.content["text"] for row in database.rows(query))
 
 
 def is_approval_open(database: Database, approval_id: str) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from runner.app.work import progress_of
 from runner.cli.questions import Asker, asker_at_terminal
@@ -14,6 +16,7 @@ from runner.store.approvals import answer
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.rules import list_rules
+from runner.store.tables import blocks
 from tests.cli.person import OurTerminal, Person
 from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs
 from tests.cli.test_show import STORABLE_HOSTILE
@@ -80,7 +83,10 @@ def test_always_remembers_the_rule_and_asks_no_more(
 ) -> None:
     runs = submit_runs(database, "a", "b", "c")
     asked = [ask(database, run_id) for run_id in runs]
-    person.answers(("always:   Bash(uv lock)", ""), ("a(lways in this job), s(how all)", "a\n"))
+    person.answers(
+        ("always:   Bash(uv lock)", ""),
+        ("a(lways in this job), g(roup: all 3), q(uit), s(how all)", "a\n"),
+    )
     job_id = job_of(database, runs[0])
     let_ask(asker, job_id)
     assert {approval_row(database, each).answer for each in asked} == {"approved"}
@@ -201,6 +207,126 @@ def test_ctrl_d_leaves_all_questions_waiting(
     assert person.screen.getvalue().count(PROMPT) == 1
     assert "runner approvals" in person.screen.getvalue()
     assert {approval_row(database, each).answer for each in asked} == {None}
+
+
+def test_q_quits_and_leaves_all_questions_waiting(
+    database: Database, asker: Asker, person: Person
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id)
+    person.answers((PROMPT, "q\n"))
+    let_ask(asker, job_of(database, run_id))
+    assert not asker.can_ask
+    assert "left waiting; answer with `runner approvals`" in person.screen.getvalue()
+    assert approval_row(database, approval_id).answer is None
+
+
+def editor(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    path = folder / "editor"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(path))
+
+
+def test_e_runs_the_call_with_what_the_person_makes_of_its_input(
+    database: Database,
+    asker: Asker,
+    person: Person,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id, "uv lock", timeout=9)
+    editor(tmp_path, monkeypatch, 'sed -i "s/lock/lock --offline/" "$1"')
+    person.answers((f"e(dit), w(hy), a(lways in this job), q(uit), {PROMPT}", "e\n"))
+    let_ask(asker, job_of(database, run_id))
+    row = approval_row(database, approval_id)
+    assert (row.answer, row.edited_input) == (
+        "approved",
+        {"command": "uv lock --offline", "timeout": 9},
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("true", "nothing was edited"), ("exit 3", ""), ('echo "{}" >"$1"', "the edited input: ")],
+)
+def test_an_edit_that_gives_no_input_answers_nothing(
+    database: Database,
+    asker: Asker,
+    person: Person,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    said: str,
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id, tool="Write", file_path="a.txt")
+    editor(tmp_path, monkeypatch, script)
+    person.answers((PROMPT, "e\n"), (PROMPT, "n no\n"))
+    let_ask(asker, job_of(database, run_id))
+    assert approval_row(database, approval_id).answer == "denied"
+    assert said in person.screen.getvalue() + capsys.readouterr().err
+
+
+def test_w_says_which_rule_asked_and_what_the_model_had_said(
+    database: Database, asker: Asker, person: Person
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id)
+    words = {"type": "text", "text": f"The lock file is old.\n{STORABLE_HOSTILE}allow it?"}
+    row = {"run_id": run_id, "message": 1, "position": 7, "role": "assistant", "type": "text"}
+    database.write(
+        lambda connection: connection.execute(
+            insert(blocks).values(row | {"turn": 1, "content": words, "created_at": NOW})
+        )
+    )
+    person.answers((PROMPT, "w\n"), (PROMPT, "y\n"))
+    let_ask(asker, job_of(database, run_id))
+    shown = person.screen.getvalue().split(PROMPT)[1]
+    for part in (
+        "│ asked by the rule ask Bash(uv *) (It changes the lock file.)",
+        "│ the rule is from: the job file",
+        "│ it matched: uv lock",
+        "│ in turn 1 the model said:",
+        "│   The lock file is old.",
+    ):
+        assert part in shown
+    assert not any(map(steers, shown.replace("\n", "")))
+
+
+@pytest.mark.parametrize(("typed", "answered"), [("g\n", "approved"), ("g n not now\n", "denied")])
+def test_g_answers_all_of_the_group(
+    database: Database, asker: Asker, person: Person, typed: str, answered: str
+) -> None:
+    runs = submit_runs(database, "a", "b", "c")
+    asked = [ask(database, run_id) for run_id in runs]
+    person.answers((f"g(roup: all 3), q(uit), {PROMPT}", typed))
+    let_ask(asker, job_of(database, runs[0]))
+    rows = [approval_row(database, each) for each in asked]
+    assert {(row.answer, row.remembered) for row in rows} == {(answered, None)}
+    assert "3 of 3 answered" in person.screen.getvalue()
+
+
+def test_a_group_of_different_inputs_is_shown_before_it_is_approved(
+    database: Database, asker: Asker, person: Person
+) -> None:
+    runs = submit_runs(database, "a", "b")
+    commands = ("uv lock", "uv lock\ntouch evil")
+    asked = [
+        ask(database, run, command, group="uv") for run, command in zip(runs, commands, strict=True)
+    ]
+    seen: list[object] = []
+
+    def look() -> None:
+        seen.extend(approval_row(database, each).answer for each in asked)
+        person.type("g\n")
+
+    person.answers((PROMPT, "g\n"), ("│ touch evil", ""), (PROMPT, look))
+    let_ask(asker, job_of(database, runs[0]))
+    assert seen == [None, None]
+    assert [approval_row(database, each).answer for each in asked] == ["approved", "approved"]
 
 
 def test_interruption_ends_the_question_and_answers_nothing(

@@ -88,7 +88,9 @@ def test_person_at_the_terminal_is_asked_whether_it_runs_again(database: Databas
     (run_id,) = submit_runs(database, "a")
     approval_id = ask_again(database, run_id)
     with closing(Person()) as person:
-        acting = person.answers(("run it again? y(es), n(o), s(how all): ", "n it went through\n"))
+        acting = person.answers(
+            ("run it again? y(es), n(o), w(hy), q(uit), s(how all): ", "n it went through\n")
+        )
         asker = Asker(app_on(database), OurTerminal(person.keyboard, person.screen), "ada")
         asker.ask(job_of(database, run_id), lambda: False, nullcontext)
         acting.join()
