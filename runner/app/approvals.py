@@ -137,6 +137,11 @@ def grouped(questions: Iterable[Question]) -> list[Group]:
     return [Group(key, tuple(group)) for (_, _, key), group in found.items()]
 
 
+def waiting_count(app: App) -> int:
+    """Return the number of questions that wait, of all jobs."""
+    return sum(decisions.waiting_by_job(app.database).values())
+
+
 def is_open(app: App, question: Question) -> bool:
     return decisions.is_approval_open(app.database, question.id)
 

@@ -35,6 +35,7 @@ _MODULES = {
     "audit": "audit",
     "search": "search",
     "exchange": "export import_",
+    "web": "web users",
     "system": "db doctor workers prune schema",
 }
 

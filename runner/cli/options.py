@@ -180,7 +180,7 @@ def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Comma
     def decorate(command: Callable[..., Any]) -> Any:
         @wraps(command)
         def run(*arguments: Any, signed_as: str | None, reason: str, **options: Any) -> Any:
-            author = Author(_name(signed_as), _reason(reason, longest))
+            author = Author(name_of(signed_as), _reason(reason, longest))
             return command(*arguments, author=author, **options)
 
         who = "Who does it, for the record (default: the user of the operating system)."
@@ -198,9 +198,9 @@ def changing(command: Callable[..., Any]) -> Any:
     return signed(json_option(with_app(command)))
 
 
-def _name(given: str | None) -> str:
-    """The given name, or that of the user of the operating system. Raises ``UsageError`` if it is blank,
-    too long, not printable, or Runner's own."""
+def name_of(given: str | None) -> str:
+    """Return the given name, or that of the user of the operating system. Raises ``UsageError`` if it is
+    blank, too long, not printable, or Runner's own."""
     name = _user() if given is None else given.strip()
     if not name or not name.isprintable() or len(name) > LONGEST_NAME:
         raise UsageError(

@@ -187,6 +187,13 @@ def open_approval_counts(database: Database, job_id: str) -> dict[str, int]:
     return dict(database.rows(query))
 
 
+def waiting_by_job(database: Database) -> dict[str, int]:
+    """Return the number of open questions of each job that has any."""
+    query = select(approvals.c.job_id, func.count()).where(IS_OPEN_APPROVAL)
+    query = query.join(runs, runs.c.id == approvals.c.run_id).group_by(approvals.c.job_id)
+    return dict(database.rows(query))
+
+
 def unknown_outcome_counts(database: Database, job_id: str) -> dict[str, int]:
     """Return the number of calls of unknown outcome in the tree of each item's run."""
     is_unknown = and_(runs.c.job_id == job_id, IS_OWN_CALL, tool_calls.c.outcome == "unknown")

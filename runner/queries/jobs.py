@@ -78,6 +78,14 @@ def list_jobs(
     return [job for job in found if state in (None, job["state"])]
 
 
+def newest_jobs(database: Database, before: str | None, limit: int) -> list[str]:
+    """The ids of the newest jobs, or of the newest ``before`` another one."""
+    query = select(jobs.c.id).order_by(jobs.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(jobs.c.id < before)
+    return [row.id for row in database.rows(query)]
+
+
 def item_runs(
     database: Database,
     job_id: str,

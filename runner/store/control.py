@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import ColumnElement, Connection, Row, select, update
 
 from runner.core.commands import Change, Target
 from runner.core.events import Event, usage_of
@@ -25,7 +25,7 @@ from runner.store.changes import (
     store_change,
     unchanged,
 )
-from runner.store.conditions import in_tree
+from runner.store.conditions import in_tree, in_trees
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row
 from runner.store.tables import approvals, runs, tool_calls
@@ -127,15 +127,32 @@ def _resume_others(connection: Connection, run: Row[Any], now: float, author: Au
 
 
 def _each(
-    act: _Act, database: Database, target: Target, now: float, *, author: Author = UNKNOWN
+    act: _Act,
+    database: Database,
+    target: Target,
+    now: float,
+    *,
+    author: Author = UNKNOWN,
+    among: Sequence[str] | None = None,
 ) -> list[Change]:
-    """Act on the target's runs and their sub-agents until no more are found, as runs may start
-    others meanwhile. Returns the changes; of sub-agents only if something changed."""
+    """Act on the target's runs and their sub-agents, of a job's runs only on those ``among``. Returns the
+    changes; of sub-agents only if something changed."""
+    if among is not None:
+        conditions = [in_trees(lot) for lot in in_lots(among)]
+    else:
+        conditions = [runs.c.job_id == target.id if target.kind == "job" else in_tree(target.id)]
+    found = [one for of in conditions for one in _all_of(act, database, of, now, author)]
+    return [one for one in found if one.changed or one.id == target.id or "." not in one.id]
+
+
+def _all_of(
+    act: _Act, database: Database, of: ColumnElement[bool], now: float, author: Author
+) -> list[Change]:
+    """Act on the runs of a condition until no more are found, as runs may start others meanwhile."""
 
     def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:
         return [act(connection, run, now, author) for run in locked_runs(connection, run_ids)]
 
-    of = runs.c.job_id == target.id if target.kind == "job" else in_tree(target.id)
     query = select(runs.c.id).where(of).order_by(runs.c.id)
     changes: list[Change] = []
     seen: set[str] = set()
@@ -143,7 +160,7 @@ def _each(
         for lot in in_lots(found):
             changes += database.write(partial(work, run_ids=lot))
         seen.update(found)
-    return [one for one in changes if one.changed or one.id == target.id or "." not in one.id]
+    return changes
 
 
 # End runs at once. An attempt that is running is fenced: it can append nothing more.

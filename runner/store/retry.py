@@ -53,11 +53,13 @@ def retry(
     fresh: bool = False,
     only_failed: bool = False,
     author: Author = UNKNOWN,
+    among: Sequence[str] | None = None,
 ) -> list[Change]:
     """Let ended runs go on from where they stopped, or (``fresh``) begin them again as new runs.
 
     Of a job, those are taken that failed, were stopped or cancelled (``only_failed``: only the first)
-    and have not been begun afresh; what stands in the way of one does not stop the others.
+    and have not been begun afresh, and are ``among`` these if given; what stands in the way of one does
+    not stop the others.
 
     Raises:
         UsageError: the target is one run, and it cannot be retried (a sub-agent never can), or its
@@ -87,7 +89,9 @@ def retry(
         return changes
 
     query = select(runs.c.id).where(runs.c.job_id == target.id, IS_ITEM_RUN).order_by(runs.c.id)
-    run_ids = [run.id for run in database.rows(query)] if is_job else [target.id]
+    run_ids: Sequence[str] = [target.id]
+    if is_job:
+        run_ids = [run.id for run in database.rows(query)] if among is None else among
     return [
         change for lot in in_lots(run_ids) for change in database.write(partial(work, run_ids=lot))
     ]

@@ -196,6 +196,18 @@ schedules = _table(
     Column("runs", JSON, nullable=False),  # items with their prompts
 )
 
+# The people who may log in to `runner web`.
+people = _table(
+    "people",
+    Column("name", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("token_hash", Text, unique=True),  # SHA-256 in base 16; NULL: a proxy vouches for them
+    Column("created_at", Float, nullable=False),
+    Column("removed_at", Float),
+    Column("changes", JSON, nullable=False),  # by other people, in the form of events
+    CheckConstraint("role IN ('look', 'answer', 'operate')", name="role"),
+)
+
 # --- Runs ---
 
 _STATES = ", ".join(f"'{state}'" for state in STATES)

@@ -65,12 +65,14 @@ READING = {
     "search": "mend",
     "show": "J",
     "transcript": "R",
+    "users list": "",
     "workers": "",
     "workspace list": "",
 }
 
 # Commands that write what no person decides.
 WRITING_BY_THEMSELVES = {
+    "web": "what people do there has their names",
     "worker": "it works what was submitted",
     "db upgrade": "it changes how things are stored, not what",
     "db reindex": "the index is made of what is stored",
@@ -137,12 +139,23 @@ TRIED = {
     *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "pause", "priority"),
     *("prune", "resume"),
     *("retry", "schedule add", "schedule pause", "schedule resume", "schedule rm", "rules revoke"),
-    *("run", "say", "submit", "workspace prune"),
+    *("run", "say", "submit", "users add", "users remove", "workspace prune"),
 }
 
 
 def test_every_command_that_changes_something_is_tried() -> None:
     assert set(WRITING) == TRIED
+
+
+def test_who_may_log_in_is_recorded_with_who_said_so(command: Command, database: Database) -> None:
+    assert command(*signing("users", "add", "bo", "--role", "answer")).code == 0
+    assert command("users", "add", "bo").code == 2
+    assert command(*signing("users", "remove", "bo")).code == 0
+    (bo,) = command("users", "list", "--all", "--json").json
+    said = [(each["type"], each["data"]["by"], each["data"]["why"]) for each in bo["changes"]]
+    why = "The wrong branch."
+    assert said == [("added", "lena", why), ("removed", "lena", why)]
+    assert command("users", "list", "--json").json == []
 
 
 def last_change(database: Database, job_id: str) -> tuple[str, str | None, str]:

@@ -1,0 +1,163 @@
+"""Jobs as pages show them: how far each is, why its runs failed, and what they cost over time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.app import forecast, listing
+from runner.app.handle import App
+from runner.core.budget import billionths
+from runner.core.run import ENDED, STATES
+from runner.core.text import failure_signature
+from runner.errors import NotFoundError
+from runner.queries import decisions, jobs, runs, workers
+from runner.queries.run_table import ended_runs, failed_runs
+
+JOBS = 30  # of a page
+_MOST_FAILURES = 5_000  # the newest, that are grouped
+_BUCKETS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """A job in a list."""
+
+    job: Mapping[str, Any]  # as ``listing.list_jobs`` gives it
+    waiting: int  # calls that wait for an answer
+    why: str  # it waits or is paused; empty if it does not
+    forecast: forecast.JobForecast | None
+
+    @property
+    def shown_runs(self) -> list[tuple[str, int]]:
+        """The number of runs by state, in the order of a run's life."""
+        order: dict[str, int] = {state: place for place, state in enumerate(STATES)}
+        counts: dict[str, int] = self.job["shown_runs"]
+        return sorted(counts.items(), key=lambda each: order.get(each[0].split(",")[0], -1))
+
+    @property
+    def total(self) -> int:
+        return sum(self.job["shown_runs"].values())
+
+    @property
+    def ended(self) -> int:
+        counts: dict[str, int] = self.job["shown_runs"]
+        return sum(count for state, count in counts.items() if state in ENDED)
+
+    @property
+    def budget_share(self) -> float | None:
+        """How much of its budget is spent, from 0 on; None without one."""
+        job = self.job
+        caps = (
+            (job["spent_cost"], job["budget_usd"] and billionths(job["budget_usd"])),
+            (job["spent_tokens"], job["budget_tokens"]),
+        )
+        shares = [used / most for used, most in caps if most]
+        return max(shares, default=None)
+
+
+def jobs_page(app: App, before: str | None) -> tuple[list[JobLine], str | None]:
+    """Return some jobs, the newest first, those ``before`` another one, and what the next page starts
+    before; None on the last one."""
+    ids = jobs.newest_jobs(app.database, before, JOBS + 1)
+    lines = _lines(app, ids[:JOBS])
+    return lines, ids[JOBS - 1] if len(ids) > JOBS else None
+
+
+def job_line(app: App, job_id: str) -> JobLine:
+    """Return a job by its whole id. Raises ``NotFoundError``."""
+    if not (found := _lines(app, [job_id])):
+        raise NotFoundError(f"no job is named {job_id[:60]!a}")
+    return found[0]
+
+
+def _lines(app: App, ids: Sequence[str]) -> list[JobLine]:
+    database, now = app.database, app.now()
+    found = []
+    for job_id in ids:
+        summaries = jobs.list_jobs(database, job_id=job_id)
+        shown = workers.shown_states_by_job(database, now, job_id)
+        found += [listing.with_shown_state(job, shown[job["id"]]) for job in summaries]
+    why = listing.what_jobs_wait_for(app, found)
+    expected = forecast.forecasts(app, found)
+    waiting = decisions.waiting_by_job(database)
+    return [
+        JobLine(job, waiting.get(job["id"], 0), why.get(job["id"], ""), expected.get(job["id"]))
+        for job in found
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Runs of a job that failed alike."""
+
+    state: str
+    reason: str
+    signature: str
+    count: int
+    example: Mapping[str, Any]  # the newest of them
+    excerpt: str  # the end of what it said
+
+    @property
+    def tail(self) -> str:
+        lines = self.excerpt.rstrip().split("\n")
+        return "\n".join(line[:300] for line in lines[-8:])
+
+
+def failures_of(app: App, job_id: str) -> list[Failures]:
+    """Return why runs of a job failed or were stopped, the most frequent first."""
+    found = failed_runs(app.database, job_id, _MOST_FAILURES)
+    by_verification = [run["id"] for run in found if run["reason"] == "verify"]
+    verified = (
+        runs.last_verifications(app.database, job_id, by_verification) if by_verification else {}
+    )
+    counts: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str, str], tuple[Mapping[str, Any], str]] = {}
+    for run in found:
+        output = (verified.get(run["id"]) or {}).get("output")
+        signature = failure_signature(run["detail"], run["item_key"], output)
+        key = run["state"], run["reason"], signature
+        counts[key] += 1
+        first.setdefault(key, (run, output or run["detail"]))
+    return [Failures(*key, count, *first[key]) for key, count in counts.most_common()]
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """What the ended runs of a job cost: over time, and how many cost how much."""
+
+    times: Sequence[float]  # where each bucket begins, and where the last one ends
+    usd: Sequence[float]  # spent by the runs that ended in each bucket
+    turns: Sequence[int]
+    runs: Sequence[int]
+    bounds: Sequence[float]  # of the histogram, in USD: one more than there are bars
+    counts: Sequence[int]
+    total_usd: float
+
+
+def charts_of(app: App, job_id: str) -> Charts | None:
+    """Return the figures of a job's charts; None until a run has ended."""
+    found = ended_runs(app.database, job_id)
+    if not found:
+        return None
+    first, last = found[0][0], found[-1][0]
+    width = max((last - first) / _BUCKETS, 1.0)
+    count = min(_BUCKETS, int((last - first) / width) + 1)
+    usd, turns, number = [0.0] * count, [0] * count, [0] * count
+    for at, of_turns, cost in found:
+        place = min(int((at - first) / width), count - 1)
+        usd[place] += cost / 1e9
+        turns[place] += of_turns
+        number[place] += 1
+    costs = sorted(cost / 1e9 for *_, cost in found)
+    # A few runs are much dearer than all others: the last bar has all beyond.
+    high = costs[min(len(costs) - 1, int(len(costs) * 0.98))] or costs[-1]
+    bars = min(_BUCKETS, len(set(costs)))
+    bounds = [high * step / bars for step in range(bars + 1)]
+    counts = [0] * bars
+    for each in costs:
+        counts[min(int(each / high * bars) if high else 0, bars - 1)] += 1
+    times = [first + width * step for step in range(count + 1)]
+    return Charts(times, usd, turns, number, bounds, counts, sum(costs))

@@ -1,0 +1,210 @@
+"""The runs of a job as a table: filtered, sorted, a page at a time, and actions on all that match."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.app import approvals
+from runner.app.handle import App
+from runner.core.agents import lineage
+from runner.core.commands import Answered, Change, Raised, Reply, Target
+from runner.core.run import STATES, Author
+from runner.errors import UsageError
+from runner.queries import decisions, jobs, runs, workers
+from runner.queries.run_table import SORTS, RunFilters, count_up_to, reasons, run_ids
+from runner.store import control, questions, retry
+
+__all__ = ["SORTS", "RunFilters"]
+
+ROWS = 50  # of a page
+MOST_AT_ONCE = 10_000  # runs that one action changes
+_DESCENDING_AT_FIRST = frozenset({"turns", "tokens", "cost", "time", "ended"})
+ACTIONS = ("retry", "cancel", "pause", "resume", "approve", "deny")
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    by: str = "submitted"
+    descending: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None) -> Sorting:
+        """Read ``cost`` or, the other way round, ``-cost``. Raises ``UsageError``."""
+        name = (text or "submitted").removeprefix("-")
+        if name not in SORTS:
+            raise UsageError(f"{name[:40]!a} is no column to sort by: take {', '.join(SORTS)}")
+        return cls(name, (text or "").startswith("-"))
+
+    def toggled(self, by: str) -> str:
+        """Return the sorting that a click on a column's head asks for."""
+        descending = not self.descending if by == self.by else by in _DESCENDING_AT_FIRST
+        return f"-{by}" if descending else by
+
+    def __str__(self) -> str:
+        return f"-{self.by}" if self.descending else self.by
+
+
+def filters_of(given: Mapping[str, str]) -> RunFilters:
+    """Read the filters of a query string or a form; empty ones are none. Raises ``UsageError``."""
+    values: dict[str, Any] = {
+        name: given[name].strip() for name in ("state", "reason", "text", "tool") if given.get(name)
+    }
+    if values.get("state", STATES[0]) not in STATES:
+        raise UsageError(f"{values['state'][:40]!a} is no state: take {', '.join(STATES)}")
+    values |= {name: True for name in ("denied", "waiting") if given.get(name)}
+    if given.get("usd"):
+        try:
+            values["usd"] = float(given["usd"])
+        except ValueError as error:
+            raise UsageError(f"{given['usd'][:40]!a} is no sum in USD, such as 0.50") from error
+        if not 0 <= values["usd"] < 1e9:
+            raise UsageError("give a cost from 0 to 1,000,000,000 USD")
+    return RunFilters(**values)
+
+
+def as_given(filters: RunFilters) -> dict[str, str]:
+    """Return filters as ``filters_of`` reads them."""
+    names = RunFilters.__slots__
+    values = {name: getattr(filters, name) for name in names}
+    return {
+        name: "1" if value is True else f"{value:g}" if isinstance(value, float) else value
+        for name, value in values.items()
+        if value not in (None, False)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    rows: Sequence[Mapping[str, Any]]
+    next: str | None  # what the next page starts after; None on the last one
+
+
+def runs_page(
+    app: App, job_id: str, filters: RunFilters, sorting: Sorting, after: str | None
+) -> RunsPage:
+    """Return some of the runs of a job's items, those ``after`` the ones before. Each has its state to
+    show (``shown_state``), its ``cost`` with its sub-agents in billionths of a USD, and how many calls wait
+    for an answer (``waiting``). Raises ``UsageError``."""
+    database = app.database
+    options: Any = {"sort": sorting.by, "descending": sorting.descending, "limit": ROWS + 1}
+    key = _read_key(after) if after else None
+    found = run_ids(database, job_id, filters, after=key, **options)
+    ids = [run_id for _, run_id in found[:ROWS]]
+    next_after = _write_key(found[ROWS - 1]) if len(found) > ROWS else None
+    by_id = {run["id"]: run for run in jobs.list_runs(database, job_id, among=ids)}
+    shown = workers.shown_states(database, app.now(), ids)
+    costs = runs.charged_costs(database, ids) if ids else {}
+    waiting = decisions.open_approval_counts(database, job_id)
+    rows = [
+        {
+            **by_id[run_id],
+            "shown_state": shown.get(run_id, by_id[run_id]["state"]),
+            "cost": costs[run_id],
+            "waiting": waiting.get(run_id, 0),
+        }
+        for run_id in ids
+        if run_id in by_id
+    ]
+    return RunsPage(rows, next_after)
+
+
+def _write_key(key: tuple[Any, str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+
+
+def _read_key(text: str) -> tuple[Any, str]:
+    try:
+        value, run_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except ValueError as error:
+        raise UsageError(
+            "the address of this page is not whole: begin at the first page"
+        ) from error
+    if not isinstance(run_id, str) or not isinstance(value, int | float | str):
+        raise UsageError("the address of this page is not whole: begin at the first page")
+    return value, run_id
+
+
+def reasons_of(app: App, job_id: str) -> list[str]:
+    """Return the reasons that a job's runs have, to choose from."""
+    return sorted({reason for _, reason in reasons(app.database, job_id) if reason})
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """The runs that an action on all that match would change."""
+
+    count: int
+    is_more: bool  # than ``MOST_AT_ONCE``
+    examples: Sequence[Mapping[str, Any]]  # the first of them
+
+
+def matching(app: App, job_id: str, filters: RunFilters) -> Matching:
+    count = count_up_to(app.database, job_id, filters, MOST_AT_ONCE + 1)
+    first = runs_page(app, job_id, filters, Sorting(), None).rows[:5]
+    return Matching(min(count, MOST_AT_ONCE), count > MOST_AT_ONCE, first)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an action on all that match came to."""
+
+    changed: int
+    left: int  # what it did not apply to
+    why: str = ""  # it did not apply to the first of these
+    unworked_job: str | None = None  # has queued runs while no worker is alive
+    details: Sequence[Change | Answered] = field(default=(), repr=False)
+
+
+def act_on_all(
+    app: App, job_id: str, filters: RunFilters, action: str, author: Author, *, reason: str = ""
+) -> Done:
+    """Do one of ``ACTIONS`` with all runs of a job that match by now, sub-agents included. ``reason`` is
+    for the model, of a denial. Raises ``UsageError`` if there is no such action."""
+    ids = [key[1] for key in run_ids(app.database, job_id, filters, limit=MOST_AT_ONCE)]
+    target = Target("job", job_id)
+    if action in ("approve", "deny"):
+        among = set(ids)
+        asked = questions.waiting(app.database, target)
+        chosen = [each.id for each in asked if lineage(each.run_id)[0] in among]
+        effect: Any = "approved" if action == "approve" else "denied"
+        reply = Reply(effect, str(author.name), reason or author.why)
+        answered = approvals.answer(app, chosen, reply) if chosen else []
+        return _done(app, answered, [])
+    options: Any = {"author": author, "among": ids}
+    acts: dict[str, Callable[..., list[Change]]] = {
+        "cancel": control.cancel,
+        "pause": control.pause,
+        "resume": control.resume,
+        "retry": retry.retry,
+    }
+    if (act := acts.get(action)) is None:
+        raise UsageError(f"{action[:40]!a} is no action: take {', '.join(ACTIONS)}")
+    changes = app.change(lambda now: act(app.database, target, now, **options))
+    return _done(app, changes, [c.id for c in changes if c.changed and c.state == "queued"])
+
+
+def _done(app: App, found: Sequence[Change | Answered], queued: Sequence[str]) -> Done:
+    left = [each for each in found if not each.changed]
+    why = f"{left[0].item_key}: {left[0].detail}" if left else ""
+    unworked = app.job_without_worker(queued[0]) if queued else None
+    return Done(len(found) - len(left), len(left), why, unworked, found)
+
+
+def limits_of(given: Mapping[str, str]) -> dict[str, Any]:
+    """Read new limits of a form, as in ``Raised``; empty ones stay as they are. Raises ``UsageError``."""
+    kinds: dict[str, Any] = {"max_turns": int, "token_ceiling": int, "cost_ceiling_usd": float}
+    found: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        if text := given.get(name, "").strip():
+            try:
+                found[name] = kind(text.replace(",", ""))
+            except ValueError as error:
+                raise UsageError(f"{name} {text[:40]!a} is no number") from error
+            if not 0 < found[name] < 1e12:
+                raise UsageError(f"{name}: give more than 0")
+    assert set(found) <= set(Raised.__slots__)
+    return found

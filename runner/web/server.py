@@ -1,0 +1,122 @@
+"""The server of ``runner web``: its routes, and how it starts and ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from runner.app import approvals, people
+from runner.app.handle import App
+from runner.errors import UsageError
+from runner.web import pages
+from runner.web.render import html, static
+from runner.web.safety import Access, Guard, Sessions
+from runner.web.visit import Handler, Visit, route
+
+_READS: tuple[tuple[str, Handler], ...] = (
+    ("/", pages.jobs),
+    ("/jobs/{job}", pages.job),
+    ("/jobs/{job}/charts", pages.charts),
+)
+
+
+def web_app(app: App, access: Access, sessions: Sessions) -> ASGIApp:
+    """Return the app: its routes behind the guard."""
+
+    def extra(app: App) -> Mapping[str, Any]:
+        return {"inbox": approvals.waiting_count(app), "auth": access.auth}
+
+    def new_link(visit: Visit) -> Response:
+        """Give a link that opens the pages in another browser, once."""
+        visit.tell("good", f"opens one other browser, once: {_link(access, sessions)}")
+        return visit.go_back()
+
+    def login(request: Request) -> Response:
+        query = request.query_params
+        return html("login.html", {"failed": "failed" in query, "next": query.get("next", "/")})
+
+    routes: list[BaseRoute] = [route(app, extra, path, handler) for path, handler in _READS]
+    routes.append(Route("/static/{digest}/{name}", _static))
+    routes.append(Route("/login", login))
+    if access.auth == "local":
+        routes.append(route(app, extra, "/link", new_link, role="operate", writes=True))
+    inner = Starlette(routes=routes, exception_handlers={404: _not_found})
+    return Guard(
+        inner,
+        access,
+        sessions,
+        by_token=lambda token: people.person_of(app, token),
+        by_name=lambda name: people.role_of(app, name),
+    )
+
+
+def serve(
+    app: App,
+    access: Access,
+    listener: socket.socket,
+    tell: Callable[[str], None],
+    stopping: threading.Event | None = None,
+) -> None:
+    """Serve the pages until SIGINT or SIGTERM, or ``stopping`` is set. ``tell`` gets the address to
+    open."""
+    sessions = Sessions()
+    config = uvicorn.Config(
+        web_app(app, access, sessions),
+        log_config=None,
+        access_log=False,  # its lines would have the login's token; the guard logs what matters
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    tell(_link(access, sessions) if access.auth == "local" else access.home)
+    _Server(config, stopping or threading.Event()).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends without raising the signal that it ended for."""
+
+    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._stopping.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        return self._stopping.is_set() or await super().on_tick(counter)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ``UsageError`` if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another --port"
+        ) from error
+
+
+def _link(access: Access, sessions: Sessions) -> str:
+    return f"{access.home}/login?token={sessions.link()}"
+
+
+def _static(request: Request) -> Response:
+    found = static(request.path_params["name"])
+    return PlainTextResponse("there is no such file\n", 404) if found is None else found
+
+
+def _not_found(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("there is no such page: begin at /\n", 404)

@@ -1,0 +1,98 @@
+"""Jobs, and the runs of one: filtered, sorted, page by page."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from runner.app.handle import App
+from runner.app.run_table import ROWS, Sorting, filters_of, runs_page
+from runner.store.database import Database
+from tests.store.audit.played import PLAYED, Job, play, submit
+from tests.web.browser import Browser
+
+
+@pytest.fixture
+def job(database: Database) -> Job:
+    return play(database)
+
+
+def items(page: str) -> list[str]:
+    return re.findall(r'<td class="main-cell"><a href="[^"]*"><bdi>([^<]*)</bdi>', page)
+
+
+def test_without_jobs_the_page_says_how_to_start_one(browser: Browser) -> None:
+    assert "No jobs yet. Start one in a terminal" in browser.get("/").words
+
+
+@pytest.mark.dialect
+def test_a_job_is_listed_with_its_runs_by_state(browser: Browser, job: Job) -> None:
+    assert "1 succeeded, 1 failed" in browser.get("/").words
+    page = browser.get(f"/jobs/{job.id}")
+    assert items(page.text) == ["a.py", "b.py"]
+    assert "invalid_request_error" in page.words
+
+
+@pytest.mark.dialect
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("state=failed", ["b.py"]),
+        ("reason=invalid_request_error", ["b.py"]),
+        ("text=A.P", ["a.py"]),
+        ("text=%25", []),
+        ("tool=Write", ["a.py"]),
+        ("denied=1", ["a.py", "b.py"]),
+        ("waiting=1", []),
+        ("usd=0.000001", []),
+        ("sort=-item", ["b.py", "a.py"]),
+        ("sort=turns", ["b.py", "a.py"]),
+        ("sort=-cost", ["b.py", "a.py"]),
+    ],
+)
+def test_runs_are_filtered_and_sorted(
+    browser: Browser, job: Job, query: str, found: list[str]
+) -> None:
+    assert items(browser.get(f"/jobs/{job.id}?{query}").text) == found
+
+
+def test_a_wrong_filter_is_explained(browser: Browser, job: Job) -> None:
+    for query in ("state=gone", "sort=size", "usd=much", "after=x"):
+        answer = browser.get(f"/jobs/{job.id}?{query}")
+        assert answer.status == 400, query
+    assert "is no sum in USD, such as 0.50" in browser.get(f"/jobs/{job.id}?usd=much").words
+    assert browser.get("/jobs/nothing").status == 404
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sort", ["submitted", "-item", "cost", "-tokens", "-ended"])
+def test_pages_have_each_run_once(app: App, database: Database, sort: str) -> None:
+    keys = [f"item-{number:04}" for number in range(2 * ROWS + 7)]
+    job = submit(database, *keys, spec=PLAYED)
+    seen: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = runs_page(app, job.id, filters_of({}), Sorting.parse(sort), after or None)
+        seen += [run["item_key"] for run in page.rows]
+        after = page.next
+    assert sorted(seen) == keys
+
+
+def test_the_charts_page_groups_failures_with_an_example(browser: Browser, job: Job) -> None:
+    page = browser.get(f"/jobs/{job.id}/charts")
+    assert "No such model" in page.words
+    assert "For example b.py" in page.words
+    assert '<svg class="chart"' in page.text
+
+
+@pytest.mark.slow
+def test_10_000_runs_are_a_small_page(browser: Browser, database: Database) -> None:
+    job = submit(database, *(f"item-{number:05}" for number in range(10_000)), spec=PLAYED)
+    browser.get(f"/jobs/{job.id}")
+    began = time.monotonic()
+    page = browser.get(f"/jobs/{job.id}?sort=-cost")
+    print(f"a page of 10,000 runs, sorted by cost: {time.monotonic() - began:.3f} s")
+    assert len(page.body) < 200_000
+    assert len(items(page.text)) == ROWS
