@@ -152,6 +152,11 @@ class Report:
         return [(words, runs) for words, runs in found if runs]
 
     @property
+    def worst_denied(self) -> decisions.DeniedKind | None:
+        """The kind of denials whose example is the most dangerous call; None without any."""
+        return max(self.denied, key=lambda kind: kind["level"], default=None)
+
+    @property
     def answers(self) -> list[tuple[tuple[str, str], int]]:
         counts: Counter[tuple[str, str]] = Counter()
         for each in self.runs:

@@ -117,8 +117,8 @@ def _say_denied(report: app_report.Report) -> None:
     were = plural(calls, "tool call was", "tool calls were")
     say(f"{were} denied, in {plural(in_runs, 'run')}: the work may be incomplete")
     for kind in report.denied[:_MOST_DENIALS]:
-        such_as = f" {cell(kind['matched'])}" if kind["matched"] else ""
-        say(f"  {kind['calls']} × {cell(kind['tool'])}{such_as}: {denier(kind)}")
+        summary = cell(kind["summary"])
+        say(f"  {kind['calls']} × {cell(kind['tool'])} {summary}: {denier(kind)}")
     if len(report.denied) > _MOST_DENIALS:
         others = len(report.denied) - _MOST_DENIALS
         say(f"  … and for {others} other reasons (all: runner show RUN)")

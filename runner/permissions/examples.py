@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from runner.permissions.accesses import paths_of
@@ -49,17 +50,22 @@ def matches(rule: Rule, example: str) -> bool:
     Paths count as written: relative ones are in the workspace, without symlinks. Raises ValueError
     if the example is not a call."""
     tool, arguments = call_of(as_call(example, rule.text))
-    policy = Policy((rule,))
-    paths = paths_of(tool, arguments)
-    context = ToolContext(_WORKSPACE, None, _HOME, {path: _place(path) for path in paths})
+    policy, context = Policy((rule,)), context_of(tool, arguments)
     if tool in READING or tool in WRITING:
-        decisions = [may_touch(policy, tool, context.places[path], context) for path in paths]
+        places = context.places.values()
+        decisions = [may_touch(policy, tool, place, context) for place in places]
     elif rule.effect == "allow":  # all of the call must be allowed, and any part denies or asks
         decisions = [evaluate(policy, Request(tool, arguments, context))]
     else:
         each = evaluate_each(policy, Request(tool, arguments, context))
         decisions = [decision for _, decision in each]
     return any(decision.matched_rules for decision in decisions)
+
+
+def context_of(tool: str, arguments: Mapping[str, Any]) -> ToolContext:
+    """Return the surroundings of an example's call, in which paths count as written."""
+    places = {path: _place(path) for path in paths_of(tool, arguments)}
+    return ToolContext(_WORKSPACE, None, _HOME, places)
 
 
 def _place(path: str) -> ResolvedPath:

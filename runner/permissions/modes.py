@@ -25,6 +25,8 @@ _PUBLISHES = "it publishes, or changes what others see"
 _SYSTEM = "it reaches beyond the workspace into the system"
 _HIDES = "it hides what it runs, or where it writes"
 _HOOKS = "git runs commands that are written there"
+# What a mode asks about, the worst first.
+DANGERS = (_DELETES, _SYSTEM, _PERMISSIONS, _PUBLISHES, _REWRITES, _HOOKS, _HIDES)
 
 # A program alone, or with the beginning of its arguments; " *" is added to each.
 _COMMANDS = {

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
+from runner.core.events import summarise_input
+from runner.permissions.danger import danger_of
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
 from runner.queries.find import has_id, in_batches
 from runner.queries.rows import Rows, columns
@@ -98,13 +100,32 @@ def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
 
 def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
     """Return the denials in a job's runs and sub-agents by ``tool`` and the keys of ``Why`` and of
-    the answer, with the number of ``calls`` and ``runs``; the most frequent first. Runs that were
-    started afresh are left out, as in ``jobs.current_runs``."""
+    the answer, with the number of ``calls`` and ``runs``; the most frequent first. The most dangerous
+    call of each is its example: ``call_id``, ``item_key``, ``summary`` and what it does (``danger``), with
+    its ``level`` (higher is worse). Runs that were started afresh are left out, as in
+    ``jobs.current_runs``."""
     alike = (tool_calls.c.name.label("tool"), *_WHY, *_ANSWER)
-    counts = (*_COUNTS, func.min(tool_calls.c.matched).label("matched"))
-    query = _calls_with_reasons(*alike, *counts).where(*_denied_in(job_id)).group_by(*alike)
-    query = query.order_by(sa.desc("calls"), tool_calls.c.name, tool_calls.c.rule)
-    return [dict(row._mapping) for row in database.rows(query)]
+    of_call = (tool_calls.c[name] for name in ("run_id", "turn", "position", "matched"))
+    query = _calls_with_reasons(*alike, *of_call, runs.c.item_key, blocks.c.content)
+    is_block = and_(*(blocks.c[n] == tool_calls.c[n] for n in ("run_id", "message", "position")))
+    query = query.join(blocks, is_block).where(*_denied_in(job_id))
+    query = query.order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
+    found: dict[tuple[Any, ...], DeniedKind] = {}
+    in_runs: dict[tuple[Any, ...], set[str]] = {}
+    for row in database.rows(query):
+        key = tuple(row[: len(alike)])
+        in_runs.setdefault(key, set()).add(row.run_id)
+        given = row.content.get("input")
+        level, danger = danger_of(row.tool, given if isinstance(given, dict) else {})
+        kind = found.setdefault(key, {"calls": 0, "level": -1})
+        kind["calls"] += 1
+        if level > kind["level"]:
+            kind |= {name.key: value for name, value in zip(alike, key, strict=True)}
+            kind["call_id"] = ids.call_id(row.run_id, row.turn, row.position)
+            kind |= {"item_key": row.item_key, "matched": row.matched, "level": level}
+            kind |= {"summary": summarise_input(given), "danger": danger}
+    kinds = [kind | {"runs": len(in_runs[key])} for key, kind in found.items()]
+    return sorted(kinds, key=lambda kind: (-kind["calls"], kind["tool"], kind["rule"] or ""))
 
 
 def denied_counts(database: Database, job_id: str) -> tuple[int, int]:

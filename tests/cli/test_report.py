@@ -181,9 +181,30 @@ def test_denials_and_approvals_are_counted_and_what_waits_comes_first(
     attempt.reply(tool_use(1, "Bash", command="rm -rf x"), stop="tool_use").reply(text("Done."))
     page = command("report", job_id(database, run_id)).out
     (_, _, denied) = section(page, "Denied tool calls").splitlines()
-    assert cells_of(denied)[:4] == ["1", "1", "`Bash`", "`rm -rf x`"]
+    assert cells_of(denied)[:4] == ["1", "1", "`Bash`", "`rm -rf x` (it deletes)"]
     assert "the rule deny Bash(rm *) (too \\| dangerous)" in cells_of(denied)[4]
     assert "succeeded although tool calls were denied" in page
+
+
+def test_the_most_dangerous_denied_call_is_named_also_without_a_rule(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database, spec=replace(ASKING, rules=(), asking=Asking("deny")))
+    attempt = claim(database, run_id)
+    commands = ("cat .env", "ls", "git push", "cd x && rm -rf y | tee log", "make")
+    calls = [tool_use(n, "Bash", command=each) for n, each in enumerate(commands)]
+    attempt.reply(*calls, stop="tool_use").reply(text("Done."))
+    page = command("report", job_id(database, run_id)).out
+    told = [
+        line for line in section(page, "What to look at first").splitlines() if "danger" in line
+    ]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "- the most dangerous call that was denied: `Bash` `cd x && rm -rf y \\| tee log` (it deletes), of "
+    )
+    denied = [cells_of(line) for line in section(page, "Denied tool calls").splitlines()[2:]]
+    assert sum(int(cells[0]) for cells in denied) == 5
+    assert all(cells[3] for cells in denied)
 
 
 @pytest.mark.slow
