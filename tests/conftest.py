@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="quick: what `make test` runs; rest: all others; all: both, with random examples",
     )
+    parser.addoption(
+        "--write-golden", action="store_true", help="write the screens of tests/cli/golden anew"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

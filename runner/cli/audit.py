@@ -41,7 +41,7 @@ _FILTERS = ("job", "run", "since", "until", "tool", "item", "model")
 
 _FORMULA = re.compile(r"^(?=[\t\r\n])|(?:^|[;\t\r\n])(?= *[=+\-@＝＋－＠])")
 _NUMBERS = ("integer", "real", "seconds", "usd")
-_WIDEST_COLUMN = 40
+_LONGEST_TEXT = 160  # at a terminal
 # Texts of values for people, by the kind of the column.
 _SAID: dict[str, Callable[[Any], str]] = {
     "time": moment,
@@ -140,7 +140,6 @@ def say_rows(rows: Rows, format: str) -> None:
                 [column.name.replace("_", " ") for column in columns],
                 ([_shown(column, row[column.name]) for column in columns] for row in rows),
                 numbers=[at for at, column in enumerate(columns) if column.kind in _NUMBERS],
-                widest=_WIDEST_COLUMN,
             )
         case "json":
             between = "[\n"
@@ -163,9 +162,11 @@ def say_rows(rows: Rows, format: str) -> None:
 def _shown(column: Column, value: Any) -> str:
     """Return a value for people; unchanged if it is not of its column's kind."""
     try:
-        return "" if value is None else _SAID[column.kind](value)
+        text = "" if value is None else _SAID[column.kind](value)
     except (ValueError, TypeError, ArithmeticError, OSError):  # as of a time far beyond all years
-        return str(value)
+        text = str(value)
+    is_cut = len(text) > _LONGEST_TEXT and sys.stdout.isatty()
+    return f"{text[:_LONGEST_TEXT]}…" if is_cut else text
 
 
 def _csv_value(column: Column, value: Any) -> Any:

@@ -79,6 +79,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
             )
             for each in found.lines
         ),
+        spare=("cache writes", "cache reads", "input", "output", "calls"),
     )
     say(f"\ncost: {cost_line(found.total) or 'no calls yet'}")
     if found.losses is not None:

@@ -126,6 +126,7 @@ def _say_jobs(
             )
             for job in jobs
         ),
+        spare=("denied", "turns", "tokens", "submitted"),
     )
 
 
@@ -142,7 +143,7 @@ def _say_runs(
         return (_run_row(run, some, waiting, whole_trees) for run in runs)
 
     columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
-    say_pages(columns, map(rows, pages))
+    say_pages(columns, map(rows, pages), spare=("tokens", "turns", "below", "denied", "verified"))
 
 
 def _run_row(

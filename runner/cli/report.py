@@ -102,6 +102,8 @@ def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
             )
             for each in runs
         ),
+        spare=("tokens", "turns", "below", "denied", "changes"),
+        excerpt=True,
     )
 
 

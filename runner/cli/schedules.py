@@ -94,6 +94,7 @@ def list_(app: handle.App, removed: bool, as_json: bool) -> None:
             )
             for each in found
         ),
+        spare=("zone", "last", "submitted"),
     )
 
 

@@ -14,7 +14,7 @@ from runner.app import handle
 from runner.app.humanize import cell, moment
 from runner.cli.audit import MOST_ROWS, filter_options, format_options, limit_option, say_rows
 from runner.cli.options import with_listing
-from runner.cli.terminal import console_on, note, say
+from runner.cli.terminal import console_on, note, say, with_short_ids
 from runner.core.search import ROLES, SOURCES
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def _say_hit(hit: Hit) -> None:
         within = f"turn {hit.turn}, block {place.message}.{place.position}"
     source = hit.source if hit.role is None else f"{hit.role} {hit.source}"
     parts = (place.run_id or place.job_id, hit.item, within, source, hit.tool, hit.call_id)
-    where = "  ".join(cell(part) for part in (*parts, moment(hit.at)) if part)
+    (shown,) = with_short_ids([[cell(part) for part in (*parts, moment(hit.at)) if part]])
+    where = "  ".join(shown)
     text, excerpt, at = Text("    "), hit.excerpt.text, 0
     for start, end in hit.excerpt.marks:
         text.append(cell(excerpt[at:start]))

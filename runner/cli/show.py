@@ -205,6 +205,7 @@ def _say_children(run: Mapping[str, Any]) -> None:
             )
             for child in run["children"]
         ),
+        spare=("turns", "tokens", "reason"),
     )
 
 

@@ -148,7 +148,8 @@ def workers(app: handle.App, ended: bool, as_json: bool) -> None:
         say_json(found)
         return
     names = ("worker", "host", "pid", "version", "state", "slots", "runs", "since", "heartbeat")
-    say_table((*names, "detail"), map(_worker_row, found))
+    spare = ("version", "slots", "pid", "since", "heartbeat")
+    say_table((*names, "detail"), map(_worker_row, found), spare=spare)
 
 
 def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -34,10 +36,16 @@ MARGIN = "  "  # stands before what is not Runner's own
 # less ends by itself when all fits, shows colours and no other control sequences, and wraps nothing: we do,
 # and a window that gets smaller hides the ends of lines.
 _LESS = "-FRS"
-_WIDE_TERMINAL = 130
-_LEAST_LAST_COLUMN = 20
+_GAP = 2  # cells between columns
+_WIDEST = 32
+_LEADING = 3  # columns that stay
+_LEAST_COLUMN = 8
+_LEAST_LAST_COLUMN = 24
 _SHORT_ID = 8
-_ID = re.compile(r"(?:run|job|call|apr|worker)_([0-9a-z_]{6,})((?:\.[0-9._]+)?)")
+_LONGEST_ID = 26
+_ID = re.compile(
+    r"(?:run|job|call|apr|sch|worker)_([0-9a-z]{26})((?:\.[0-9]+)*(?:_[0-9]+_[0-9]+)?)"
+)
 _LONGEST_NAME = 100
 _STATE_STYLES = {
     "succeeded": "green",
@@ -77,12 +85,15 @@ def say_table(
     rows: Iterable[Sequence[Any]],
     *,
     numbers: Collection[int] = (),
-    widest: int = 32,
+    spare: Sequence[str] = (),
+    excerpt: bool = False,
 ) -> None:
-    """Print a table on stdout, the ``numbers`` among the columns aligned to the right. A piped
-    table is never cut. A narrow terminal shows the ends of ids, which every command accepts, and
-    cuts the last column; any other has ``widest`` characters at most."""
-    say_pages(columns, [rows], numbers=numbers, widest=widest)
+    """Print a table on stdout, the ``numbers`` among the columns aligned to the right. It shows the
+    ends of ids, which every command accepts, and cuts nothing. A terminal that is too narrow for it shows
+    fewer columns: the ``spare`` ones go first, in this order, then others from the right. The first three
+    and the last one stay; long texts in them go on below. An ``excerpt`` in the last column, which is cut
+    anyway, has one line, and goes where there is no room for it."""
+    say_pages(columns, [rows], numbers=numbers, spare=spare, excerpt=excerpt)
 
 
 def say_pages(
@@ -90,15 +101,17 @@ def say_pages(
     pages: Iterable[Iterable[Sequence[Any]]],
     *,
     numbers: Collection[int] = (),
-    widest: int = 32,
+    spare: Sequence[str] = (),
+    excerpt: bool = False,
 ) -> None:
     """Print a table page by page: a table each on a terminal, else with the first page's widths."""
     heads = [cell(name) for name in columns]
     widths: list[int] = []
+    left_out: dict[str, None] = {}
     for page in pages:
-        table = [[cell(value) for value in row] for row in page]
+        table = with_short_ids([[cell(value) for value in row] for row in page])
         if sys.stdout.isatty():
-            _draw_table(heads, table, numbers, widest)
+            left_out |= dict.fromkeys(_draw_table(heads, table, numbers, spare, excerpt))
             continue
         if not widths:
             table.insert(0, heads)
@@ -110,41 +123,81 @@ def say_pages(
             )
             say("  ".join(padded).rstrip())
         sys.stdout.flush()
+    if left_out:
+        note(f"no room for {', '.join(left_out)}: a wider terminal or --json shows them")
 
 
 def _draw_table(
-    heads: Sequence[str], rows: list[list[str]], numbers: Collection[int], widest: int
-) -> None:
-    """Draw a table on a terminal: columns without values are left out, and the last one shrinks."""
+    heads: Sequence[str],
+    rows: list[list[str]],
+    numbers: Collection[int],
+    spare: Sequence[str],
+    excerpt: bool,
+) -> list[str]:
+    """Draw a table on a terminal, without the columns that have no value. Returns the heads of those
+    that it has no room for."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     console = console_on(sys.stdout)
-    if console.width < _WIDE_TERMINAL:
-        rows = [[_short(value) for value in row] for row in rows]
-    kept = [at for at in range(len(heads)) if not rows or any(row[at] for row in rows)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-    for at in kept:
-        width = min(max(map(len, (heads[at], *(row[at] for row in rows)))), widest)
-        is_last = at == kept[-1]
+    full = {
+        at: max(map(cell_len, (heads[at], *(row[at] for row in rows))))
+        for at in range(len(heads))
+        if not rows or any(row[at] for row in rows)
+    }
+    widths = _fitting(full, heads, console.width, spare, excerpt) if full else {}
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for at, width in widths.items():
+        is_cut = excerpt and at == len(heads) - 1
         table.add_column(
             heads[at],
-            justify="right" if at in numbers and not is_last else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            width=None if is_last else width,
-            min_width=min(width, _LEAST_LAST_COLUMN) if is_last else None,
-            ratio=1 if is_last else None,
+            justify="right" if at in numbers else "left",
+            width=width,
+            no_wrap=is_cut or width >= full[at],
+            overflow="ellipsis" if is_cut else "fold",
         )
     for row in rows:
-        table.add_row(*(Text(row[at], style=_STATE_STYLES.get(row[at], "")) for at in kept))
+        table.add_row(*(Text(row[at], style=_STATE_STYLES.get(row[at], "")) for at in widths))
     console.print(table)
+    return [heads[at] for at in full if at not in widths]
 
 
-def _short(value: str) -> str:
-    """The end of an id, with all numbers of a sub-agent (``k3x9f2ab.3.1``); else the text."""
-    found = _ID.fullmatch(value)
-    return value if found is None else found[1][-_SHORT_ID:] + found[2]
+def _fitting(
+    full: Mapping[int, int], heads: Sequence[str], room: int, spare: Sequence[str], excerpt: bool
+) -> dict[int, int]:
+    """Return the columns that fit into a room of so many cells, each with its width there, of columns
+    with their ``full`` widths."""
+    widths, last = dict(full), len(heads) - 1
+    by_name = {heads[at]: at for at in full}
+    going = [by_name[name] for name in spare if name in by_name]
+    going += [at for at in reversed([*full][_LEADING:]) if at not in (*going, last)]
+    going += [last] if excerpt and last in full else []
+    least = min(full.get(last, 0), _LEAST_LAST_COLUMN)
+
+    def excess() -> int:
+        return sum(widths.values()) + _GAP * (len(widths) - 1) - room
+
+    if excess() > 0:
+        widths |= {at: min(width, _WIDEST) for at, width in widths.items() if at != last}
+    for at in going:
+        if excess() > widths.get(last, 0) - least:
+            del widths[at]
+    for at in (last, max(widths.keys() - {last}, key=widths.__getitem__, default=last)):
+        if at in widths and (too_wide := excess()) > 0:  # its texts go on below
+            widths[at] = max(widths[at] - too_wide, _LEAST_COLUMN)
+    return widths
+
+
+def with_short_ids(rows: list[list[str]]) -> list[list[str]]:
+    """Return rows in which ids are cut to their ends, all to the same length, which tells them apart. The
+    numbers of a sub-agent and of a call stay: ``k3x9f2ab.3.1``."""
+    found = {value: match for row in rows for value in row if (match := _ID.fullmatch(value))}
+    for length in range(_SHORT_ID, _LONGEST_ID + 1):
+        short = {value: match[1][-length:] + match[2] for value, match in found.items()}
+        if len({*short.values()}) == len(short):
+            break
+    return [[short.get(value, value) for value in row] for row in rows]
 
 
 def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
@@ -152,7 +205,18 @@ def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
     shown = [(name, cell(value)) for name, value in fields if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        say(f"{name:<{width}}  {value}")
+        for head, line in zip(
+            chain((name,), repeat("")), _hanging(value, width + _GAP), strict=False
+        ):
+            say(f"{head:<{width}}  {line}")
+
+
+def _hanging(text: str, indent: int) -> Sequence[str]:
+    """Return the lines of a text that a terminal has room for beside an indent; piped, it has one."""
+    room = shutil.get_terminal_size().columns - indent
+    if not sys.stdout.isatty() or len(text) <= room or room < _LEAST_LAST_COLUMN:
+        return [text]
+    return textwrap.wrap(text, room, break_on_hyphens=False)
 
 
 def console_on(stream: IO[str]) -> Console:

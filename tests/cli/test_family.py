@@ -61,7 +61,8 @@ def test_the_tree_of_each_run_is_listed_on_demand(command: Command, database: Da
     listed = command("list", job_id, "--tree", "--json").json
     assert [run["id"] for run in listed] == [parent, first, second, grandchild]
     lines = command("list", job_id, "--tree").out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [parent, first, second, grandchild]
+    numbers = ("", ".1", ".2", ".2.1")
+    assert [line.split()[0] for line in lines[1:]] == [parent[-8:] + each for each in numbers]
     assert [line.split()[2] for line in lines[2:]] == ["reviewer", "tester", "tester"]
     assert [line.split()[1] for line in lines[2:]] == ["1", "2", "2.1"]
     assert command("list", "--tree").out.splitlines() == lines
@@ -75,7 +76,7 @@ def test_a_parent_is_shown_with_what_became_of_its_sub_agents(
     end_child(database, first)
     shown = command("show", parent)
     assert shown.code == 0
-    (line,) = [line for line in shown.out.splitlines() if line.startswith(first)]
+    (line,) = [line for line in shown.out.splitlines() if line.startswith(f"{parent[-8:]}.1 ")]
     assert {"reviewer", "succeeded", "Review"} <= set(line.split())
     assert "its tree" in shown.out
     told = command("show", parent, "--json").json
@@ -195,7 +196,7 @@ def test_nothing_that_a_sub_agent_is_told_steers_a_terminal(
     for arguments in (("show", parent), ("transcript", parent), ("transcript", parent, "--tree")):
         shown = command(*arguments)
         assert shown.code == 0
-        assert first in shown.out
+        assert f"{parent[-8:]}.1" in shown.out
         assert not any(steers(each) for each in shown.out if each != "\n")
 
 

@@ -269,7 +269,7 @@ def test_prune_alone_lists_what_was_removed_and_by_whom(
     (found,) = command("prune", "--json").json
     assert (found["job_id"], found["runs"], found["pruned_by"]) == (job_id, 2, "ann")
     listed = command("prune").out
-    assert re.search(rf"{job_id}  mend  2 .* ann  retention", listed), listed
+    assert re.search(rf"{job_id[-8:]}  mend  2 .* ann  retention", listed), listed
     assert "\x1b" not in listed
     assert command("prune", "--dry-run").err == (
         "runner: give --older-than: --dry-run and --force are for jobs to be removed\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,26 +51,78 @@ def test_table_steers_nothing_and_reads_no_markup(
     assert len(out.splitlines()) == 3
 
 
+@pytest.fixture
+def draw(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[str], str]]:
+    """Draws a table on a terminal of so many columns: its lines, and what is said about it."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+    def table(width: int, *table: Any, **options: Any) -> tuple[list[str], str]:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(width))
+        terminal.say_table(*table, **options)
+        shown = capsys.readouterr()
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.out)
+        return [line.rstrip() for line in plain.splitlines()], shown.err
+
+    return table
+
+
+IDS = [f"run_{'a' * 18}{number}bcdefgh" for number in (1, 2)]
+
+
 def test_piped_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say_table(("id", "item"), [("run_" + "x" * 26, "y" * 500)])
+    terminal.say_table(("id", "item"), [("run_" + "x" * 30, "y" * 500)])
     header, row = capsys.readouterr().out.splitlines()
     assert header.split() == ["id", "item"]
-    assert row.split() == ["run_" + "x" * 26, "y" * 500]
+    assert row.split() == ["run_" + "x" * 30, "y" * 500]
 
 
-def test_narrow_terminal_shows_the_ends_of_ids(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "60")
-    terminal.say_table(
-        ("run", "state", "text"), [("run_" + "a" * 20 + "bcdefg", "failed", "z" * 99)]
+def test_tables_show_ends_of_ids_that_tell_them_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    call = IDS[0].replace("run", "call") + ".12_3_1"
+    terminal.say_table(("run", "item"), [(IDS[0], call), (f"{IDS[0]}.3.1", "run_of_an_item")])
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [
+        ["1bcdefgh", "1bcdefgh.12_3_1"],
+        ["1bcdefgh.3.1", "run_of_an_item"],
+    ]
+    alike = [f"run_{'a' * 15}{number}bcdefghijk" for number in (1, 2)]
+    terminal.say_table(("run",), [[each] for each in alike])
+    assert capsys.readouterr().out.split() == ["run", "1bcdefghijk", "2bcdefghijk"]
+
+
+def test_narrow_terminal_shows_fewer_columns_and_cuts_none(draw: Callable[..., Any]) -> None:
+    head = ("run", "state", "tokens", "turns", "detail")
+    row = (IDS[0], "failed", "1,234", "12", "one two three four five six seven")
+    wide = ["1bcdefgh  failed  1,234   12     one two three four five six seven"]
+    assert draw(80, head, [row]) == (["run       state   tokens  turns  detail", *wide], "")
+    lines, said = draw(50, head, [row], spare=("turns",))
+    assert lines == [
+        "run       state   tokens  detail",
+        "1bcdefgh  failed  1,234   one two three four five",
+        "                          six seven",
+    ]
+    assert said == "no room for turns: a wider terminal or --json shows them\n"
+    lines, said = draw(45, head, [row], spare=("turns", "tokens"))
+    assert " ".join(" ".join(lines).split()).endswith("one two three four five six seven")
+    assert (lines[0].split(), said.split(":")[0]) == (
+        ["run", "state", "detail"],
+        "no room for tokens, turns",
     )
-    out = capsys.readouterr().out
-    assert "aabcdefg" in out
-    assert "failed" in out
-    assert "…" in out
-    assert "run_a" not in out
+
+
+def test_an_excerpt_has_one_line_or_goes(draw: Callable[..., Any]) -> None:
+    head = ("run", "item", "state", "turns", "last text")
+    row = (IDS[0], "a", "failed", "12", "z" * 99)
+    lines, said = draw(68, head, [row], excerpt=True)
+    assert (lines[1].split()[-1], len(lines), said) == ("z" * 36 + "…", 2, "")
+    lines, said = draw(24, head, [row], excerpt=True)
+    assert (lines[1].split(), said.split(":")[0]) == (
+        ["1bcdefgh", "a", "failed"],
+        "no room for turns, last text",
+    )
 
 
 @pytest.mark.parametrize("value", [{"a": HOSTILE, "huge": 10**400}, [None, True, 0.5, "é"], []])

@@ -14,6 +14,7 @@ _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```", re.DOTALL | re.MULTILINE
 _AUTHOR = {"NAME": "Ada", "EMAIL": "ada@example.com"}
 # What differs from one time to the next: ids, times, tokens, who runs it, and the width of columns.
 _CHANGING = (
+    (r"(?m)(^|(?<= ))[0-9a-hjkmnp-tv-z]{8}(?= |_1_1)", "SHORT_ID"),
     (r"\b(job|run|apr|call|grp)_[0-9a-z_]+", r"\1_ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
     (r"\b\d+(\.\d+)?(ms|s|m)\b", "DURATION"),
@@ -29,15 +30,13 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
         "HOME": str(tmp_path),
         **{f"GIT_{who}_{k}": v for who in ("AUTHOR", "COMMITTER") for k, v in _AUTHOR.items()},
     }
-    ids: dict[str, str] = {}
+    ran_any = False
     for kind, name, text in _BLOCK.findall(read("docs/tutorial.md")):
         if name:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
         elif kind == "console":
             for command, shown in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                for word, meant in ids.items():
-                    command = command.replace(word, meant)
                 ran = subprocess.run(
                     command,
                     shell=True,
@@ -47,9 +46,8 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
                     text=True,
                 )
                 assert _settled(ran.stdout) == _settled(shown), f"{command}\n{ran.stderr}"
-                if job := re.search(r"\bjob_\w+", ran.stdout):
-                    ids["JOB"] = job[0]
-    assert ids
+                ran_any = True
+    assert ran_any
 
 
 def _settled(text: str) -> list[str]:

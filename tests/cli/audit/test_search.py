@@ -28,12 +28,12 @@ def test_a_hit_tells_its_place_and_shows_its_text(command: Command, told: str) -
     result = command("search", "walnut", "src/")
     assert result.code == 0
     place, text, second, _ = result.out.splitlines()
-    call = f"call_{told.removeprefix('run_')}"
+    short = told[-8:]
     assert place.startswith(
-        f"{told}  app.py  turn 3, block 3.0  assistant input  Bash  {call}_3_1  "
+        f"{short}  app.py  turn 3, block 3.0  assistant input  Bash  {short}_3_1  "
     )
     assert text == "    grep -rn walnut src/"
-    assert f"user output  Bash  {call}" in second
+    assert f"user output  Bash  {short}_4_1  " in second
     assert result.err == "1 to 2 of 2 matches\n"
 
 
