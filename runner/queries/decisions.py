@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -18,6 +20,7 @@ from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.conditions import (
     APPROVAL_OF_CALL,
+    CALL_BLOCKS,
     IS_OPEN_APPROVAL,
     IS_OWN_CALL,
     ROOT_RUN,
@@ -105,14 +108,16 @@ def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
     its ``level`` (higher is worse). Runs that were started afresh are left out, as in
     ``jobs.current_runs``."""
     alike = (tool_calls.c.name.label("tool"), *_WHY, *_ANSWER)
-    of_call = (tool_calls.c[name] for name in ("run_id", "turn", "position", "matched"))
+    names = ("run_id", "turn", "message", "position", "matched")
+    of_call = (tool_calls.c[name] for name in names)
     query = _calls_with_reasons(*alike, *of_call, runs.c.item_key, blocks.c.content)
-    is_block = and_(*(blocks.c[n] == tool_calls.c[n] for n in ("run_id", "message", "position")))
-    query = query.join(blocks, is_block).where(*_denied_in(job_id))
-    query = query.order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
+    query = query.join(blocks, CALL_BLOCKS).where(*_denied_in(job_id))
+    call = attrgetter("run_id", "message", "position")
+    query = query.order_by(*call(tool_calls.c), blocks.c.position)
     found: dict[tuple[Any, ...], DeniedKind] = {}
     in_runs: dict[tuple[Any, ...], set[str]] = {}
-    for row in database.rows(query):
+    for (_, _, position), of_reply in groupby(database.rows(query), call):
+        row = next(islice(of_reply, position, None))  # the block that asks for this call
         key = tuple(row[: len(alike)])
         in_runs.setdefault(key, set()).add(row.run_id)
         given = row.content.get("input")
