@@ -33,7 +33,7 @@ from runner.core.prices import USUAL_RATES
 from runner.core.spec import JobSpec
 from runner.core.state import CountedPrompt, OpenCall, RunState
 from runner.core.steps import CallModel, CountTokens, Done, RunTools
-from runner.llm.anthropic import request_body
+from runner.llm.requests import request_body
 from runner.permissions import Rule
 from runner.tools.registry import BUILTIN
 from tests.core.story import a_run, changed, replied, uses

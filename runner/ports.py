@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from runner.core.batches import ListedBatch
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
 from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
@@ -121,6 +122,9 @@ class Journal(Protocol):
     def load(self, lease: Lease) -> RunState:
         """Load the run state."""
 
+    def look(self, run_id: str) -> RunState | None:
+        """Return the state of a run that waits for a batch; None if it does not."""
+
     def commit(
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
     ) -> tuple[RunState, T]:
@@ -142,11 +146,46 @@ class Model(Protocol):
     ) -> ModelReply:
         """Make one streamed model call; ``on_text`` gets text. Raises ``ModelCallError``."""
 
+    def read_result(
+        self, request: ModelRequest, result: Mapping[str, Any], seconds: float
+    ) -> ModelReply:
+        """Return the reply in a result of a batch that took so many ``seconds``. Raises
+        ``ModelCallError`` if the call has none."""
+
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
         """Return the tokens of a request's prompt, None if the API does not tell soon."""
 
     def window(self, model: str) -> int | None:
         """Return the size of a model's context window, None if the API does not tell soon."""
+
+
+class Batches(Protocol):
+    """The Message Batches API. Where a job names a ``workspace`` of the API, its batches are in that one.
+    Every method raises ``ModelCallError``; of ``create`` it says by ``billed`` if there may be a batch."""
+
+    def organization(self) -> str:
+        """Return the id of the organization that the key belongs to; empty if the API does not say."""
+
+    def body(self, request: ModelRequest) -> bytes:
+        """Return the parameters of a request in a batch, as JSON."""
+
+    def shared(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return what calls with these model options share with their whole batch: its headers."""
+
+    def create(self, body: bytes, headers: Mapping[str, str]) -> ListedBatch:
+        """Make a batch, in one try."""
+
+    def listed(self, since: float, workspace: str) -> Iterator[ListedBatch]:
+        """Yield the batches made since a time (in seconds since the epoch), the newest first."""
+
+    def look(self, id: str, workspace: str) -> ListedBatch:
+        """Return a batch as it is by now."""
+
+    def results(self, id: str, workspace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the results of a batch that has ended, each with its ``custom_id``."""
+
+    def cancel(self, id: str, workspace: str) -> None:
+        """Cancel a batch: its requests that no model works on yet."""
 
 
 @dataclass(frozen=True, slots=True)

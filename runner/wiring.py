@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from runner.core.run import Author
     from runner.core.spec import JobSpec, Submission
     from runner.engine.attempt import Ports
+    from runner.engine.batches import Collector
     from runner.engine.dispatcher import Machine
     from runner.engine.worker import Worker
     from runner.jobfile.load import Preflight
     from runner.jobfile.overrides import Overrides
-    from runner.ports import Live, Model, Notifier, Observer, Tools
+    from runner.ports import Batches, Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
     from runner.tools.sandbox import Sandboxes
@@ -196,6 +197,7 @@ def start_worker(
             burst=burst,
             only=only,
             job_id=job_id,
+            collector=_collector(worker_id, machine, ports, opened),
             queue_side=lambda handle, on_slot_free: QueueWorker(
                 connection,
                 name=worker_id,
@@ -213,6 +215,35 @@ def start_worker(
         opened.close()
         raise
     return worker
+
+
+def _collector(
+    worker_id: str, machine: Machine, ports: Ports, opened: ExitStack
+) -> Callable[[Callable[[], bool]], Collector]:
+    """Return a function that makes the collector of batches, given whether the worker may act."""
+    from runner.engine.batches import Collector
+
+    @lru_cache(maxsize=1)
+    def api() -> Batches:
+        from runner.llm.batches import AnthropicBatches
+
+        found = AnthropicBatches()
+        opened.callback(found.close)
+        return found
+
+    def make(may_act: Callable[[], bool]) -> Collector:
+        return Collector(
+            database=machine.database,
+            worker_id=worker_id,
+            clock=machine.clock,
+            api=api,
+            look=ports.journal.look,
+            stopping=ports.stopping,
+            outage=machine.database_outage,
+            may_act=may_act,
+        )
+
+    return make
 
 
 def _serve_metrics(

@@ -202,7 +202,7 @@ def transcript_of(
 
 
 def request_as_sent(app: App, name: str, turn: int) -> bytes:
-    from runner.llm.anthropic import request_body  # late: imports anthropic
+    from runner.llm.requests import request_body
 
     return request_body(stored.sent_request(app.database, app.find(name, "run").id, turn))
 

@@ -139,6 +139,7 @@ class Progress:
         waited_for = {run["parent"] for run in unended}
         return all(
             run["state"] == "waiting"
+            and run["reason"] != "batch"
             and not (asks and run["reason"] == "approval")
             and (run["reason"] != "children" or run["id"] in waited_for)
             for run in unended

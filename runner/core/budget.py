@@ -72,6 +72,7 @@ class Reservation:
         None  # of ``worst_cost``, for the prompt; older versions do not store it
     )
     day: str = ""  # of the cap that it counts for (``DayCap.day``)
+    batch: bool = False  # the call goes into a Message Batch, at its prices
 
     def at_most(self, output: int) -> Charged:
         """The most that the call can have used if its reply had at most ``output`` tokens."""
@@ -177,6 +178,7 @@ def charge_of(
     if counted is None:
         return call.at_most(output)
     used = replace(counted, output_tokens=max(counted.output_tokens, output))
+    tariff = tariff.in_lane(batch=call.batch)
     return Charged(used.total, tariff.cost(used, hour_cache=call.hour_cache))
 
 
@@ -213,9 +215,11 @@ def reserve(
     thinking_tokens: int = 0,
     tariff: Tariff = FREE,
     hour_cache: bool = False,
+    batch: bool = False,
 ) -> Reservation | Ceiling:
     """Return the reservation of the next call within all ceilings, or the ceiling that leaves no
     room. ``prompt`` comes from ``prompt_bound``; ``max_tokens`` must exceed ``thinking_tokens``."""
+    tariff = tariff.in_lane(batch=batch)
     room = limits.token_ceiling - charged.tokens - prompt
     lowered_by: Ceiling = "token_ceiling"
     if limits.cost_ceiling is not None:
@@ -234,4 +238,5 @@ def reserve(
         tariff.cost_at_most(prompt, max_tokens, hour_cache=hour_cache),
         hour_cache,
         tariff.cost_at_most(prompt, 0, hour_cache=hour_cache),
+        batch=batch,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core import entries, hook_decisions, steps, text
+from runner.core.batches import awaits_batch
 from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
@@ -87,7 +88,10 @@ def _continue_model_call(state: RunState) -> Step | None:
     call = state.model.open_call
     if call is None:
         return None
-    if call.attempt == state.attempt:
+    if awaits_batch(state):
+        is_paused = state.inbox.pause_requested
+        return entries.RunSettled(Waiting("paused" if is_paused else "batch"))
+    if call.attempt == state.attempt or call.reservation.batch:
         return steps.CallModel(call)
     return entries.ModelCallFailed(
         kind="worker_lost",

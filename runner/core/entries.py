@@ -15,7 +15,7 @@ from runner.core.run import Outcome
 from runner.core.workspace import Instructions
 from runner.permissions import Decision, ToolContext
 
-OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
+OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn"})
 
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"

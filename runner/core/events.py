@@ -139,8 +139,9 @@ def _of_model(state: RunState, entry: entries.ModelEntry, after: RunState) -> It
                 yield Event("turn_started", {"turn": turn})
             data = {"call": number, "turn": turn, "max_tokens": reservation.max_tokens}
             of_summary = {} if purpose == "turn" else {"purpose": purpose}
-            of_cap = _given(cap_day=reservation.day)
-            yield Event("model_call_started", data | of_summary | of_cap)
+            in_batch = {"batch": True} if reservation.batch else {}
+            more = _given(cap_day=reservation.day) | in_batch
+            yield Event("model_call_started", data | of_summary | more)
         case entries.ModelReplied(reply) | entries.SummaryReplied(reply):
             data = {
                 "call": call,
@@ -182,6 +183,7 @@ def _unknown_cost(state: RunState, entry: entries.ModelCallFailed, after: RunSta
     tariff = state.money.tariffs.get(
         spec.model if open_call.purpose == "turn" else spec.summary_model, FREE
     )
+    tariff = tariff.in_lane(batch=open_call.reservation.batch)
     hour_cache = open_call.reservation.hour_cache
     return charged - tariff.cost(entry.counted, hour_cache=hour_cache)
 

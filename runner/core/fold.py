@@ -214,6 +214,8 @@ def _measured(context: ContextState, reply: conversation.ModelReply) -> ContextS
 def _charged_for(state: RunState, reply: conversation.ModelReply, model: str) -> RunState:
     call, tariff = state.model.open_call, state.money.tariffs.get(model)
     hour_cache = call is not None and call.reservation.hour_cache
+    if tariff is not None and call is not None:
+        tariff = tariff.in_lane(batch=call.reservation.batch)
     cost = tariff.cost(reply.usage, hour_cache=hour_cache) if tariff else 0
     state = _charged(state, reply.usage.total, cost)
     return replace(
@@ -232,7 +234,8 @@ def _charged(state: RunState, tokens: int, cost: int) -> RunState:
     money = replace(
         money, charged_tokens=money.charged_tokens + tokens, charged_cost=money.charged_cost + cost
     )
-    return replace(state, money=money, model=replace(state.model, open_call=None))
+    model = replace(state.model, open_call=None)
+    return replace(state, money=money, model=model, batch_result=None)
 
 
 def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:

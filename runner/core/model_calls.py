@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core import entries
+from runner.core.batches import goes_in_batch
 from runner.core.budget import (
     Ceiling,
     Charged,
@@ -87,8 +88,9 @@ def start_turn(state: RunState) -> Step:
 
 
 def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
-    asked = state.spec.hour_cache
+    asked, batch = state.spec.hour_cache, goes_in_batch(state)
     paced = state.model.pace.after(state.now).is_worth_an_hour
+    paced |= batch or (state.model.warms_cache and state.lane != "realtime")
     return reserve(
         state.limits,
         state.used,
@@ -97,6 +99,7 @@ def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Res
         thinking_tokens=state.spec.thinking_tokens if model == state.spec.model else 0,
         tariff=state.money.tariffs.get(model, FREE),
         hour_cache=paced if asked is None else asked,
+        batch=batch,
     )
 
 
@@ -174,7 +177,8 @@ LONGEST_DELAY = 600.0
 
 _OF_API = frozenset({"rate_limit_error", "overloaded_error", "api_error", "timeout_error"})
 _OF_STREAM = frozenset({"connection", "stream_cut", "stream_stalled", "stream_broken"})
-_RETRIED_KINDS = _OF_API | _OF_STREAM | {"call_deadline"}
+_OF_BATCH = frozenset({"batch_lost", "batch_expired", "batch_canceled"})
+_RETRIED_KINDS = _OF_API | _OF_STREAM | _OF_BATCH | {"call_deadline"}
 
 
 def is_retried(error: ModelCallError) -> bool:
@@ -245,6 +249,11 @@ def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
         hour_cache=call.reservation.hour_cache,
         agent_type=state.agent_type,
     )
+
+
+def request_of(state: RunState, call: OpenCall) -> ModelRequest:
+    """Return the request of a call, for a turn or a summary."""
+    return (summary_request if call.purpose == "summary" else turn_request)(state, call)
 
 
 def next_request(state: RunState) -> ModelRequest:

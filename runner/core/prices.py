@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
@@ -68,6 +68,14 @@ class Tariff:
     standard: Rates
     long: Rates | None = None  # of calls with a longer prompt than ``long_above``, if they differ
     long_above: int = 0  # tokens
+    batch: Decimal = Decimal(1)  # factor for calls in a Message Batch
+
+    def in_lane(self, *, batch: bool) -> Tariff:
+        """Return the tariff of calls in a Message Batch, or of calls one by one."""
+        if not batch:
+            return self
+        long = self.long and self.long.times(self.batch)
+        return replace(self, standard=self.standard.times(self.batch), long=long)
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> int:
         rates = self._possible(usage.prompt_tokens)[-1]
@@ -117,6 +125,7 @@ class Terms:
     fast: bool = False
     us_only: bool = False
     hour_cache: bool = False
+    batch: bool = False  # in a Message Batch
 
     @classmethod
     def of(cls, provider: str, options: Mapping[str, Any], *, own_model: bool = True) -> Terms:
@@ -142,6 +151,7 @@ class PriceList:
     source: str  # where the prices are from
     models: Mapping[str, Price]
     us_inference: Decimal = Decimal(1)  # factor for calls that may only be worked in the US
+    batch: Decimal = Decimal(1)  # factor for calls in a Message Batch
 
     def price(self, model: str) -> Price | None:
         """A model's price, or None. A model that has none goes by its id without a date or ``-latest``
@@ -160,7 +170,9 @@ class PriceList:
             return None
         is_long = price.long is not None and above >= price.long_above
         rates = price.fast if terms.fast else price.long if is_long else price.standard
-        return rates.times(self.us_inference) if rates and terms.us_only else rates
+        if rates and terms.us_only:
+            rates = rates.times(self.us_inference)
+        return rates.times(self.batch) if rates and terms.batch else rates
 
     def tariff(self, model: str, terms: Terms) -> Tariff | None:
         if terms.scripted:
@@ -169,8 +181,9 @@ class PriceList:
         if standard is None or price is None:
             return None
         if price.long is None or terms.fast:
-            return Tariff(standard)
-        return Tariff(standard, self.rates(model, terms, price.long_above), price.long_above)
+            return Tariff(standard, batch=self.batch)
+        long = self.rates(model, terms, price.long_above)
+        return Tariff(standard, long, price.long_above, self.batch)
 
     @property
     def thresholds(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
 # before the runs of all jobs.
 INTERRUPTED, BEGUN, FRESH = 0, 1, 2
 
-WaitReason = Literal["paused", "workspace", "approval", "budget", "children", "finish_by"]
+WaitReason = Literal["paused", "workspace", "approval", "budget", "children", "finish_by", "batch"]
 
 
 LEASE_SECONDS = 15.0

@@ -31,6 +31,7 @@ class Patience:
 
 Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
+Lane = Literal["realtime", "batch", "auto"]
 OnTimeout = Literal["deny", "stop"]
 Trust = Literal["contained"]  # because they run in a sandbox
 
@@ -81,6 +82,8 @@ class JobSpec:
     breaker: Breaker | None = None
     sandbox: Sandbox | None = None  # None: stored before there was one; nothing contains its calls
     options: tuple[str, ...] = ()  # of the command, that changed the job file: "--first 3"
+    lane: Lane = "realtime"  # as submitted: people may change it, so the job's row has it
+    batch_linger: float = 60.0  # seconds that a call waits for others to share its batch
 
     @property
     def trusts_contained(self) -> bool:

@@ -17,7 +17,7 @@ from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.hooks import HookRun
 from runner.core.prices import Tariff
 from runner.core.run import Outcome
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, Lane
 from runner.core.workspace import Verification
 from runner.permissions import Answer, Decision, ToolContext
 from runner.permissions.decisions import Policy
@@ -285,6 +285,14 @@ class RunState(Progress):
     # When its job's last model call may begin, in seconds since the epoch; None: no limit. People may
     # move it meanwhile.
     finish_by: float | None = field(default=None, compare=False)
+    lane: Lane = field(
+        default="realtime", compare=False
+    )  # the job's; people may change it meanwhile
+    # Of the open call in a batch, as the API gave it, and the seconds that the batch took.
+    batch_result: Mapping[str, Any] | None = field(default=None, compare=False)
+    batch_seconds: float = field(default=0.0, compare=False)
+    # No run of the job has a reply yet, and one has failed without.
+    first_refused: bool = field(default=False, compare=False)
     # For a decision: the time in seconds since the epoch, and True if the worker shuts down.
     now: float = field(default=0.0, compare=False)
     draining: bool = field(default=False, compare=False)

@@ -15,9 +15,10 @@ from functools import partial
 from typing import TypeVar
 
 from runner.core import model_calls, steps
+from runner.core.batches import LOST, awaits_batch
 from runner.core.compaction import summarised
 from runner.core.context import DEFAULT_WINDOW
-from runner.core.conversation import message_blocks, tool_uses
+from runner.core.conversation import ModelReply, message_blocks, tool_uses
 from runner.core.decide import advance, wait_at_once
 from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, TimeWorked
 from runner.core.fold import Applied
@@ -87,13 +88,23 @@ class _Attempt:
 
     def run(self) -> Outcome:
         """Decide, commit, do, until a committed outcome ends the attempt."""
-        waits = wait_at_once(self._state, self._ports.clock.now())
-        happened = waits or self._or_failure(self._prepare)
+        happened = self._begin()
         while True:
             step = self._commit(happened, self._decide)
             if isinstance(step, steps.Done):
                 return step.outcome
             happened = self._or_failure(partial(self._do, step))
+
+    def _begin(self) -> list[Entry]:
+        """Prepare the workspace, unless the run only waits. A run that ends here takes its reply first."""
+        state = self._state
+        if (waits := wait_at_once(state, self._ports.clock.now())) or awaits_batch(state):
+            return waits
+        happened, call = self._or_failure(self._prepare), state.model.open_call
+        match happened:
+            case [RunSettled(Ended())] if call is not None and state.batch_result is not None:
+                return [*self._take_result(call, located=False), *happened]
+        return happened
 
     def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], steps.Action]:
         """Decide the next step from the run state. The commit calls this inside its transaction."""
@@ -229,14 +240,15 @@ class _Attempt:
     def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._state.spec)
         self._set_windows(model.window)
+        if call.reservation.batch:
+            return self._take_result(call, located=True)
         state, began = self._state, self._ports.clock.monotonic()
         try:
+            request = model_calls.request_of(state, call)
             if call.purpose == "summary":  # nobody watches it come
-                request = model_calls.summary_request(state, call)
                 reply = model.complete(request, self._interrupt, lambda text: None)
                 return [self._worked_since(began), summarised(state, reply)]
             publish = partial(self._ports.live.publish, self._lease.run_id)
-            request = model_calls.turn_request(state, call)
             reply = model.complete(request, self._interrupt, publish)
         except ModelCallError as error:
             failed = self._failed(call, error)
@@ -248,13 +260,29 @@ class _Attempt:
         except ShutDown:
             cut = ModelCallError("shutdown", SHUT_DOWN)
             return [self._failed(call, cut)]
-        worked, contexts = self._worked_since(began), tuple[ToolContext, ...]()
+        return [self._worked_since(began), self._replied(reply)]
+
+    def _replied(self, reply: ModelReply) -> ModelReplied:
+        contexts = tuple[ToolContext, ...]()
         with suppress(HostFaultError):  # the reply is paid for; its calls are located later
             contexts = tuple(
-                self._workspace.tool_context(state, block["name"], block["input"])
+                self._workspace.tool_context(self._state, block["name"], block["input"])
                 for block in tool_uses(message_blocks(reply))
             )
-        return [worked, ModelReplied(reply, contexts)]
+        return ModelReplied(reply, contexts)
+
+    def _take_result(self, call: OpenCall, *, located: bool) -> list[Entry]:
+        """The entry of a call whose result came in a batch."""
+        state = self._state
+        try:
+            request = model_calls.request_of(state, call)
+            model, result = self._ports.models(state.spec), state.batch_result or LOST
+            reply = model.read_result(request, result, state.batch_seconds)
+        except ModelCallError as error:
+            return [self._failed(call, error)]
+        if call.purpose == "summary":
+            return [summarised(state, reply)]
+        return [self._replied(reply) if located else ModelReplied(reply)]
 
     def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now, before = self._ports.clock.now(), self._state.model.failure

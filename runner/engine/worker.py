@@ -15,6 +15,7 @@ from pathlib import Path
 import runner
 from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
+from runner.engine.batches import Collector
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
 from runner.engine.host_watch import HostWatch
 from runner.errors import (
@@ -57,6 +58,7 @@ class Worker:
         burst: drain when nothing is due and nothing runs.
         only: work this one run, without the queue, and end.
         job_id: work only this job, without the queue.
+        collector: makes what collects batches, given whether the leases are good.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Worker:
         burst: bool = False,
         only: str | None = None,
         job_id: str | None = None,
+        collector: Callable[[Callable[[], bool]], Collector] | None = None,
     ) -> None:
         self.id = worker_id
         self.failure: BaseException | None = None
@@ -94,6 +97,7 @@ class Worker:
             self._queue_side.resume,
             ports.stopping,
         )
+        self._collector = None if collector is None else collector(self._may_act)
         self._dispatcher = Dispatcher(
             machine, self._queue_side, worker_id, job_id, self._host.report
         )
@@ -202,6 +206,8 @@ class Worker:
                 machine = self._machine
                 follow = partial(follow_index, machine.index, stopping, machine.database_outage)
                 index = self._thread("indexer", follow)
+                if self._collector is not None:
+                    collecting = self._thread("batches", self._collector.run)
             stopping.wait()
             self._queue_side.stop()
             self._dispatcher.poke()
@@ -212,6 +218,8 @@ class Worker:
             if only is None:
                 dispatch.join()
                 index.join(INDEX_SECONDS)  # what it has not committed is not there
+                if self._collector is not None:
+                    collecting.join(DRAIN_SECONDS)  # a batch that is being made is found later
         finally:
             stop_watching.set()
             watch.join()

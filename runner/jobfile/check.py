@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from runner.core.agents import AgentType
+from runner.core.batches import BATCHES_REFUSE
 from runner.core.budget import Limits
 from runner.core.context import DEFAULT_WINDOW, Context
 from runner.core.prices import PriceList, Terms
@@ -48,7 +49,21 @@ def check(data: Mapping[str, Any]) -> Section:
         if "on_failure" in hook and event != "PreToolUse":
             at.note("is only for PreToolUse: nothing else can be denied", "on_failure")
     _check_options(top["model_options"], top["limits"]["max_output_tokens"])
+    _check_lane(top)
     return top
+
+
+def _check_lane(top: Section) -> None:
+    if top["lane"] in ("realtime", None):
+        if "batch_linger" in top and not top.at("lane").is_wrong():
+            top.note('is only for lane = "batch" or "auto"', "batch_linger")
+        return
+    if top["provider"] == "scripted":
+        top.note('is only for provider = "anthropic": a script has no batches', "lane")
+    for section in (top["model_options"], top["model_options"]["extra_body"]):
+        for name in BATCHES_REFUSE:
+            if section and name in section.written:
+                section.note('batches do not take it: leave it out, or say lane = "realtime"', name)
 
 
 def _check_folder(top: Section) -> None:

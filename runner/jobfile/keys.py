@@ -17,7 +17,7 @@ from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
 from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
-from runner.core.spec import OnTimeout, ParallelTools, Provider, Trust
+from runner.core.spec import Lane, OnTimeout, ParallelTools, Provider, Trust
 from runner.core.workspace import TOOL_CACHES, Accepted, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
 from runner.jobfile.table import (
@@ -566,6 +566,9 @@ TOP = Table("", (
         "the whole day", example="22:00-07:00 Europe/Berlin"),
     Key("finish_by", _moment, None, "[From then on no model call begins](#times): runs wait until a person "
         "moves it.", "unlimited", example="07:00"),
+    Key("lane", choice(*get_args(Lane)), "realtime", "[How calls reach the API](#lane): one by one, or in "
+        "Message Batches at half the price, whose replies may take hours."),
+    Key("batch_linger", duration(), "60s", "How long a call waits for others that share its batch."),
     Key("context", table_of(CONTEXT), {}, "[How to shorten a long conversation](#context)."),
     Key("retry", table_of(RETRY), {}, "[How long to try a model that does not answer](#retry)."),
     Key("model_options", table_of(MODEL_OPTIONS), {}, "[Further parameters of the API](#model_options)."),

@@ -1,126 +1,34 @@
 """Model calls over the Messages API, streamed; each ends at once when it is interrupted or stalls.
 
-Sources: https://docs.claude.com/en/api/messages; prompt caching:
-https://docs.claude.com/en/docs/build-with-claude/prompt-caching; counting tokens and listing
-models, which never fail a run: https://docs.claude.com/en/api/messages-count-tokens,
-https://docs.claude.com/en/api/models. This module imports anthropic, which takes over a second:
-import it late.
+Sources: https://docs.claude.com/en/api/messages; counting tokens and listing models, which never fail
+a run: https://docs.claude.com/en/api/messages-count-tokens, https://docs.claude.com/en/api/models.
+This module imports anthropic, which takes over a second: import it late.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from anthropic import Stream
 
-from runner.core.conversation import Message, ModelReply, ModelRequest
+from runner.core.conversation import ModelReply, ModelRequest
 from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
+from runner.llm.batches import read_result
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
+from runner.llm.requests import body_of, call_ids, encoded, request_body, request_headers
 from runner.llm.stream import FAILURES, UNREADABLE, Accumulator, StreamEndedError, failure
 from runner.ports import Interrupt
-
-_CACHE: Mapping[str, str] = {"type": "ephemeral"}
-_HOUR_CACHE: Mapping[str, str] = {"type": "ephemeral", "ttl": "1h"}
-
-# Options that go beside the body, and the ones that are not fields of the API.
-_HEADERS = {
-    "user_profile_id": "anthropic-user-profile-id",
-    "workspace_id": "anthropic-workspace-id",
-}
-_APART = frozenset({"betas", "effort", "extra_body", "extra_headers", *_HEADERS})
 
 _COUNT_PATH = "/v1/messages/count_tokens"
 # What a count of tokens takes: https://docs.claude.com/en/api/messages-count-tokens.
 _COUNTED = re.compile(
     "cache_control|messages|model|output_config|speed|system|thinking|tool_choice|tools"
 )
-
-
-def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers that a call's options ask for (``betas``, ``extra_headers`` …)."""
-    headers = {header: str(options[name]) for name, header in _HEADERS.items() if name in options}
-    if options.get("betas"):
-        headers["anthropic-beta"] = ",".join(options["betas"])
-    return {**headers, **options.get("extra_headers", {})}
-
-
-def request_body(request: ModelRequest) -> bytes:
-    """Return the request as JSON.
-
-    What does not change from turn to turn comes first and byte for byte the same. There are at most
-    four cache breakpoints, as many as the API takes: the tools and the system prompt end with one,
-    the API sets one at the last block of all, and two are in between (``_places``). They share their
-    ``cache_control``, the job's own if its options have one, else the request's: the API refuses a
-    long lifetime after a short one. A summary is asked for once, so nothing of it is cached. The
-    stored blocks are not changed. ``effort`` stands for ``output_config.effort``. No option, and
-    nothing in ``extra_body``, takes the place of what Runner sets itself.
-    """
-    return _encoded(_body(request))
-
-
-def _body(request: ModelRequest) -> dict[str, Any]:
-    options = request.options
-    given = {name: value for name, value in options.items() if name not in _APART}
-    given |= options.get("extra_body", {})
-    cache = given.pop("cache_control", _HOUR_CACHE if request.hour_cache else _CACHE)
-    mark = {"cache_control": cache} if request.purpose == "turn" else {}
-    body: dict[str, Any] = {
-        **mark,
-        **given,
-        "model": request.model,
-        "max_tokens": request.max_tokens,
-        "stream": True,
-    }
-    if "effort" in options:
-        body["output_config"] = {**body.get("output_config", {}), "effort": options["effort"]}
-    tools = [tool.definition() for tool in request.tools]
-    if tools:
-        body["tools"] = tools
-    if request.system:
-        body["system"] = [{"type": "text", "text": request.system, **mark}]
-    elif tools:
-        tools[-1].update(mark)
-    sent = [message.as_api() for message in request.messages]
-    for place in _places(request):
-        content = sent[place]["content"]
-        content[-1] = {**content[-1], **mark}
-    body["messages"] = sent
-    return body
-
-
-_LOOK_BACK = 20  # positions before a breakpoint at which the API looks for what it has cached
-
-
-def _places(request: ModelRequest) -> tuple[int, ...]:
-    """Return the places of messages that end with a breakpoint, two at most: where compacted
-    messages end, because the next compaction keeps that much of the prompt; and where they ended
-    before the last compaction, or where the previous request ended, before the last reply. The
-    breakpoint at the end finds the latter by itself unless the turn added many blocks."""
-    messages = request.messages
-    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
-    before = messages[: replies[-1]] if replies else ()
-    heard = [at for at, message in enumerate(before) if message.role == "user"][-1:]
-    since = messages[heard[-1] + 1 :] if heard else ()
-    stable = [place for place in request.stable[::-1] if place < len(messages) - 1]
-    if sum(len(message.blocks) for message in since) >= _LOOK_BACK:
-        stable = stable[:1]
-    return tuple(dict.fromkeys([*stable, *heard]))[:2]
-
-
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        # Half a surrogate pair is no text and the API refuses it; it becomes a replacement mark.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-
 
 _LAST_BYTES_SECONDS = 1.0  # for the end of the body after message_stop
 _ASK_AGAIN_SECONDS = 300.0  # after a question had no answer, or none in time
@@ -151,7 +59,7 @@ class AnthropicModel:
         """Make one model call; see ``runner.ports.Model``."""
         line, began = Line(), monotonic()
         body, headers = request_body(request), request_headers(request.options)
-        reply = Accumulator(lambda: _call_ids(request.messages))
+        reply = Accumulator(lambda: call_ids(request.messages))
         with (
             interrupt.cut_by(line.cut),
             self._watchdog.watch(line.cut, self.stall_timeout, self.total_timeout) as watch,
@@ -182,16 +90,22 @@ class AnthropicModel:
         if not (text := reply.shown) or monotonic() < self._quiet_until:
             return None
         body = {"model": model, "messages": [{"role": "user", "content": text}]}
-        return _tokens("input_tokens", self._ask(_COUNT_PATH, Interrupt(), _encoded(body)))
+        return _tokens("input_tokens", self._ask(_COUNT_PATH, Interrupt(), encoded(body)))
+
+    def read_result(
+        self, request: ModelRequest, result: Mapping[str, Any], seconds: float
+    ) -> ModelReply:
+        """Return the reply in a result of a batch; see ``runner.ports.Model``."""
+        return read_result(request, result, seconds)
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
         """Return the tokens of a request's prompt; see ``runner.ports.Model``. An API that let a question
         wait is not asked again for some minutes: every run asks, and often."""
         if monotonic() < self._quiet_until:
             return None
-        body = {name: part for name, part in _body(request).items() if _COUNTED.fullmatch(name)}
+        body = {name: part for name, part in body_of(request).items() if _COUNTED.fullmatch(name)}
         headers = request_headers(request.options)
-        answer = self._ask(_COUNT_PATH, interrupt, _encoded(body), headers)
+        answer = self._ask(_COUNT_PATH, interrupt, encoded(body), headers)
         return _tokens("input_tokens", answer)
 
     def window(self, model: str) -> int | None:
@@ -277,8 +191,3 @@ def _failure(
         "call_deadline": f"the call was not done after {seconds:.1f} s",
     }[watch.expired]
     return ModelCallError(watch.expired, words, request_id=request_id, billed=sent)
-
-
-def _call_ids(messages: Sequence[Message]) -> frozenset[str]:
-    blocks = (block for message in messages for block in message.blocks)
-    return frozenset(block["id"] for block in blocks if block["type"] == "tool_use")

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anthropic
 import httpcore2
 import httpx2
+from anthropic._decoders.jsonl import JSONLDecoder
 
 from runner.errors import ModelCallError
 
@@ -223,6 +224,29 @@ class MessagesClients:
             if body is None:
                 return client.get(path, options={"headers": headers}, cast_to=object)
             return client.post(path, content=body, options={"headers": headers}, cast_to=object)
+
+    def fetch(
+        self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]
+    ) -> httpx2.Response:
+        """Return the whole answer to a call (GET without a body). Raises as ``stream`` does."""
+        with self._client() as client, line.held():
+            given: Any = {"options": {"headers": headers}, "cast_to": httpx2.Response}
+            if body is None:
+                return cast(httpx2.Response, client.get(path, **given))
+            return cast(httpx2.Response, client.post(path, content=body, **given))
+
+    @contextmanager
+    def lines(
+        self, path: str, line: Line, headers: Mapping[str, str]
+    ) -> Iterator[Iterator[object]]:
+        """Yield the JSON lines of an answer as it comes. Raises as ``stream`` does."""
+        with self._client() as client, line.held():
+            kind = JSONLDecoder[object]
+            decoder = client.get(path, options={"headers": headers}, cast_to=kind, stream=True)
+            try:
+                yield iter(decoder)
+            finally:
+                decoder.close()
 
     def close(self) -> None:
         """End all connections; the next call opens new ones."""

@@ -15,6 +15,7 @@ from runner.core.prices import Price, PriceList, Rates
 from runner.errors import UsageError
 
 _RATES = tuple(each.name for each in fields(Rates))
+_FACTORS = ("us_inference", "batch")
 _DEAREST = Decimal(1_000_000)
 _MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
 
@@ -22,8 +23,8 @@ _MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
 def load_prices(own: Path | None = None) -> PriceList:
     """Return the prices that Runner comes with, changed by the TOML file ``own``, of the form of
     runner/llm/prices.toml. Its models replace built-in models of the same id; ``date``, ``source``,
-    ``us_inference`` and a model's ``window`` do if they are there. Raises UsageError with the line
-    that is wrong."""
+    ``us_inference``, ``batch`` and a model's ``window`` do if they are there. Raises UsageError with
+    the line that is wrong."""
     shipped = _parse("prices.toml", files("runner.llm").joinpath("prices.toml").read_text("utf-8"))
     prices = _Part("prices.toml", shipped).apply(PriceList(date.min, "", {}))
     if own is None:
@@ -48,7 +49,7 @@ class _Part:
     data: Mapping[str, Any]
 
     def apply(self, prices: PriceList) -> PriceList:
-        self._refuse_others("", self.data, {"date", "source", "us_inference", "models"})
+        self._refuse_others("", self.data, {"date", "source", *_FACTORS, "models"})
         models = self._table("models", self.data.get("models", {}))
         day = self.data.get("date", prices.date)
         if not isinstance(day, date) or isinstance(day, datetime):
@@ -56,14 +57,17 @@ class _Part:
         source = self.data.get("source", prices.source)
         if not isinstance(source, str):
             raise self._wrong("source", "must be a string")
-        factor = prices.us_inference
-        if "us_inference" in self.data:
-            factor = self._amount("us_inference", self.data["us_inference"])
+        factors = {
+            name: self._amount(name, self.data[name])
+            if name in self.data
+            else getattr(prices, name)
+            for name in _FACTORS
+        }
         own = {
             model: self._price(f"models.{model}", table, prices.window(model))
             for model, table in models.items()
         }
-        return PriceList(day, source, {**prices.models, **own}, factor)
+        return PriceList(day, source, {**prices.models, **own}, **factors)
 
     def _price(self, place: str, value: Any, window: int | None) -> Price:
         table = self._table(place, value)

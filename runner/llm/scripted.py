@@ -51,6 +51,12 @@ class ScriptedModel:
             latency=time.monotonic() - began,
         )
 
+    def read_result(
+        self, request: ModelRequest, result: Mapping[str, Any], seconds: float
+    ) -> ModelReply:
+        """A script has no batches: no job of one is submitted with that lane."""
+        raise NotImplementedError
+
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
         """Return None: a script counts no tokens."""
         return None

@@ -400,16 +400,10 @@ def _answered(
         words = f"{words}: {error.body}"
     else:  # a proxy's page
         words = f"{words}, with a body that is not the API's"
-    # The API's error type says too little of a prompt that is too long, and a gateway has a type of its
-    # own for a body that it does not take.
-    said = str(error.api_message or "").lower()
-    too_long = kind == "invalid_request_error" and any(each in said for each in _TOO_LONG_WORDS)
-    if too_long or kind == "request_too_large" or status == 413:
-        kind = PROMPT_TOO_LONG
-    elif _is_spend_limit(error, said):
-        kind = SPEND_LIMIT
+    if status == 413:
+        kind = "request_too_large"
     return ModelCallError(
-        kind,
+        _our_kind(kind, str(error.api_message or ""), error.body),
         _shortened(words),
         status=status,
         request_id=request_id or error.request_id,
@@ -418,11 +412,34 @@ def _answered(
     )
 
 
-def _is_spend_limit(error: anthropic.APIStatusError, said: str) -> bool:
+def item_failure(error: Any) -> ModelCallError:
+    """Return the error of a request in a batch that the API refused or failed: nothing is billed for it
+    (https://platform.claude.com/docs/en/build-with-claude/batch-processing)."""
+    inner = error.get("error") if isinstance(error, dict) else None
+    inner = inner if isinstance(inner, dict) else {}
+    kind, words = str(inner.get("type") or "api_error"), str(inner.get("message") or "")
+    return ModelCallError(
+        _our_kind(kind, words, error),
+        _shortened(words or "an error without words"),
+        request_id=error.get("request_id") if isinstance(error, dict) else None,
+        billed=False,
+    )
+
+
+def _our_kind(kind: str, words: str, body: object) -> str:
+    """Return the kind of an error. The API's type says too little of a prompt that is too long, and a
+    gateway has a type of its own for a body that it does not take."""
+    said = words.lower()
+    too_long = kind == "invalid_request_error" and any(each in said for each in _TOO_LONG_WORDS)
+    if too_long or kind == "request_too_large":
+        return PROMPT_TOO_LONG
+    return SPEND_LIMIT if _is_spend_limit(body, said) else kind
+
+
+def _is_spend_limit(body: object, said: str) -> bool:
     """True for the monthly limit of an organization's tier, which has the type of a rate limit, and for
     a limit that people have set, which has that of a bad request (https://docs.claude.com/en/api/errors)."""
-    body = error.body if isinstance(error.body, dict) else {}
-    inner = body.get("error")
+    inner = body.get("error") if isinstance(body, dict) else None
     details = inner.get("details") if isinstance(inner, dict) else None
     code = details.get("error_code") if isinstance(details, dict) else None
     return code == "enforced_spend_limit_reached" or said.startswith(_SPEND_LIMIT_WORDS)

@@ -213,7 +213,17 @@ def _key(database: Database, by: By) -> ColumnElement[Any]:
 # The most that a call can have read.
 _PROMPT_BOUND = model_calls.c.worst_case - model_calls.c.max_tokens
 # Columns by which calls are priced alike, and columns that are summed.
-_ALIKE = ("key", "job_id", "model", "purpose", "agent_type", "run_model", "hour_cache", "above")
+_ALIKE = (
+    "key",
+    "job_id",
+    "model",
+    "purpose",
+    "agent_type",
+    "run_model",
+    "hour_cache",
+    "batch",
+    "above",
+)
 _UNKNOWN = (
     "unknown",
     "unknown_prompt",
@@ -237,7 +247,14 @@ def _ended_calls(prices: PriceList, key: ColumnElement[Any]) -> Select[Any]:
     unknown, written_off = calls.charged_tokens - known, calls.written_off_tokens
     return (
         select(
-            *(key.label("key"), runs.c.job_id, calls.model, calls.purpose, calls.hour_cache),
+            *(
+                key.label("key"),
+                runs.c.job_id,
+                calls.model,
+                calls.purpose,
+                calls.hour_cache,
+                calls.batch,
+            ),
             *(runs.c.agent_type, runs.c.model.label("run_model")),
             (case(*thresholds, else_=0) if thresholds else literal(0)).label("above"),
             *(calls[name] for name in _TOKENS),
@@ -301,6 +318,7 @@ def _calls(row: Row[Any], spec: Mapping[str, Any]) -> Calls:
     terms = Terms.of(spec["provider"], spec.get("model_options") or {}, own_model=is_own)
     if row.hour_cache is not None:  # older versions do not store it: the job's holds
         terms = replace(terms, hour_cache=bool(row.hour_cache))
+    terms = replace(terms, batch=bool(row.batch))
     summed = {name: int(getattr(row, name) or 0) for name in _SUMMED}
     usage = Usage(**{name: summed.pop(name) for name in _TOKENS})
     return Calls(row.model, terms, int(row.above), row.calls, usage, **summed)

@@ -29,11 +29,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from runner.core.budget import NOTICE_SECONDS, JobBudget, billionths, in_usd, written_in
+from runner.core.budget import NOTICE_SECONDS, Charged, JobBudget, billionths, in_usd, written_in
 from runner.core.commands import Change
 from runner.core.events import Event, signed_event
 from runner.core.run import RUNNER, Author
-from runner.core.spec import Submission
+from runner.core.spec import JobSpec, Submission
 from runner.errors import UsageError
 from runner.store import caps
 from runner.store.changes import (
@@ -50,7 +50,7 @@ from runner.store.database import Database
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.statements import execute
-from runner.store.tables import job_budgets, jobs, model_calls, runs
+from runner.store.tables import batch_calls, job_budgets, jobs, model_calls, runs
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
 _BUDGET = select(job_budgets).where(job_budgets.c.job_id == bindparam("job"))
@@ -84,10 +84,10 @@ def sums(job_budget: JobBudget) -> dict[str, int]:
 def charge_open_call(
     connection: Connection, run: Row[Any], kind: str, why: str, now: float, *, died: bool = False
 ) -> tuple[dict[str, Any], list[Event]]:
-    """End a model call of unknown usage, of a locked run, and charge its reservation; if its worker
-    ``died``, no more of it than the API can have written until it noticed. ``kind`` and ``why`` say
-    what ended it. Returns the changed columns of the run, and the event; nothing without an open
-    call."""
+    """End a model call of unknown usage, of a locked run, and charge its reservation: if its worker
+    ``died``, no more of it than the API can have written until it noticed; nothing if the call waited
+    for a batch that was not made. ``kind`` and ``why`` say what ended it. Returns the changed columns of
+    the run, and the event; nothing without an open call."""
     progress = progress_from_row(run)
     call = progress.model.open_call
     if call is None:
@@ -99,6 +99,8 @@ def charge_open_call(
         # A clock that was set since the start says nothing.
         output = written_in(now - began + NOTICE_SECONDS) if began <= now else output
     charge = call.reservation.at_most(output)
+    if call.reservation.batch and not end_batch_call(connection, run.id, call.number, now):
+        charge = Charged(0)
     charged, cost = charge.tokens, charge.cost
     connection.execute(
         update(model_calls)
@@ -125,6 +127,15 @@ def charge_open_call(
         "unknown_cost": cost,
     }
     return changes, [Event("model_call_ended", {**data, "status": None, "request_id": None})]
+
+
+def end_batch_call(connection: Connection, run_id: str, number: int, now: float) -> bool:
+    """End a call that is in a batch, or was to go into one: what comes of it is ignored. True if it is in
+    one."""
+    this = batch_calls.c.run_id == run_id, batch_calls.c.number == number
+    ended = update(batch_calls).where(*this).values(ended_at=now, result=None)
+    batch = connection.execute(ended.returning(batch_calls.c.batch_id)).scalar()
+    return batch is not None
 
 
 def set_budget(
@@ -284,6 +295,7 @@ class BudgetWaits:
 
 WARMING = "warming"  # why a sibling is queued
 MOST_SECONDS = 5.0  # that it waits
+MOST_BATCH_SECONDS = 600.0  # that it waits where the others go into a batch
 
 # Shorter prefixes are not cached by any model.
 _LEAST_CACHED_TOKENS = 1_024
@@ -292,8 +304,15 @@ _LEAST_CACHED_TOKENS = 1_024
 def is_worth_it(submission: Submission) -> bool:
     """True if the job's runs share a prefix that is worth the wait."""
     spec = submission.spec
+    if spec.lane != "realtime":  # the first reply proves the requests, too
+        return True
     several = spec.provider == "anthropic" and len(submission.runs) > 1
     return several and spec.shared_tokens >= _LEAST_CACHED_TOKENS
+
+
+def longest_wait(spec: JobSpec) -> float:
+    """Return for how many seconds siblings wait at most."""
+    return MOST_SECONDS if spec.lane == "realtime" else MOST_BATCH_SECONDS
 
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:

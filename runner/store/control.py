@@ -33,9 +33,10 @@ from runner.store.tables import approvals, runs, tool_calls
 _Act = Callable[[Connection, Row[Any], float, Author], Change]
 
 # What a run waits for that is paused at once: it has nothing in hand that it would lose.
-_NOTHING_IN_HAND = ("budget", "children", "finish_by")
+_NOTHING_IN_HAND = ("budget", "children", "finish_by", "batch")
 _NOT_PAUSED = {
     "approval": "waits for an answer: see `runner approvals {0.id}`",
+    "batch": "waits for a batch of the API",
     "budget": "waits for its job's budget: raise it with `runner budget {0.job_id}` and --usd N or "
     "--tokens N",
     "children": "waits for its sub-agents",

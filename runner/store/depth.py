@@ -22,7 +22,7 @@ from runner.store.tables import runs
 
 _LEARNED_FROM = literal_column("30", Integer)  # finished items of a state
 
-_NAMES = ("state", "charged_tokens", "progress")
+_NAMES = ("state", "reason", "charged_tokens", "progress")
 _below = runs.alias("below")
 _RUN = ROOT_RUN.label("item"), *(runs.c[name] for name in _NAMES)
 _BELOW = _below.c.root_run.label("item"), *(_below.c[name] for name in _NAMES)
@@ -73,7 +73,7 @@ class _Item:
     worked: float = 0.0  # seconds of model calls and tools
     worst_cost: int = 0  # of the calls in hand, the most that one may use
     worst_tokens: int = 0
-    goes_on: bool = False  # by itself: one of its runs is running or queued
+    goes_on: bool = False  # by itself: one of its runs is running, queued or in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,8 @@ def _items(rows: Sequence[Any]) -> list[_Item]:
         item.cost += progress["money"]["charged_cost"]
         item.tokens += row.charged_tokens
         item.worked += progress["worked"]
-        item.goes_on |= row.state in ("running", "queued")
+        waits_for_batch = (row.state, row.reason) == ("waiting", "batch")
+        item.goes_on |= row.state in ("running", "queued") or waits_for_batch
         if (call := progress["model"]["open_call"]) is not None:
             item.worst_cost = max(item.worst_cost, call["reservation"]["worst_cost"])
             item.worst_tokens = max(item.worst_tokens, call["reservation"]["worst_case"])

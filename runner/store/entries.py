@@ -148,11 +148,18 @@ class Rows:
             started_at=self._now,
             purpose=entry.purpose,
             hour_cache=reserved.hour_cache,
+            batch=reserved.batch,
         )
+        if reserved.batch:
+            waits = {"job_id": self._job_id, "asked_at": self._now}
+            self._insert(tables.batch_calls, entry.number, **waits)
 
     def _change_model_call(self, state: RunState, **changes: Any) -> None:
-        assert state.model.open_call is not None
-        self._change(tables.model_calls, state.model.open_call.number, **changes)
+        call = state.model.open_call
+        assert call is not None
+        self._change(tables.model_calls, call.number, **changes)
+        if call.reservation.batch and "ended_at" in changes:
+            self._change(tables.batch_calls, call.number, result=None, ended_at=self._now)
 
     def _end_model_call(self, state: RunState, reply: ModelReply, kept: Sequence[Any]) -> None:
         """``kept`` are the blocks that are stored elsewhere: the others stay with the call."""

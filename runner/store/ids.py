@@ -18,7 +18,7 @@ _RANDOM_BITS = 80
 # A child's id goes on with its numbers in its parents. INTEGER can hold nine digits.
 _CALL_ID = re.compile(r"call_([0-9a-z]+(?:\.[0-9]{1,9})*)_([0-9]{1,9})_([0-9]{1,9})")
 
-Kind = Literal["job", "run", "worker", "apr", "sch"]
+Kind = Literal["job", "run", "worker", "apr", "sch", "bat"]
 
 _lock = threading.Lock()
 _last = 0

@@ -131,7 +131,7 @@ def _open_runs(
         )
         opened.run.update(reason=reason, due_at=begins)
         if warms and not is_first:
-            due_at = begins + budgets.MOST_SECONDS
+            due_at = begins + budgets.longest_wait(spec)
             opened.run.update(reason=reason or budgets.WARMING, due_at=due_at)
         if number not in worked:
             opened.run.update(state="waiting", reason="paused", detail=BY_PILOT, due_at=None)
@@ -256,6 +256,7 @@ def _insert_job(
         "created_at": now,
         "finish_by": finish_by and finish_by.at,
         "finish_by_text": finish_by and str(finish_by),
+        "lane": submission.spec.lane,
     }
     unless_taken = insert_or(connection, jobs).on_conflict_do_nothing(index_elements=["key"])
     return connection.execute(unless_taken.returning(jobs.c.id), row).first() is not None

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Select, bindparam, select
+from sqlalchemy import Connection, Integer, Select, bindparam, literal_column, select
 
 from runner.core.agents import lineage
+from runner.core.batches import awaits_batch
 from runner.core.commands import Raised
 from runner.core.context import Compacted
 from runner.core.conversation import Message
@@ -37,7 +38,7 @@ from runner.store.new_children import lock_tree, place_with_children, start_chil
 from runner.store.rules import policy_of, rules_in
 from runner.store.specs import JobCache, JobReader
 from runner.store.statements import execute
-from runner.store.tables import job_budgets, jobs, queued_messages, runs
+from runner.store.tables import batch_calls, job_budgets, jobs, queued_messages, runs
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ _HELD = (
     & (runs.c.worker_id == bindparam("lease_worker"))
 )
 _GUARDED = ("queued_count", "pause_requested", "event_count", "revision", "denials", "answer_count")
-_OF_JOB = jobs.c.rules_snapshot, jobs.c.finish_by
+_OF_JOB = jobs.c.rules_snapshot, jobs.c.finish_by, jobs.c.lane
 _LOOK = (
     select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, *_OF_JOB, caps.CAP_USD)
     .join(jobs, jobs.c.id == runs.c.job_id)
@@ -57,6 +58,11 @@ _LOOK = (
 )
 _GUARD = _LOOK.with_for_update(of=runs)
 _RUN = select(runs, *_OF_JOB).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
+_WAITING = (
+    select(runs, *_OF_JOB)
+    .join(jobs, jobs.c.id == runs.c.job_id)
+    .where(runs.c.id == bindparam("run"), runs.c.state == "waiting", runs.c.reason == "batch")
+)
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)
     .where(
@@ -103,6 +109,19 @@ class StoredJournal:
         jobs_read.keep()
         if state.spec.is_recorded or state.depth:
             keep_claim(self._database, lease)
+        return state
+
+    def look(self, run_id: str) -> RunState | None:
+        """Return the state of a run that waits for a batch; None if it does not."""
+
+        def work(connection: Connection) -> tuple[RunState | None, JobReader]:
+            jobs_read = self._jobs.on(connection)
+            for row in execute(connection, _WAITING, {"run": run_id}):
+                return _load(connection, jobs_read, row, self._tariffs), jobs_read
+            return None, jobs_read
+
+        state, jobs_read = self._database.read(work)
+        jobs_read.keep()
         return state
 
     def commit(
@@ -292,14 +311,38 @@ def _load(
         calls=calls,
         inbox=_inbox(connection, row.id, row),
         finish_by=row.finish_by,
+        lane=row.lane or "realtime",
         revision=row.revision,
     )
+    if state.lane != "realtime" or awaits_batch(state):
+        state = _with_batches(connection, row.job_id, state)
     if not state.context.estimate:  # an imported session has none: it gets one when it is resumed
         results = tuple(call.result for call in calls if call.result is not None)
         new = context_of(spec, (*state.sent, Message("user", results)))
         context = replace(state.context, estimate=new.estimate, appended_bytes=new.appended_bytes)
         state = replace(state, context=context)
     return _with_children(connection, state)
+
+
+_RESULT = select(batch_calls.c.result, batch_calls.c.seconds).where(
+    batch_calls.c.run_id == bindparam("run"), batch_calls.c.number == bindparam("number")
+)
+_of_job = select(runs.c.id).where(runs.c.job_id == bindparam("job"))
+_FIRST_REFUSED = select(literal_column("1", Integer).label("refused")).where(
+    _of_job.where(runs.c.state == "failed").exists(), ~_of_job.where(runs.c.turns > 0).exists()
+)
+
+
+def _with_batches(connection: Connection, job_id: str, state: RunState) -> RunState:
+    """Return the state with the result of its call in a batch, and what the choice of a lane needs."""
+    if (call := state.model.open_call) is not None:
+        of_call = {"run": state.run_id, "number": call.number}
+        for row in execute(connection, _RESULT, of_call):
+            state = replace(state, batch_result=row.result, batch_seconds=row.seconds or 0.0)
+    if not state.turns:
+        refused = execute(connection, _FIRST_REFUSED, {"job": job_id})
+        state = replace(state, first_refused=bool(refused))
+    return state
 
 
 def _with_children(connection: Connection, state: RunState) -> RunState:
@@ -337,9 +380,10 @@ def _as_it_stands(
         )
     if row.rules_snapshot != policy.snapshot:
         policy = policy_of(jobs_read, row.job_id, run_id, row.rules_snapshot)
-    found = calls, policy, _inbox(connection, run_id, row), row.finish_by
-    if found != (state.calls, state.policy, state.inbox, state.finish_by):
-        names = ("calls", "policy", "inbox", "finish_by")
+    lane = row.lane or "realtime"
+    found = calls, policy, _inbox(connection, run_id, row), row.finish_by, lane
+    if found != (state.calls, state.policy, state.inbox, state.finish_by, state.lane):
+        names = ("calls", "policy", "inbox", "finish_by", "lane")
         state = replace(state, **dict(zip(names, found, strict=True)))
     if not state.children.started:
         return state

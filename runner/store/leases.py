@@ -172,7 +172,12 @@ def _free(
         if progress.model.warms_cache:
             let_siblings_start(connection, run.job_id, now)
     no_reply = "the worker was gone before the reply was stored"
-    charges, charged = charge_open_call(connection, run, "worker_lost", no_reply, now, died=died)
+    charges, charged = dict[str, Any](), list[Event]()
+    call = progress.model.open_call
+    if call is not None and (failure is not None or not call.reservation.batch):
+        charges, charged = charge_open_call(
+            connection, run, "worker_lost", no_reply, now, died=died
+        )
     happened = [*charged, *happened, *failed]
     store_change(connection, run, now, happened, **changes | charges | more)
     return failure is None

@@ -552,14 +552,22 @@ _GOES_ON = or_(
 )
 _UNFINISHED = (
     select(runs.c.id)
-    .where(or_(runs.c.state == "running", _IS_QUEUED & _GOES_ON, IS_READY, IS_ORPHAN))
+    .where(
+        or_(
+            runs.c.state == "running",
+            _IS_QUEUED & _GOES_ON,
+            (runs.c.state == "waiting") & (runs.c.reason == "batch"),
+            IS_READY,
+            IS_ORPHAN,
+        )
+    )
     .limit(1)
 )
 
 
 def unfinished(database: Database, now: float) -> bool:
-    """True if a run is being worked, is due, or waits for a moment: for its siblings, or until a pass sees
-    that its sub-agents or its parent have ended."""
+    """True if a run is being worked, is due, is in a batch, or waits for a moment: for its siblings, or
+    until a pass sees that its sub-agents or its parent have ended."""
     return bool(database.find(_UNFINISHED, {"now": now}))
 
 

@@ -80,6 +80,7 @@ jobs = _table(
     Column("rules_snapshot", Integer, nullable=False, server_default="1"),  # the newest one
     Column("finish_by", Float),  # from then on none of its model calls begins
     Column("finish_by_text", Text),  # the same as written, with its time zone
+    Column("lane", Text),  # NULL: realtime
     Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
     Index(None, "finish_by", **_where("finish_by IS NOT NULL")),
 )
@@ -176,6 +177,7 @@ prices = _table(
     Column("up_to", BigInteger),  # and prompts of at most this many tokens
     *_columns("input cache_write_5m cache_write_1h cache_read output", Float, nullable=False),
     Column("us_inference", Float, nullable=False),  # the factor for calls bound to the US
+    Column("batch", Float, nullable=False, server_default="0.5"),  # that for calls in a batch
 )
 
 # A job that is submitted at the times of a cron expression, stored when the schedule was added.
@@ -464,7 +466,53 @@ model_calls = _table_of_run(
     Column("purpose", Text, nullable=False, server_default="turn"),
     Column("hour_cache", Boolean),  # its cache writes live for an hour
     Column("written_off_tokens", BigInteger),  # of its charge, by a person
+    Column(
+        "batch", Boolean, nullable=False, server_default="0"
+    ),  # in a Message Batch, at its prices
     sqlite_with_rowid=False,
+)
+
+# A Message Batch of the API, from its intent on.
+batches = _table(
+    "batches",
+    Column("id", Text, primary_key=True),
+    Column("account", Text, nullable=False),  # the API's id of the organization
+    Column("workspace", Text, nullable=False),  # of the API, if the job names one
+    Column("count", Integer, nullable=False),  # of its calls
+    Column("digest", Text, nullable=False),  # SHA-256 of what was to be sent
+    Column("asked_at", Float, nullable=False),  # when the intent was stored
+    Column("api_id", Text),  # NULL: it may not have been made
+    *_columns("created_at expires_at", Float),  # by the API
+    Column("checked_at", Float, nullable=False),  # when the API was last asked about it
+    Column("adopted", Boolean, nullable=False, server_default="0"),  # found in the API's list
+    Column("not_ours", JSON, nullable=False),  # the API's ids of batches adopted by mistake
+    Column("cancelled_at", Float),
+    Column("ended_at", Float),  # no result is to come
+    Column("outcome", Text),  # ended, lost or refused
+    Column("detail", Text, nullable=False, server_default=""),
+    Index(None, "account", **_where("ended_at IS NULL")),
+)
+
+# The worker that sends and reads the batches of an organization, while it is alive.
+batch_collectors = _table(
+    "batch_collectors",
+    Column("account", Text, primary_key=True),
+    Column("worker_id", Text, nullable=False),
+)
+
+# A model call that goes into a batch, and its result until the run takes it.
+batch_calls = _table_of_run(
+    "batch_calls",
+    Column("number", Integer, primary_key=True),
+    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+    Column("asked_at", Float, nullable=False),
+    Column("batch_id", Text, ForeignKey("batches.id")),  # NULL: it waits for others
+    Column("result", JSON(none_as_null=True)),
+    Column("seconds", Float),  # that the batch took
+    Column("ended_at", Float),  # its run took the result, or ended without
+    Index(None, "asked_at", **_where("batch_id IS NULL AND ended_at IS NULL")),
+    Index(None, "batch_id", **_where("batch_id IS NOT NULL")),
+    Index("ix_batch_calls_result", "run_id", **_where("result IS NOT NULL")),
 )
 
 # --- Records of a run ---

@@ -13,7 +13,7 @@ from runner.cli.main import main
 from runner.cli.report import summarise as summarise_job
 from runner.core.conversation import Usage
 from runner.core.model_calls import turn_request
-from runner.llm.anthropic import request_body
+from runner.llm.requests import request_body
 from runner.queries.transcript import show_run
 from runner.store.database import Database
 from tests.cli.conftest import Result

@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from runner.core.context import Compacted, Compaction, TruncatedResult, sent_messages
 from runner.core.conversation import Message
 from runner.core.entries import PROMPT_TOO_LONG
-from runner.llm.anthropic import request_body
+from runner.llm.requests import request_body
 from runner.queries.transcript import sent_request
 from runner.store.database import Database
 from tests.crash.record import Record, hold

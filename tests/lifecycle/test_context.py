@@ -19,8 +19,8 @@ from bench.context import play
 from runner import wiring
 from runner.core.conversation import Usage
 from runner.core.prices import Terms
-from runner.llm.anthropic import request_body
 from runner.llm.prices import load_prices
+from runner.llm.requests import request_body
 from runner.queries.transcript import sent_request
 from runner.settings import Settings
 from runner.store.tables import compactions, model_calls, runs

@@ -25,7 +25,7 @@ from runner.core.entries import ContextCompacted
 from runner.core.model_calls import summary_request, turn_request
 from runner.core.state import CountedPrompt
 from runner.core.steps import CallModel, CountTokens, RunTools
-from runner.llm.anthropic import request_body
+from runner.llm.requests import request_body
 from tests.core.story import Story, a_run, a_spec, changed, replied, uses
 from tests.llm.conftest import READ, make_request, user
 from tests.messages_api import Reply

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+from tests.messages_api import batches
+from tests.messages_api.batches import BatchShelf
 from tests.messages_api.conversation_rules import Refusal
 from tests.messages_api.prompt_cache import Prompt, PromptCache
-from tests.messages_api.replies import Break, Reply, sse
+from tests.messages_api.replies import ERROR_TYPES, Break, Reply, sse
 from tests.messages_api.rules import MODELS, check_count, check_headers, check_request, check_window
 from tests.messages_api.wire import BEFORE_HEADERS, Wire, chunk, stream_head
 
@@ -35,6 +37,7 @@ class Received:
     raw: bytes
     body: Any
     at: float
+    custom_id: str | None = None  # in a batch
 
     @property
     def position(self) -> int:
@@ -91,6 +94,8 @@ class MessagesServer:
         caching: whether the prompt cache works.
         now: the cache's clock, in seconds.
         broken: how requests to a path other than ``/v1/messages`` break.
+        batch_now: the clock of batches, in seconds since the epoch.
+        batch_takes: how many seconds a batch takes, by its number from 1.
         tls: encrypts connections.
     """
 
@@ -107,6 +112,8 @@ class MessagesServer:
         caching: bool = True,
         now: Callable[[], float] = time.monotonic,
         broken: Mapping[str, Break] | None = None,
+        batch_now: Callable[[], float] = time.time,
+        batch_takes: Callable[[int], float] = lambda number: 0.0,
     ) -> None:
         self.requests: list[Received] = []
         self.others: list[Received] = []
@@ -123,6 +130,8 @@ class MessagesServer:
         self._chars_per_token = chars_per_token
         self._cache = PromptCache(now, caching)
         self._broken = broken or {}
+        self.shelf = BatchShelf(self._work_in_batch, batch_now, batch_takes)
+        self.worked_in_batches: list[Received] = []  # what was paid for
         self._issued: set[str] = set()
         self._changed = threading.Condition()
         self._serving = threading.Event()
@@ -225,6 +234,8 @@ class MessagesServer:
         request_id = f"req_{self.count:012d}"
         try:
             request = self._take(method, path, headers, raw)
+            if path.startswith(batches.PATH):
+                return await self._answer_batches(wire, request, urlsplit(target).query, request_id)
             if path != "/v1/messages":
                 return await self._answer(wire, request, request_id)
             prompt = Prompt.of(request.body, self._chars_per_token)
@@ -252,6 +263,66 @@ class MessagesServer:
         if self._window is None or prompt.tokens + reply.output_tokens() <= self._window:
             return reply
         return replace(reply, cut=True, stop_reason="model_context_window_exceeded")
+
+    async def _answer_batches(
+        self, wire: Wire, request: Received, query: str, request_id: str
+    ) -> bool:
+        """Answer a request about batches. Raises ``Refusal``."""
+        shelf, headers = self.shelf, batches.ORGANIZATION
+        if (failure := self._broken.get(f"{request.method} {request.path}")) is not None:
+            return await wire.break_before_headers(failure, request_id)
+        match [request.method, *request.path.removeprefix(batches.PATH).split("/")[1:]]:
+            case ["POST"]:
+                fault = shelf.faults.popleft() if shelf.faults else None
+                batch = None
+                if fault is None or fault.made:
+                    batch = shelf.create(request.body, request.headers["anthropic-version"])
+                if fault is not None:
+                    return await wire.break_before_headers(fault.broken, request_id)
+                assert batch is not None
+                return await wire.send(batch.told(), request_id, headers)
+            case ["GET"]:
+                return await wire.send(shelf.page(query), request_id, headers)
+            case ["GET", name]:
+                return await wire.send(shelf.find(name).told(), request_id, headers)
+            case ["POST", name, "cancel"]:
+                return await wire.send(shelf.cancel(name).told(), request_id, headers)
+            case ["GET", name, "results"]:
+                lines = shelf.results(name).lines()
+                await wire.write(stream_head(request_id, "application/x-jsonl"))
+                for line in lines:
+                    await wire.write(chunk(line))
+                await wire.write(b"0\r\n\r\n")
+                return True
+        raise Refusal("Not found", 404, "not_found_error")
+
+    def _work_in_batch(
+        self, custom_id: str, params: dict[str, Any], version: str
+    ) -> dict[str, Any]:
+        """Return the result of one request of a batch. Raises ``Refusal``."""
+        check_request(params, version, self._issued)
+        self.count += 1
+        raw = json.dumps(params).encode()
+        at = time.time()
+        request = Received(self.count, "POST", "/v1/messages", {}, raw, params, at, custom_id)
+        prompt = Prompt.of(params, self._chars_per_token)
+        check_window(prompt.tokens, self._window)
+        found = self._cache.find(prompt)
+        reply = self._fitting(self._plan(request), prompt)
+        failure = reply.broken
+        if failure is not None:
+            kind = failure.error_type or ERROR_TYPES.get(failure.status, "api_error")
+            raise Refusal(failure.message, failure.status, kind)
+        self._issued.update(block["type"] for block in reply.blocks)
+        usage = {**self._cache.keep(prompt, found), "service_tier": "batch"}
+        self._change_worked(request)
+        message = reply.message(f"msg_{request.number:012d}", params["model"], usage)
+        return {"type": "succeeded", "message": message}
+
+    def _change_worked(self, request: Received) -> None:
+        with self._changed:
+            self.worked_in_batches.append(request)
+            self._changed.notify_all()
 
     async def _answer(self, wire: Wire, request: Received, request_id: str) -> bool:
         """Answer a request that is no model call."""
@@ -281,6 +352,10 @@ class MessagesServer:
                 (self.requests if path == "/v1/messages" else self.others).append(request)
                 self._changed.notify_all()
         check_headers(headers, API_KEY)
+        if path.startswith(batches.PATH):
+            if len(raw) > batches.MOST_BODY_BYTES:
+                raise Refusal("Request exceeds the maximum size", 413, "request_too_large")
+            return request
         if len(raw) > self._most_body_bytes:
             raise Refusal("Request exceeds the maximum size", 413, "request_too_large")
         if (method, path) == ("GET", "/v1/models"):

@@ -50,9 +50,12 @@ class Wire:
         body = failure.error_body(request_id)
         return await self._send(failure.status, body, request_id, kind, failure.headers)
 
-    async def send(self, body: Mapping[str, Any], request_id: str) -> bool:
+    async def send(
+        self, body: Mapping[str, Any], request_id: str, headers: Mapping[str, str] | None = None
+    ) -> bool:
         """Answer with a JSON object."""
-        return await self._send(200, json.dumps(body).encode(), request_id, "application/json", {})
+        raw = json.dumps(body).encode()
+        return await self._send(200, raw, request_id, "application/json", headers or {})
 
     async def break_off(self, failure: Break, request_id: str) -> bool:
         """Break inside the stream."""
@@ -106,10 +109,10 @@ class Wire:
         return True
 
 
-def stream_head(request_id: str) -> bytes:
+def stream_head(request_id: str, kind: str = "text/event-stream; charset=utf-8") -> bytes:
     """The head of a streamed answer."""
     return (
-        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+        f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n"
         f"transfer-encoding: chunked\r\nrequest-id: {request_id}\r\n\r\n"
     ).encode()
 

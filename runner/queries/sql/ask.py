@@ -131,6 +131,7 @@ def store_prices(database: Database, prices: PriceList) -> None:
             "up_to": up_to,
             **{name: float(value) for name, value in asdict(rates).items()},
             "us_inference": float(prices.us_inference),
+            "batch": float(prices.batch),
         }
         for model, price in prices.models.items()
         # The same choice as ``PriceList.rates``: fast mode has one price for prompts of any length.

@@ -179,6 +179,7 @@ usd usd its cost at list prices; NULL if unknown
 usd_at_most usd the most that it can have cost, if its usage is unknown
 basis text `usage`, `at most` (usage unknown), `no price` (of its model) or `scripted` (free)
 {_IN_TREE}
+batch integer 1: it went into a Message Batch, at half the price
 
 # v_events: One row for each event of a run, and for each of a job as a whole (then `run_id`,
 # `item` and `attempt` are NULL).

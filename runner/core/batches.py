@@ -1,0 +1,162 @@
+"""Message Batches: which calls go into one and when, and which of the API's batches is ours.
+
+A call in a batch costs half, and its reply may take up to a day
+(https://platform.claude.com/docs/en/build-with-claude/batch-processing). The API takes no key that makes
+``create`` idempotent: after an unknown outcome the list of batches is all that tells whether there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from runner.core.spec import JobSpec
+from runner.core.state import RunState
+from runner.errors import ModelCallError
+
+# The API takes 100,000 requests or 256 MB; less keeps little in memory.
+MOST_REQUESTS = 10_000
+MOST_BYTES = 16 * 1024 * 1024
+
+GRACE_SECONDS = 300.0  # after which a batch that is not listed is taken for not made
+CLOCKS_DIFFER_SECONDS = 60.0  # between this machine and the API, at most
+LOST_SECONDS = (
+    26 * 3600.0
+)  # after which a batch that the API does not know is lost: it ends after 24 hours
+
+# Model options that the API does not take in a batch.
+BATCHES_REFUSE = ("speed",)
+
+# The results of calls that no batch has, beside those of the API.
+LOST: Mapping[str, Any] = {"type": "lost"}  # nobody knows if it was made, or what became of it
+WITHDRAWN: Mapping[str, Any] = {"type": "withdrawn"}  # it was not sent
+
+
+def refusal(error: ModelCallError) -> Mapping[str, Any]:
+    """Return the result of each call of a batch that the API refused."""
+    names = ("kind", "message", "status", "request_id")
+    return {"type": "refused", **{name: getattr(error, name) for name in names}}
+
+
+_NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
+_LONGEST_ID = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCall:
+    """A model call that no batch has yet."""
+
+    run_id: str
+    number: int
+    job_id: str
+    asked_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBatch:
+    """A batch as the API tells of it. Times are in seconds since the epoch."""
+
+    id: str
+    count: int  # of its requests
+    created_at: float
+    expires_at: float
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch as it is stored, with its intent at least."""
+
+    id: str
+    workspace: str  # of the API, where the job names one
+    count: int
+    asked_at: float  # seconds since the epoch: when its intent was stored
+    api_id: str | None  # None: it may not have been made
+    created_at: float | None
+    checked_at: float  # when the API was last asked about it
+    adopted: bool  # it was found in the API's list
+    not_ours: tuple[str, ...]  # the API's ids of batches that were adopted by mistake
+    cancelled: bool  # the API was told to cancel it
+
+    def next_check(self, now: float) -> float:
+        """Return when to ask about it again: after a twentieth of its age, a minute at most."""
+        age = max(0.0, now - (self.created_at or self.asked_at))
+        return self.checked_at + min(60.0, max(1.0, age / 20))
+
+
+def custom_id(run_id: str, number: int) -> str:
+    """Return what names a call in a batch: its run and its number, in the characters that the API takes."""
+    name = f"{_NOT_IN_IDS.sub('-', run_id)}_{number}"
+    return name if len(name) <= _LONGEST_ID else sha256(name.encode()).hexdigest()
+
+
+def due_waves(
+    waiting: Iterable[WaitingCall],
+    kinds: Mapping[str, Any],
+    specs: Mapping[str, JobSpec],
+    busy: Collection[str],
+    now: float,
+) -> list[list[WaitingCall]]:
+    """Return the calls that are to be sent now, those that may share a batch together.
+
+    A wave is due when one of its calls has waited for its job's ``batch_linger``, when nothing else of
+    its job is under way, or when it is as large as a batch may be.
+
+    Args:
+        kinds: what calls have to have in common to share a batch, by job.
+        busy: the jobs with runs that may ask for another call soon.
+    """
+    waves: defaultdict[Any, list[WaitingCall]] = defaultdict(list)
+    for call in waiting:
+        waves[kinds[call.job_id]].append(call)
+
+    def is_due(call: WaitingCall) -> bool:
+        waited = now - call.asked_at
+        return call.job_id not in busy or not 0 <= waited < specs[call.job_id].batch_linger
+
+    return [wave for wave in waves.values() if len(wave) >= MOST_REQUESTS or any(map(is_due, wave))]
+
+
+def candidates(
+    batch: StoredBatch, listed: Iterable[ListedBatch], known: Collection[str]
+) -> list[str]:
+    """Return the API's ids of batches that may be one whose creation has an unknown outcome: those made
+    since then with as many requests, without the ones that are ``known`` or were not ours."""
+    since = batch.asked_at - CLOCKS_DIFFER_SECONDS
+    return [
+        each.id
+        for each in listed
+        if each.count == batch.count
+        and each.created_at >= since
+        and each.id not in known
+        and each.id not in batch.not_ours
+    ]
+
+
+def may_begin(state: RunState, now: float) -> bool:
+    """True if the job lets model calls begin now."""
+    is_past = state.finish_by is not None and state.finish_by <= now
+    return not is_past and state.spec.times.next_start(now) is None
+
+
+def awaits_batch(state: RunState) -> bool:
+    """True if a run's open call is in a batch, or is to go into one, and has no result yet."""
+    call = state.model.open_call
+    return call is not None and call.reservation.batch and state.batch_result is None
+
+
+def goes_in_batch(state: RunState) -> bool:
+    """True if a run's next call goes into a batch. The first one of a job does not: it writes the prefix
+    that the others read from the cache, and finds a request that the API refuses at once. As long as
+    that was refused, neither do the others."""
+    return not (state.lane == "realtime" or state.model.warms_cache or state.first_refused)
+
+
+def create_body(bodies: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return the body of ``create``, given each request's ``custom_id`` and its parameters as JSON."""
+    each = (b'{"custom_id":"%b","params":%b}' % (name.encode(), body) for name, body in bodies)
+    return b'{"requests":[' + b",".join(each) + b"]}"

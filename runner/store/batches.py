@@ -1,0 +1,277 @@
+"""Message Batches: intents, ids, results, and queueing the runs again whose results have come.
+
+Nothing here locks a run before a batch or its calls, except to queue the run again. A call that ends
+otherwise (a cancel) marks its row in its own transaction, so whichever comes first holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, insert, or_, select, update
+
+from runner.core.batches import LOST, WITHDRAWN, ListedBatch, StoredBatch, WaitingCall
+from runner.core.run import RUNNER
+from runner.core.spec import JobSpec
+from runner.core.text import shorten, visible
+from runner.store import ids
+from runner.store.changes import MOST_AT_ONCE, in_lots, locked_runs, queued, signed_change
+from runner.store.database import Database
+from runner.store.statements import insert_or
+from runner.store.tables import batch_calls, batch_collectors, batches, jobs, runs, workers
+
+_DETAIL_LENGTH = 300
+_WAITS = and_(runs.c.state == "waiting", runs.c.reason == "batch")
+_IS_OPEN = batch_calls.c.ended_at.is_(None)
+_IS_UNSENT = and_(batch_calls.c.batch_id.is_(None), _IS_OPEN, batch_calls.c.result.is_(None))
+_WAITING = (
+    select(batch_calls.c.run_id, batch_calls.c.number, batch_calls.c.job_id, batch_calls.c.asked_at)
+    .join(runs, runs.c.id == batch_calls.c.run_id)
+    .where(_IS_UNSENT, _WAITS)
+    .order_by(batch_calls.c.asked_at, batch_calls.c.run_id)
+)
+_UNENDED = select(batches.c.account).where(batches.c.ended_at.is_(None)).limit(1)
+_READY = (
+    select(runs.c.id)
+    .join(batch_calls, batch_calls.c.run_id == runs.c.id)
+    .where(_WAITS, _IS_OPEN, batch_calls.c.result.is_not(None))
+    .order_by(runs.c.id)
+    .limit(MOST_AT_ONCE)
+)
+_KNOWN = select(batches.c.api_id).where(batches.c.api_id.is_not(None))
+_STORED = (
+    *("id", "workspace", "count", "asked_at", "api_id", "created_at", "checked_at", "adopted"),
+)
+
+
+def is_there_work(database: Database) -> bool:
+    """True if a call waits for a batch, or a batch has not ended."""
+    return bool(database.find(_WAITING.limit(1), {}) or database.find(_UNENDED, {}))
+
+
+def collect(database: Database, account: str, worker_id: str, now: float) -> bool:
+    """Let a worker send and read the batches of an organization, unless another one that lives does."""
+    row = {"account": account, "worker_id": worker_id}
+    holder = select(workers.c.id).where(
+        workers.c.id == batch_collectors.c.worker_id,
+        workers.c.ended_at.is_(None),
+        workers.c.lease_expires_at > now,
+    )
+    is_free = or_(batch_collectors.c.worker_id == worker_id, ~holder.exists())
+
+    def work(connection: Connection) -> bool:
+        taken = insert_or(connection, batch_collectors).values(row)
+        taken = taken.on_conflict_do_update(index_elements=["account"], set_=row, where=is_free)
+        return connection.execute(taken.returning(batch_collectors.c.account)).first() is not None
+
+    held = select(batch_collectors.c.worker_id).where(batch_collectors.c.account == account)
+    if [found.worker_id for found in database.rows(held)] == [worker_id]:
+        return True
+    return database.write(work)
+
+
+def waiting_calls(database: Database) -> list[WaitingCall]:
+    """Return the calls that no batch has, of runs that wait for one; the oldest first."""
+    return [WaitingCall(*row) for row in database.find(_WAITING, {})]
+
+
+def busy_jobs(database: Database, job_ids: Collection[str]) -> set[str]:
+    """Return which of these jobs have runs that are worked on or queued."""
+    is_busy = runs.c.job_id.in_(job_ids), runs.c.state.in_(("queued", "running"))
+    query = select(runs.c.job_id).where(*is_busy).distinct()
+    return {row.job_id for row in database.rows(query)}
+
+
+def specs_of(
+    database: Database, known: Mapping[str, JobSpec], job_ids: Collection[str]
+) -> dict[str, JobSpec]:
+    """Return the specs of jobs, read if they are not ``known``: they never change."""
+    unknown = set(job_ids) - set(known)
+    query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(unknown))
+    read = database.rows(query) if unknown else ()
+    found = {row.id: JobSpec.from_json(row.spec) for row in read}
+    return {job_id: known[job_id] for job_id in job_ids if job_id in known} | found
+
+
+def intend(
+    database: Database,
+    account: str,
+    workspace: str,
+    bodies: Mapping[WaitingCall, bytes],
+    now: float,
+) -> tuple[StoredBatch, list[WaitingCall]] | None:
+    """Store that a batch of these calls is about to be made. Returns it with the calls that are in it:
+    not those that have ended meanwhile. None if there are none left."""
+    batch_id = ids.new("bat", now)
+
+    def work(connection: Connection) -> list[WaitingCall]:
+        row = {"id": batch_id, "account": account, "workspace": workspace, "count": 0}
+        row |= {"digest": "", "asked_at": now, "checked_at": now, "not_ours": []}
+        connection.execute(insert(batches).values(row))
+        kept: list[WaitingCall] = []
+        for lot in in_lots(list(bodies)):
+            taken = update(batch_calls).where(_are_of(lot), _IS_UNSENT).values(batch_id=batch_id)
+            this = batch_calls.c.run_id, batch_calls.c.number
+            found = {tuple(row) for row in connection.execute(taken.returning(*this))}
+            kept += [call for call in lot if (call.run_id, call.number) in found]
+        digest = sha256(b"".join(bodies[call] for call in kept)).hexdigest()
+        what = {"count": len(kept), "digest": digest}
+        what |= {} if kept else {"ended_at": now, "outcome": "refused"}
+        connection.execute(update(batches).where(batches.c.id == batch_id).values(what))
+        return kept
+
+    kept = database.write(work)
+    if not kept:
+        return None
+    return StoredBatch(batch_id, workspace, len(kept), now, None, None, now, False, (), False), kept
+
+
+def _are_of(calls: Sequence[WaitingCall]) -> ColumnElement[bool]:
+    """The calls of these runs: each has one that is not sent."""
+    return batch_calls.c.run_id.in_([call.run_id for call in calls])
+
+
+def made(
+    database: Database, batch: StoredBatch, found: ListedBatch, now: float, *, adopted: bool = False
+) -> None:
+    """Store the API's id of a batch; ``adopted``: it was found in the list."""
+    times = {"created_at": found.created_at, "expires_at": found.expires_at, "checked_at": now}
+    _change(database, batch, api_id=found.id, adopted=adopted, **times)
+
+
+def not_made(database: Database, batch: StoredBatch, why: str, now: float) -> None:
+    """The API did not take a batch: its calls wait for the next one."""
+    _end(database, batch, "refused", why, now, batch_id=None)
+
+
+def refused(
+    database: Database, batch: StoredBatch, result: Mapping[str, Any], why: str, now: float
+) -> None:
+    """The API refused a batch: each of its calls has the error as its result."""
+    _end(database, batch, "refused", why, now, result=result)
+
+
+def lost(database: Database, batch: StoredBatch, why: str, now: float) -> None:
+    """Nobody knows what became of a batch: its calls are charged, and made again."""
+    _end(database, batch, "lost", why, now, result=LOST)
+
+
+def not_ours(database: Database, batch: StoredBatch, why: str) -> None:
+    """A batch that was adopted is another one: look for ours once more."""
+    others = [*batch.not_ours, batch.api_id]
+    unknown = {"api_id": None, "adopted": False, "created_at": None, "expires_at": None}
+    _change(database, batch, not_ours=others, detail=_line(why), **unknown)
+
+
+def checked(database: Database, batch: StoredBatch, now: float, why: str = "") -> None:
+    """Note when the API was asked about a batch, and ``why`` it did not say."""
+    _change(database, batch, checked_at=now, detail=_line(why))
+
+
+def cancelled(database: Database, batch: StoredBatch, now: float) -> None:
+    """Note that the API was told to cancel a batch."""
+    _change(database, batch, cancelled_at=now)
+
+
+def ended(database: Database, batch: StoredBatch, now: float) -> None:
+    """All results of a batch are stored: calls without one are lost."""
+    _end(database, batch, "ended", "", now, result=LOST)
+
+
+def members(database: Database, batch: StoredBatch) -> list[tuple[str, int]]:
+    """Return the run and number of each call of a batch."""
+    query = select(batch_calls.c.run_id, batch_calls.c.number)
+    return [tuple(row) for row in database.rows(query.where(batch_calls.c.batch_id == batch.id))]
+
+
+def store_results(
+    database: Database,
+    batch: StoredBatch,
+    results: Sequence[tuple[tuple[str, int], Mapping[str, Any]]],
+    seconds: float,
+) -> None:
+    """Store results of calls that have none and have not ended."""
+    this = batch_calls.c.run_id == bindparam("run"), batch_calls.c.number == bindparam("call")
+    change = (
+        update(batch_calls)
+        .where(*this, batch_calls.c.batch_id == batch.id, _IS_OPEN, batch_calls.c.result.is_(None))
+        .values(result=bindparam("given"), seconds=seconds)
+    )
+    rows = [{"run": run, "call": call, "given": given} for (run, call), given in results]
+    if rows:
+        database.write(lambda connection: connection.execute(change, rows))
+
+
+def withdraw(database: Database, calls: Sequence[WaitingCall]) -> None:
+    """Give back calls that no batch has: their runs decide again."""
+    for lot in in_lots(calls):
+        unsent = update(batch_calls).where(_are_of(lot), _IS_UNSENT)
+        database.execute(unsent.values(result=WITHDRAWN))
+
+
+def open_batches(database: Database, account: str) -> list[StoredBatch]:
+    """Return an organization's batches that have not ended, the oldest first."""
+    others = batches.c.not_ours.label("others")
+    query = select(*(batches.c[name] for name in _STORED), others, batches.c.cancelled_at)
+    query = query.where(batches.c.account == account, batches.c.ended_at.is_(None))
+    found = database.rows(query.order_by(batches.c.asked_at, batches.c.id))
+    return [
+        StoredBatch(
+            **{name: getattr(row, name) for name in _STORED},
+            not_ours=tuple(row.others),
+            cancelled=row.cancelled_at is not None,
+        )
+        for row in found
+    ]
+
+
+def known_ids(database: Database) -> set[str]:
+    """Return the API's ids of all batches that are stored."""
+    return {row.api_id for row in database.rows(_KNOWN)}
+
+
+def abandoned(database: Database, batch: StoredBatch) -> bool:
+    """True if no run takes anything of a batch any more."""
+    open_call = select(batch_calls.c.run_id).where(batch_calls.c.batch_id == batch.id, _IS_OPEN)
+    return not database.rows(open_call.limit(1))
+
+
+def wake(database: Database, now: float) -> list[str]:
+    """Queue runs again whose results have come, and return their ids."""
+
+    def work(connection: Connection, run_ids: Sequence[str]) -> list[str]:
+        found = locked_runs(connection, run_ids, _WAITS)
+        for run in found:
+            why = {"reason": "batch"}
+            signed_change(connection, run, now, "resumed", RUNNER, queued(now), why)
+        return [run.id for run in found]
+
+    woken: list[str] = []
+    while run_ids := [row.id for row in database.find(_READY, {})]:
+        woken += database.write(partial(work, run_ids=run_ids))
+    return woken
+
+
+def _change(database: Database, batch: StoredBatch, **values: Any) -> None:
+    database.execute(update(batches).where(batches.c.id == batch.id).values(values))
+
+
+def _end(
+    database: Database, batch: StoredBatch, outcome: str, why: str, now: float, **of_calls: Any
+) -> None:
+    """End a batch, and change its open calls without a result."""
+    calls = batch_calls.c.batch_id == batch.id, _IS_OPEN, batch_calls.c.result.is_(None)
+
+    def work(connection: Connection) -> None:
+        end = {"ended_at": now, "outcome": outcome, "detail": _line(why)}
+        connection.execute(update(batches).where(batches.c.id == batch.id).values(end))
+        connection.execute(update(batch_calls).where(*calls).values(of_calls))
+
+    database.write(work)
+
+
+def _line(text: str) -> str:
+    return shorten(visible(text), _DETAIL_LENGTH)

@@ -1,0 +1,225 @@
+"""Runs in the lane of batches, worked in this process, and collectors that die at chosen points."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from runner.core.conversation import Tool
+from runner.core.model_calls import tariffs_of
+from runner.core.run import Outcome
+from runner.core.spec import JobSpec, NewRun, Submission
+from runner.engine.attempt import Ports, run_attempt
+from runner.engine.batches import Collector
+from runner.llm.anthropic import AnthropicModel
+from runner.llm.batches import AnthropicBatches
+from runner.llm.prices import load_prices
+from runner.logs import Outage
+from runner.ports import Batches, Interrupt
+from runner.store import ids, jobs, leases, runs
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.tables import batches, model_calls
+from runner.store.tables import runs as run_table
+from runner.tools.toolbox import LocalTools
+from runner.workspace.run_workspaces import RunWorkspaces
+from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
+
+SPEC = JobSpec(
+    name="batched",
+    model="claude-sonnet-5",
+    tools=(Tool("Nothing", "Does nothing.", {"type": "object"}),),  # that nobody allows
+    lane="batch",
+    batch_linger=5.0,
+)
+
+
+class Died(BaseException):
+    """The collector's process ends here."""
+
+
+class TurnedClock:
+    """The clock of the workers and of the API, which tests turn."""
+
+    def __init__(self) -> None:
+        self._turned = 0.0
+
+    def now(self) -> float:
+        return time.time() + self._turned
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._turned
+
+    def turn(self, seconds: float) -> None:
+        self._turned += seconds
+
+
+def two_turns(request: Received) -> Reply:
+    """A call of a tool, then the end."""
+    if request.position == 1:
+        return Reply([text("Done.")])
+    return Reply([text("On it."), tool_use("toolu_1", "Nothing", {})])
+
+
+class Silence:
+    def publish(self, run_id: str, text: str) -> None:
+        """Nobody listens."""
+
+
+class Office:
+    """A database, an API with batches, and this process as the worker of all runs."""
+
+    def __init__(
+        self, database: Database, server: MessagesServer, folder: Path, clock: TurnedClock
+    ) -> None:
+        (folder / "home").mkdir(exist_ok=True)
+        self.database, self.server, self.clock = database, server, clock
+        self.api = AnthropicBatches(base_url=server.url, api_key=API_KEY)
+        model = AnthropicModel(base_url=server.url, api_key=API_KEY)
+        prices = load_prices()
+        tools = LocalTools(folder / "home", folder / "locks")
+        self.ports = Ports(
+            journal=StoredJournal(database, clock.now, lambda spec: tariffs_of(spec, prices)),
+            models=lambda spec: model,
+            tools=tools,
+            workspaces=RunWorkspaces(database, folder / "home", tools),
+            live=Silence(),
+            clock=clock,
+            jitter=lambda: 0.0,
+            call_id=ids.call_id,
+            stopping=threading.Event(),
+        )
+        self.boundary: int | None = None  # at which the collector dies, one from now
+        self._closes = [tools.close, model.close, self.api.close]
+
+    def close(self) -> None:
+        for close in self._closes:
+            close()
+
+    def submit(self, count: int = 3, spec: JobSpec = SPEC, **changes: Any) -> str:
+        """Submit a job; its id."""
+        new = tuple(NewRun(f"i{number}", None, f"Do {number}.") for number in range(count))
+        submission = Submission("job.toml", "", replace(spec, **changes), new)
+        return jobs.submit(self.database, submission, self.clock.now())
+
+    def work(self) -> list[Outcome]:
+        """Work all runs that are due, one after another, until none is."""
+        outcomes = []
+        while due := runs.due_to_notify(self.database, 1000, self.clock.now()):
+            for run_id in due:
+                run = runs.look_at(self.database, run_id, self.clock.now())
+                assert run is not None
+                lease = runs.claim(self.database, run, "worker_a", self.clock.now())
+                assert lease is not None
+                outcomes.append(run_attempt(lease, self.ports, Interrupt()))
+        return outcomes
+
+    def collector(self, worker_id: str = "worker_a", grace: float = 300.0) -> Collector:
+        """A collector of a worker that lives."""
+        self._register(worker_id)
+        api: Any = Mortal(self.api, self._cross)
+        return Collector(
+            database=self.database,
+            worker_id=worker_id,
+            clock=self.clock,
+            api=lambda: api,
+            look=self.ports.journal.look,
+            stopping=self.ports.stopping,
+            outage=Outage("the database", lambda *given: None),  # type: ignore[arg-type]
+            grace=grace,
+        )
+
+    def _register(self, worker_id: str) -> None:
+        now, known = self.clock.now(), leases.others(self.database, "")
+        if worker_id in {each[0] for each in known}:
+            leases.renew(self.database, worker_id, now)
+        else:
+            about: Any = {"host_id": "h", "hostname": "h", "pid": 1, "slots": 1}
+            leases.register(self.database, worker_id, now=now, **about)
+
+    @contextmanager
+    def dying_at(self, boundary: int) -> Iterator[Callable[[], int]]:
+        """In the block the process of a collector dies at the n-th boundary from now: before or after a
+        transaction or a call of the API."""
+        self.boundary = boundary
+        write = self.database.write
+
+        def dying_write(work: Any, **options: Any) -> Any:
+            self._cross()
+            result = write(work, **options)
+            self._cross()
+            return result
+
+        self.database.write = dying_write  # type: ignore[method-assign]
+        left = boundary
+        try:
+            yield lambda: left
+            left = self.boundary
+        finally:
+            self.database.write = write  # type: ignore[method-assign]
+            self.boundary = None
+
+    def _cross(self) -> None:
+        if self.boundary is not None:
+            self.boundary -= 1
+            if not self.boundary:
+                raise Died
+
+    def states(self) -> dict[str, int]:
+        """How many runs are in each state, with its reason."""
+        query = select(run_table.c.state, run_table.c.reason)
+        found: dict[str, int] = {}
+        for row in self.database.rows(query):
+            name = f"{row.state} {row.reason}".strip()
+            found[name] = found.get(name, 0) + 1
+        return found
+
+    def calls(self, *names: str) -> list[tuple[Any, ...]]:
+        """Columns of all model calls, by run and number."""
+        query = select(*(model_calls.c[name] for name in names))
+        query = query.order_by(model_calls.c.run_id, model_calls.c.number)
+        return [tuple(row) for row in self.database.rows(query)]
+
+    def batches(self, *names: str) -> list[tuple[Any, ...]]:
+        """Columns of all batches, the oldest first."""
+        query = select(*(batches.c[name] for name in names)).order_by(batches.c.id)
+        return [tuple(row) for row in self.database.rows(query)]
+
+    def paid(self) -> list[tuple[str, int]]:
+        """Prompt and turn of each request that was paid for."""
+        asked = [*self.server.requests, *self.server.worked_in_batches]
+        return sorted((each.first_text, each.position) for each in asked)
+
+
+class Mortal:
+    """The API, whose user may die before and after each call."""
+
+    def __init__(self, api: Batches, cross: Callable[[], None]) -> None:
+        self._api, self._cross = api, cross
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._api, name)
+        if name in ("body", "shared"):
+            return method
+
+        def call(*given: Any) -> Any:
+            self._cross()
+            found = method(*given)
+            if name == "results":
+                return self._lines(found)
+            self._cross()
+            return found
+
+        return call
+
+    def _lines(self, lines: Iterator[Any]) -> Iterator[Any]:
+        for line in lines:
+            self._cross()
+            yield line
