@@ -80,7 +80,7 @@ def html_environment() -> Environment:
     found = environment(shown, keep_trailing_newline=True)
     found.filters |= {
         "contents": _contents,
-        "digest": _digest,
+        "digest": digest,
         "fold": _fold,
         "json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         "kind": lambda value: type(value).__name__,
@@ -113,9 +113,10 @@ def shown(value: Any) -> Markup:
     )
 
 
-def _digest(content: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    return f"sha256-{digest}"
+def digest(content: str) -> str:
+    """Return the hash that a Content-Security-Policy names a style or script by."""
+    hashed = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    return f"sha256-{hashed}"
 
 
 def _fold(text: str) -> tuple[str, str, str]:

@@ -284,14 +284,22 @@ def markdown(report: Report) -> str:
 def markdown_environment() -> Environment:
     """Return an environment that shows an expression as code unless it is a number or safe."""
     found = environment(code)
-    own_words = ("cost", "duration", "moment", "plural")
-    found.filters |= {name: _safe(getattr(humanize, name)) for name in own_words}
-    found.filters |= {
-        "block": block,
+    found.filters |= report_filters(_safe, code) | {"block": block}
+    return found
+
+
+def report_filters(
+    own: Callable[[Callable[..., str]], Callable[..., Markup]], code: Callable[..., Markup]
+) -> dict[str, Callable[..., Any]]:
+    """Return the filters of the report's parts. ``own`` makes a function that returns words of ours one
+    that returns markup, ``code`` shows a value from outside."""
+    own_words = ("cost", "duration", "moment", "plural", "loss_line")
+    cost_line = own(humanize.cost_line)
+    return {
+        **{name: own(getattr(humanize, name)) for name in own_words},
         "code": code,
         # It names models without a price and has no words of ours.
-        "cost_line": lambda spent: (str if spent.unpriced else Markup)(humanize.cost_line(spent)),
-        "loss_line": _safe(humanize.loss_line),
+        "cost_line": lambda spent: (humanize.cost_line if spent.unpriced else cost_line)(spent),
         "cheaper_lines": humanize.cheaper_lines,
         "contained": humanize.containment_line,
         "denier": humanize.denier,
@@ -299,9 +307,8 @@ def markdown_environment() -> Environment:
         "filled": lambda columns, rows: [
             c for c in columns if c is columns[0] or any(map(c[1], rows))
         ],
-        "number": _safe("{:,}".format),
+        "number": own("{:,}".format),
     }
-    return found
 
 
 def _safe(words: Callable[..., str]) -> Callable[..., Markup]:

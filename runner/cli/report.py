@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from runner.app import costs, handle, times
+from runner.app import costs, handle, report_page, times
 from runner.app import report as app_report
 from runner.app.humanize import (
     cell,
@@ -23,6 +23,7 @@ from runner.app.humanize import (
 from runner.cli.exit_codes import exit_code
 from runner.cli.options import output_option, with_app
 from runner.cli.terminal import note, say, say_bytes, say_json, say_table
+from runner.cli.terminal import output as write_to
 
 _MOST_DENIALS = 10
 
@@ -30,18 +31,36 @@ _MOST_DENIALS = 10
 @click.command()
 @click.argument("job")
 @output_option
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="Write one HTML page, with diffs and charts (-: to stdout).",
+)
 @with_app
-def report(app: handle.App, job: str, output: Path | None) -> None:
+def report(app: handle.App, job: str, output: Path | None, html: Path | None) -> None:
     """Report on a job in Markdown: what to look at first, failures by what they have in common, and
-    for each run its outcome, changes, verification, cost, time, denials and approvals.
+    for each run its outcome, changes, verification, cost, time, denials and approvals. With --html
+    a page for the browser, or for a mail, that needs nothing else.
 
     Text from models, tools and repositories is shown as code, so that it has no effect.
 
     \b
     Example:
       runner report job_01jd9k -o morning.md
+      runner report job_01jd9k --html morning.html
     """
+    if html is not None and output is not None:
+        raise click.UsageError("--html writes a page, -o Markdown: give one of them")
     found = app_report.report_on(app, job, time.time(), with_changes=True)
+    if html is not None:
+        to_stdout = str(html) == "-"
+        with write_to(None if to_stdout else html) as write:
+            for piece in report_page.report_page(app, found):
+                write(piece.encode(errors="backslashreplace"))
+        if not to_stdout:
+            note(f"written: {cell(html)}")
+        return
     say_bytes(app_report.markdown(found).encode(errors="backslashreplace"), output)
 
 
