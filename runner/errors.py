@@ -66,8 +66,12 @@ class HostFaultError(RunnerError):
     unbegun: tuple[int, ...] = ()  # indexes of tool calls that were to start, and did not
 
 
-class SandboxMissing(HostFaultError):  # noqa: N818 - not wrong, only not here
-    """This host cannot contain the calls of a job that requires it; it can work other jobs."""
+class HostLacks(HostFaultError):  # noqa: N818 - not wrong, only not here
+    """This host lacks what a job requires; it can work other jobs."""
+
+
+class SandboxMissing(HostLacks):
+    """This host cannot contain the calls of a job that requires it."""
 
 
 # No space, read-only, too many open files, no memory, a broken disk.

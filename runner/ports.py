@@ -14,6 +14,7 @@ from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult,
 from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
+from runner.core.mcp import McpServer
 from runner.core.run import Ended, Lease, Outcome
 from runner.core.sandbox import Sandbox
 from runner.core.state import RunState
@@ -208,6 +209,7 @@ class ToolCall:
     timeout: float  # seconds
     sandbox: Sandbox | None = None  # the job's; which paths the rules deny says ``authorization``
     about: Mapping[str, Any] = field(default_factory=dict)  # data of the events of its connections
+    server: McpServer | None = None  # that the tool belongs to; None: to none
 
 
 @dataclass(frozen=True, slots=True)

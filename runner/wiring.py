@@ -87,6 +87,7 @@ def load_submission(
     those that ``preflight`` finds included."""
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
+    from runner.tools.mcp import list_tools
     from runner.tools.registry import resolve_hooks, resolve_tools
     from runner.workspace.submission import inspect_repository
 
@@ -94,6 +95,7 @@ def load_submission(
         path,
         resolve_tools=resolve_tools,
         resolve_hooks=resolve_hooks,
+        list_mcp_tools=list_tools,
         look_at_repository=partial(
             inspect_repository, home=settings.home, environment=tool_environment(os.environ)
         ),
@@ -310,6 +312,7 @@ def _surroundings(
     workspaces = RunWorkspaces(database, settings.home, tools)
     observers += [
         AttemptLog(),
+        tools.servers,  # before what looks at what their processes left
         TmpRemover(settings.home),
         NotesStorer(
             settings.home,

@@ -13,6 +13,7 @@ from typing import Literal
 from runner.core import children, entries, hook_decisions
 from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
+from runner.core.mcp import source_parts
 from runner.core.run import Ended, Waiting
 from runner.core.state import Call, RunState
 from runner.core.steps import RecordShared, Step, end, locate, stop_at_deadline
@@ -40,10 +41,14 @@ def in_doubt(state: RunState) -> tuple[Call, ...]:
 
 
 def is_external(state: RunState, call: Call) -> bool:
-    """True if a rule of the job says that any part of a call has effects outside the workspace.
-    Paths are not resolved, because there may be no workspace yet."""
+    """True if a call may have effects outside the workspace: it is of an MCP server, or a rule of the
+    job says so of any part of it. Paths are not resolved, because there may be no workspace yet."""
     workspace, tool = state.spec.workspace, state.spec.tool(call.name)
-    if workspace is None or not workspace.external or tool is None or tool.read_only:
+    if tool is None or tool.read_only:
+        return False
+    if source_parts(tool.source) is not None:
+        return True
+    if workspace is None or not workspace.external:
         return False
     arguments = call.input_to_run
     return isinstance(arguments, Mapping) and any_rule_matches(

@@ -13,6 +13,7 @@ from runner.core.budget import Budget, Limits
 from runner.core.context import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.hooks import Hook
+from runner.core.mcp import McpServer, source_parts
 from runner.core.pauses import Breaker, Pilot
 from runner.core.sandbox import Sandbox
 from runner.core.shares import NORMAL
@@ -75,6 +76,7 @@ class JobSpec:
     agents: tuple[AgentType, ...] = ()
     coordinator: Coordinator | None = None
     hooks: tuple[Hook, ...] = ()
+    mcp: tuple[McpServer, ...] = ()
     priority: float = NORMAL  # the job's weight when it was submitted
     max_concurrency: int | None = None  # runs of the job that are worked on at once
     instructions: bool = False  # AGENTS.md and CLAUDE.md of the workspace join the system prompt
@@ -106,6 +108,11 @@ class JobSpec:
         """True if the job has a tool of that name, which changes nothing."""
         tool = self.tool(name)
         return tool is not None and tool.read_only
+
+    def server_of(self, tool: Tool) -> McpServer | None:
+        """Return the MCP server that a tool belongs to, if it belongs to one."""
+        parts = source_parts(tool.source)
+        return next((each for each in self.mcp if parts and each.name == parts[0]), None)
 
     def splits(self, name: str) -> bool:
         """True if the tool of that name takes the parts of a coordinator's task."""

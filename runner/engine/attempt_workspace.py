@@ -221,6 +221,7 @@ class AttemptWorkspace:
             timeout=state.limits.tool_timeout,
             sandbox=state.spec.sandbox,
             about=about_call(state, call.index),
+            server=state.spec.server_of(tool),
         )
         try:
             result = self.tools.run(request, self.interrupt)

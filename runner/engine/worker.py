@@ -20,9 +20,9 @@ from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_inde
 from runner.engine.host_watch import HostWatch
 from runner.errors import (
     HostFaultError,
+    HostLacks,
     Interrupted,
     LeaseLost,
-    SandboxMissing,
     UnreachableError,
     UsageError,
     host_fault,
@@ -438,7 +438,7 @@ class Worker:
     def _give_back_for_host(self, lease: Lease, job_id: str, fault: str, error: Exception) -> None:
         """Give back a run that met a fault of this host: another host may work it. A host that only lacks
         what its job requires goes on with other jobs."""
-        if not isinstance(error, SandboxMissing):
+        if not isinstance(error, HostLacks):
             self._host.report(fault)
         elif job_id not in self._refused_jobs:
             self._refused_jobs.add(job_id)

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
+from runner.core.mcp import Scope, has_variable
 from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
@@ -59,14 +60,16 @@ RESERVED_OPTIONS = {
     "stream": "Runner always streams",
 }
 _SECRET = "it would be stored with the job: set ANTHROPIC_API_KEY in the environment of the workers"
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "cookie")
 RESERVED_HEADERS = {
-    **dict.fromkeys(("authorization", "proxy-authorization", "x-api-key", "cookie"), _SECRET),
+    **dict.fromkeys(_SECRET_HEADERS, _SECRET),
     "content-length": "Runner sends the request's own",
     "content-type": "Runner sends JSON",
     "transfer-encoding": "Runner sends the request whole",
 }
 # https://www.rfc-editor.org/rfc/rfc9110#section-5.1
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ACCEPTED = get_args(Accepted)
 _ANYTHING = Table("", (), is_open=True)
 
@@ -116,6 +119,36 @@ def _read_headers(value: Any, node: Node) -> Mapping[str, Any]:
         elif wrong := _header_value_problem(value):
             node.note(wrong, name)
     return headers
+
+
+def _mcp_text_problem(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return f"must be a string, not {kind(value)}"
+    return values.text_problem(value)
+
+
+def _read_mcp_headers(value: Any, node: Node) -> Mapping[str, Any]:
+    headers = mapping(value, node)
+    for name, each in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            node.note(f"{shown(name)} is no name of an HTTP header", name)
+        elif wrong := _header_value_problem(each):
+            node.note(wrong, name)
+        elif name.lower() in _SECRET_HEADERS and not has_variable(each):
+            node.note(
+                "would be stored with the job: name a variable, as in 'Bearer ${TOKEN}'", name
+            )
+    return headers
+
+
+def _read_mcp_env(value: Any, node: Node) -> Mapping[str, Any]:
+    variables = mapping(value, node)
+    for name, each in variables.items():
+        if not _VARIABLE_NAME.fullmatch(name):
+            node.note(f"{shown(name)} cannot be the name of a variable", name)
+        elif wrong := _mcp_text_problem(each):
+            node.note(wrong, name)
+    return variables
 
 
 def _read_hooks(value: Any, node: Node) -> Mapping[str, Any]:
@@ -272,6 +305,7 @@ _window = time_as(read_window, "window", r"[0-9]:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]
 _path = text(words="path")
 _template = text(words="[template](#prompts)")
 _line = text(MOST_NAME)
+_mcp_text = checked("string", {"type": "string"}, _mcp_text_problem)
 _script_text = checked("string", {"type": "string"}, _script_text_problem)
 _count = integer(1_000_000)
 _tokens = integer(1_000_000_000_000)
@@ -375,6 +409,23 @@ HOOK = Table("hooks.EVENT", (
         "hook fails or takes too long. Only for `PreToolUse`."),
     Key("repeatable", flag, False, "Whether it runs again if its worker died while it ran."),
 ), ((("command", "function"), "what the hook runs"),))
+MCP = Table("mcp.NAME", (
+    Key("command", text(), None, "The program that is the server, talked to over its stdin and "
+        "stdout. A relative path begins at the job file's folder.", ""),
+    Key("args", list_of(_mcp_text, "strings"), [], "Its arguments."),
+    Key("env", Type("table", {"type": "object"}, _read_mcp_env), {}, "Variables added to [what tools "
+        "see](operations.md#security)."),
+    Key("url", text(2_000), None, "The URL of a server that is talked to over HTTP. Exactly one of "
+        "`command` and `url`.", ""),
+    Key("headers", Type("table", {"type": "object"}, _read_mcp_headers), {}, "HTTP headers that are sent "
+        "with each request.", needs="url"),
+    Key("scope", choice(*get_args(Scope)), None, "Who shares one server: all runs of the job in a worker, "
+        "outside the sandbox; or each run has its own, in its sandbox and workspace.",
+        "`run` with a sandbox, else `job`"),
+    Key("trust_hints", flag, False, "Whether to believe the server which of its tools only read "
+        "(`readOnlyHint`). Only such calls run again by themselves, and beside others."),
+    Key("start_timeout", duration(), 30, "How long it may take until it answers."),
+))
 EVENTS = Table("hooks", tuple(
     Key(event, list_of(table_of(HOOK), "tables", placed=True), []) for event in get_args(HookEvent)
 ), noun="event")
@@ -550,6 +601,9 @@ TOP = Table("", (
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
     Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
     Key("hooks", _hooks, {}, "[What runs on events of a run](#hooksevent), and may tighten its rules."),
+    Key("mcp", tables_by_name(MCP), {}, "[MCP servers](#mcpname) whose tools the model is offered."),
+    Key("mcp_from", _path, None, "A file of MCP servers as Claude Code has them, added to `[mcp.NAME]`.",
+        example=".mcp.json"),
     Key("sandbox", table_of(SANDBOX), {}, "[What contains tool calls](#sandbox)."),
     Key("priority", _priority(), "normal", "The job's [share of the slots](concepts.md#order-of-work), "
         "next to other jobs that have work: `low` is 1, `normal` 4 and `high` 16."),
@@ -593,7 +647,7 @@ REPLY = Table("reply", (
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
-          HOOK, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, CONTEXT, RETRY, REPLY)
+          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, CONTEXT, RETRY, REPLY)
 # fmt: on
 
 

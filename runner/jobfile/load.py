@@ -21,6 +21,7 @@ from runner.core.budget import Budget, Limits
 from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook, is_rule
+from runner.core.mcp import PREFIX as MCP_PREFIX
 from runner.core.pauses import Breaker, Pilot
 from runner.core.prices import PriceList
 from runner.core.sandbox import Sandbox, seems_to_reach
@@ -40,6 +41,7 @@ from runner.jobfile.check import check, note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
 from runner.jobfile.keys import MOST_NAME, REPLY
 from runner.jobfile.lines import locate
+from runner.jobfile.mcp import ListMcpTools, choose_tools, read_servers
 from runner.jobfile.overrides import Overrides
 from runner.jobfile.table import Node, Section
 from runner.jobfile.values import BadValueError, is_url, kind, line_problem, shown, text_problem
@@ -47,7 +49,7 @@ from runner.permissions import Effect, Rule
 from runner.permissions.claude_settings import ImportedRules, from_settings
 from runner.permissions.examples import as_call
 from runner.permissions.modes import rules_of as mode_rules
-from runner.permissions.rules import AgentPattern, concerns, name_of, parse, with_copies
+from runner.permissions.rules import AgentPattern, concerns, covers, name_of, parse, with_copies
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
 # Returns the tools in the order of the names, and (name, what is wrong with it) for each other name.
@@ -70,6 +72,7 @@ def load(
     *,
     resolve_tools: ResolveTools,
     resolve_hooks: ResolveHooks,
+    list_mcp_tools: ListMcpTools,
     look_at_repository: LookAtRepository,
     prices: PriceList,
     preflight: Preflight | None = None,
@@ -87,7 +90,7 @@ def load(
     name = top["name"] or path.stem
     if top["name"] is None and (problem := line_problem(path.stem, MOST_NAME)):
         top.note(f"is missing, and the file's own name {problem}", "name")
-    job = _Job(top, name, path, resolve_tools)
+    job = _Job(top, name, path, resolve_tools, list_mcp_tools)
     source_notes = job.find_workspace(look_at_repository)
     keyed = overrides.chosen(job.items(), job.templates, top.problems)
     runs = job.runs(keyed)
@@ -104,7 +107,7 @@ def load(
     spec = replace(spec, options=overrides.options)
     if spec.sandbox is not None:
         spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
-    notes = (*notes, *source_notes, *_network_notes(top, spec))
+    notes = (*notes, *source_notes, *job.mcp_notes, *_network_notes(top, spec))
     return Submission(str(path), text, spec, runs, notes, tuple(_examples(top["permissions"])))
 
 
@@ -200,7 +203,14 @@ def _existing_folder(path: Path) -> Path:
 class _Job:
     """Looks up everything that a checked job file names, and notes problems."""
 
-    def __init__(self, top: Section, name: str, file: Path, resolve_tools: ResolveTools) -> None:
+    def __init__(
+        self,
+        top: Section,
+        name: str,
+        file: Path,
+        resolve_tools: ResolveTools,
+        list_mcp_tools: ListMcpTools,
+    ) -> None:
         self.top = top
         self.name = name
         self.file = file
@@ -218,9 +228,12 @@ class _Job:
         self.named: dict[str, Node] = {}  # tools as they are written, with their places
         for at, name in top["tools"]:
             self.named.setdefault(name, at)
-        self.tools = self._find_tools(resolve_tools)
+        self.mcp = read_servers(top, self.folder)
+        self.mcp_notes: list[str] = []
+        self.silent: list[str] = []  # prefixes of the tools of servers that cannot be used
+        self.tools = (*self._find_tools(resolve_tools), *self._find_mcp_tools(list_mcp_tools))
         found = {tool.name for tool in self.tools}
-        self.listed = sorted(found.union(map(_own_name, self.named)))
+        self.listed = sorted(found.union(map(_own_name, self._named_otherwise())))
 
     def find_workspace(self, look_at: LookAtRepository) -> tuple[str, ...]:
         """Look at the folder or repository of ``[workspace]``, and return notes for whoever submits."""
@@ -317,6 +330,7 @@ class _Job:
             agents=self._agents(),
             coordinator=self.coordinator,
             hooks=self._hooks(resolve_hooks),
+            mcp=self.mcp,
             pilot=_pilot(top["pilot"]),
             breaker=top["breaker"] and top["breaker"].fill(Breaker),
             sandbox=_sandbox(top["sandbox"]),
@@ -324,7 +338,7 @@ class _Job:
         return spec, notes
 
     def _find_tools(self, resolve_tools: ResolveTools) -> tuple[Tool, ...]:
-        names = list(self.named)
+        names = self._named_otherwise()
         tools, unknown = resolve_tools([name for name in names if name != AGENT_TOOL], self.folder)
         for name, message in unknown:
             self.named[name].note(message)
@@ -337,6 +351,26 @@ class _Job:
                 message = f"{number} tools are called {shown(name)}; the model could not choose"
                 self.top.note(message, "tools")
         return tools
+
+    def _find_mcp_tools(self, list_mcp_tools: ListMcpTools) -> tuple[Tool, ...]:
+        """Return the tools of the job's MCP servers. No server is started for a file with problems."""
+        names = {name: at for name, at in self.named.items() if name.startswith(MCP_PREFIX)}
+        self.silent = [f"{MCP_PREFIX}{server.name}" for server in self.mcp]
+        if self.top.problems or not (self.mcp or names):
+            return ()
+        listed = list_mcp_tools(self.mcp) if self.mcp else {}
+        for server, why in listed.items():
+            if isinstance(why, str):
+                written = server in self.top["mcp"]
+                at = self.top.at("mcp", server) if written else self.top.at("mcp_from", server)
+                at.note(f"the server cannot be used: {why}")
+        self.silent = [f"{MCP_PREFIX}{name}" for name in listed if isinstance(listed[name], str)]
+        tools, self.mcp_notes = choose_tools(self.mcp, listed, names)
+        return tools
+
+    def _named_otherwise(self) -> list[str]:
+        """Return the names under ``tools`` that are of no MCP server."""
+        return [name for name in self.named if not name.startswith(MCP_PREFIX)]
 
     def _ending_tools(self) -> Iterator[Tool]:
         """Yield the tool that takes the job's result, and the one that splits a coordinator's task."""
@@ -427,6 +461,8 @@ class _Job:
 
         for node, rule in rules:
             agent = parse(rule.text).specifier
+            if name_of(rule.text).startswith(tuple(self.silent)):
+                continue
             if not any(concerns(rule.text, tool) for tool in self.listed):
                 node.note(said("tool", name_of(rule.text), self.listed))
             elif isinstance(agent, AgentPattern) and agent.agent_type not in self.types:
@@ -479,6 +515,12 @@ class _Job:
             return None
         names: dict[str, None] = {}
         for at, written in section["tools"]:
+            if written.startswith(MCP_PREFIX):
+                chosen = [tool.name for tool in self.tools if covers(written, tool.name)]
+                names |= dict.fromkeys(chosen)
+                if not chosen and not written.startswith(tuple(self.silent)):
+                    at.note(f"{shown(written)} is no tool of this job's MCP servers")
+                continue
             name = _own_name(written) if written in self.named else written
             if name not in map(_own_name, self.named):
                 there = ", ".join(tool.name for tool in self.tools) or "none"

@@ -23,6 +23,7 @@ UNANALYZABLE = (
     ":unanalyzable"  # Bash(:unanalyzable): a command that hides what it runs, or where it writes
 )
 
+_MCP = "mcp__"  # the names of tools of MCP servers: mcp__SERVER__TOOL
 AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -199,12 +200,27 @@ def problem(text: str, effect: Effect = "deny") -> str | None:
         specifier = parse(text).specifier
     except ValueError as error:
         return f"the rule {quoted(text, 100)} {error}"
+    name = name_of(text)
+    if effect == "allow" and _allows_any_server(name):
+        return (
+            f"the rule {text!r} allows tools of any MCP server: name the server, as in "
+            "mcp__github__get_*; only ask and deny rules can be about all"
+        )
     if effect == "allow" and isinstance(specifier, CommandPattern) and specifier.unanalyzable:
         return (
             f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "
             "'Bash' alone"
         )
     return None
+
+
+def _allows_any_server(name: str) -> bool:
+    """True if a name with ``*`` stands for tools of MCP servers that it does not name. ``*`` alone means
+    every tool, and says so."""
+    start = name.removesuffix("*")
+    if start == name or not start:
+        return False
+    return _MCP.startswith(start) or (start.startswith(_MCP) and "__" not in start[len(_MCP) :])
 
 
 def quoted(text: str, most: int = 200) -> str:
@@ -239,7 +255,7 @@ def covers(name: str, tool: str) -> bool:
         return tool in READING
     if name == "Edit":
         return tool in WRITING
-    server = name.startswith("mcp__") and "__" not in name[len("mcp__") :]
+    server = name.startswith(_MCP) and "__" not in name[len(_MCP) :]
     return server and tool.startswith(f"{name}__")
 
 

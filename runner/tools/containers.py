@@ -205,14 +205,15 @@ class Containers:
             *options(image.engine, sandbox, mounts.mounts),
             *(() if door is None else _mounted(door.mount)),
             *("--name", name, "--label", f"{_LABEL}={self._lock_dir}"),
-            *(["--interactive"] if start.stdin else []),
+            *(["--interactive"] if start.stdin or start.channel is not None else []),
+            *(word for name in start.variables for word in ("--env", name)),  # the client has them
             *("--workdir", str(start.folder.resolve()), "--entrypoint", entry, image.name, *rest),
         ]
         self._marker.touch()
         # The engine holds a container to the others.
         limits = CallLimits(disk=limits.disk, folders=limits.folders)
         removal = image.engine.removal(name)
-        return replace(start, arguments=arguments, limits=limits, removal=removal, variables={})
+        return replace(start, arguments=arguments, limits=limits, removal=removal)
 
     def watch(self, work: Callable[[], Ended], start: Start, sandbox: Sandbox) -> Ended:
         """Do the ``work`` of a call; when this returns or raises, its container is gone. Raises

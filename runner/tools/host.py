@@ -114,6 +114,7 @@ class Start:
     run_id: str  # the run that it works for
     timeout: float  # seconds
     stdin: bytes = b""  # nothing: /dev/null
+    channel: int | None = None  # descriptor of a socket that becomes its stdin and stdout
     merge: bool = False  # sends what it writes to stderr into the output, in order
     needs: Sequence[Path] = ()  # folders that it has to see, in a sandbox too
     # Paths of files that it finds open for reading, by descriptor (100 and above).
@@ -223,7 +224,7 @@ class ToolHost:
             return _not_started(error)
         with near, far, interrupt.cut_by(partial(_cut, near)):
             try:
-                host = self._hand_over(far)
+                host = self._hand_over(far, start.channel)
             except OSError as error:
                 return _not_started(error)
             far.close()
@@ -336,16 +337,18 @@ class ToolHost:
                 self._running = None
             host.end()
 
-    def _hand_over(self, far: socket.socket) -> _Running:
-        """Give the host a call's socket; a host that died is replaced, once."""
+    def _hand_over(self, far: socket.socket, channel: int | None) -> _Running:
+        """Give the host a call's socket, and the channel of its process; a host that died is replaced,
+        once."""
+        descriptors = [far.fileno()] if channel is None else [far.fileno(), channel]
         host = self._host()
         try:
-            socket.send_fds(host.control, [host_process.CALL], [far.fileno()])
+            socket.send_fds(host.control, [host_process.CALL], descriptors)
         except OSError as error:
             if error.errno not in _HOST_GONE:  # it lives, and other calls' tools with it
                 raise
             host = self._host(instead_of=host)
-            socket.send_fds(host.control, [host_process.CALL], [far.fileno()])
+            socket.send_fds(host.control, [host_process.CALL], descriptors)
         return host
 
     def _host(self, instead_of: _Running | None = None) -> _Running:

@@ -12,7 +12,8 @@ was stopped (SIGSTOP) and what a dead one left; the guard does this for the host
 deadline of its own for the answer, and kills the keeper, then the guard.
 
 The host is single-threaded, because it forks. Its control socket carries one byte at a time:
-``CALL``, with the descriptor of the call's socket, or ``ALIVE``. When the socket ends, or no
+``CALL``, with the descriptor of the call's socket and, for a process that is talked to, of a socket
+that becomes its stdin and stdout; or ``ALIVE``. When the socket ends, or no
 ``ALIVE`` came for too long while calls run, the host exits, and every keeper ends its call.
 
 Every keeper holds a shared record lock (fcntl(2)) on one byte of a file, at an offset made from its
@@ -248,20 +249,23 @@ class _Host:
     def _take_order(self) -> bool:
         """Do what the worker said; return False when its socket has ended."""
         try:
-            order, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+            order, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
         except ConnectionResetError:
             return False
         if order == CALL and descriptors:
-            call = socket.socket(fileno=descriptors[0])
-            call.set_inheritable(False)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            call, *channel = descriptors
             if not self._keepers:  # the watchdog looks only while calls are in hand
                 self._last_alive = monotonic()
-            self._fork_keeper(call)
+            self._fork_keeper(socket.socket(fileno=call), channel)
+            for descriptor in channel:
+                os.close(descriptor)
         elif order == ALIVE:
             self._last_alive = monotonic()
         return bool(order)
 
-    def _fork_keeper(self, call: socket.socket) -> None:
+    def _fork_keeper(self, call: socket.socket, channel: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
@@ -281,7 +285,7 @@ class _Host:
                 others.close()
             for prepare in self._prepare:
                 prepare()
-            _keep(call, self._life, _wake_on_child_end())
+            _keep(call, self._life, _wake_on_child_end(), channel)
             code = 0
         except BaseException:  # whatever it was, a keeper never goes back into the host's loop
             sys.excepthook(*sys.exc_info())
@@ -323,13 +327,14 @@ def _wake_on_child_end() -> int:
 # --- a keeper ---------------------------------------------------------------------------------------
 
 
-def _keep(call: socket.socket, life: int, children_ended: int) -> None:
+def _keep(call: socket.socket, life: int, children_ended: int, channel: list[int]) -> None:
     """See one call to its end.
 
     Args:
         call: the worker's socket: gives the request, its end means stop, takes the answer.
         life: a pipe that ends when the host does.
         children_ended: readable when a child of this process ended.
+        channel: a socket that becomes the process's stdin and stdout, if any.
     """
     try:
         with call.makefile("rb") as stream:
@@ -349,7 +354,7 @@ def _keep(call: socket.socket, life: int, children_ended: int) -> None:
         output, errors = _Collected(request["most_bytes"]), _Collected(request["most_bytes"])
         limits = Limits(*request["limits"])
         gate = Gate(*request["gate"]) if request["gate"] else None
-        main = _start(request, output, errors, limits, gate)
+        main = _start(request, output, errors, limits, gate, channel)
     except OSError as error:
         _answer(call, NOT_STARTED, output=str(error).encode("utf-8", "replace"))
         return
@@ -457,6 +462,7 @@ def _start(
     errors: _Collected,
     limits: Limits,
     gate: Gate | None,
+    channel: list[int],
 ) -> int:
     """Start the tool's process in a session of its own. Raises ``OSError`` if it could not be
     started; the text says why."""
@@ -468,7 +474,8 @@ def _start(
             os.setsid()
             os.chdir(request["folder"])
             merged = output if request["merge"] else errors
-            for source, target in ((stdin, 0), (output.writable, 1), (merged.writable, 2)):
+            streams = (*channel, *channel) or (stdin, output.writable)
+            for target, source in enumerate((*streams, merged.writable)):
                 os.dup2(source, target)
             for number, path in request["descriptors"].items():
                 os.dup2(os.open(path, os.O_RDONLY | os.O_CLOEXEC), number)
@@ -489,7 +496,7 @@ def _start(
             os.write(failure_written, why.encode("utf-8", "replace"))
         finally:
             os._exit(127)
-    for descriptor in (stdin, failure_written, output.writable, errors.writable):
+    for descriptor in (stdin, failure_written, output.writable, errors.writable, *channel):
         os.close(descriptor)
     if gate is not None:
         gate.leave()

@@ -138,7 +138,8 @@ class Sandboxes:
         hosts = sandbox.network if kind != "landlock" else None
         with self._door(hosts, start.run_id, about) if hosts else nullcontext() as door:
             mounts = self._mounts(start, sandbox, policy, surroundings, kind)
-            start = replace(start, variables=mounts.variables)
+            if sandbox.image is None:
+                start = replace(start, variables={**start.variables, **mounts.variables})
             if kind == "landlock":
                 restriction = (found.abi, sandbox.network != (), mounts.grants)
                 start = replace(start, landlock=restriction)

@@ -26,6 +26,7 @@ from runner.tools.file_access import Places, ToolFailure
 from runner.tools.functions import run_own
 from runner.tools.hooks import read_instructions, run_hook
 from runner.tools.host import WATCHDOG_SECONDS, ToolHost
+from runner.tools.mcp import McpServers
 from runner.tools.output import present, restore_output
 from runner.tools.own import OwnSource
 from runner.tools.sandbox import Contained, Sandboxes
@@ -74,6 +75,7 @@ class LocalTools:
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
         self.sandboxes = Sandboxes(home, self.environment, job_of, lock_dir)
+        self.servers = McpServers(lambda: os.environ, self.environment.get("PATH"), job_of)
 
     def require(self, sandbox: Sandbox) -> None:
         self.sandboxes.require(sandbox)
@@ -136,15 +138,21 @@ class LocalTools:
 
     def close(self) -> None:
         """End the tool host and every tool process that is left."""
+        self.servers.close()
         self.host.close()
         self.sandboxes.close()
 
     def _contained(self, call: ToolCall | Command | HookCall, policy: Policy | None) -> Contained:
-        about = (call.sandbox, policy, call.surroundings, call.about)
+        sandbox = call.sandbox
+        if isinstance(call, ToolCall) and call.server is not None and call.server.scope == "job":
+            sandbox = None  # all runs share the server's process: no run's rules can contain it
+        about = (sandbox, policy, call.surroundings, call.about)
         return Contained(self.host, self.sandboxes, *about)
 
     def _dispatch(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
         name, source = call.tool.name, call.tool.source
+        if call.server is not None:
+            return self.servers.call(call, inside, interrupt)
         if source != BUILTIN_SOURCE:
             own = OwnSource.stored(source)
             if own is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
+from runner.core.mcp import McpServer
 from runner.core.prices import Price, PriceList, Rates
 from runner.core.spec import Submission
 from runner.core.workspace import Asked, Found
@@ -46,6 +47,20 @@ def find_functions(
     return found, tuple((name, f"there is no {name}") for name in names if name not in found)
 
 
+def list_tools(servers: Sequence[McpServer]) -> dict[str, tuple[Tool, ...] | str]:
+    """Three tools of each server, one with a schema that the API does not take; none of ``broken``."""
+    schemas = {"get_a": {"type": "object"}, "get_b": {"type": "object"}, "odd": {"type": "array"}}
+    return {
+        server.name: "it has ended"
+        if server.name == "broken"
+        else tuple(
+            Tool(server.tool_name(name), name, schema, source=server.source(name))
+            for name, schema in schemas.items()
+        )
+        for server in servers
+    }
+
+
 def find_repository(asked: Asked) -> Found:
     """A repository with two files at every place that is called so."""
     if not asked.source.rpartition("/")[2].startswith("repo"):
@@ -66,6 +81,7 @@ def load_text(tmp_path: Path) -> Load:
             path,
             resolve_tools=resolve_names,
             resolve_hooks=find_functions,
+            list_mcp_tools=list_tools,
             look_at_repository=find_repository,
             prices=PRICES,
         )

@@ -13,7 +13,15 @@ from runner.errors import SpecError
 from runner.jobfile.load import load
 from runner.permissions import Rule
 
-from .conftest import PRICES, Load, Problems, find_functions, find_repository, resolve_names
+from .conftest import (
+    PRICES,
+    Load,
+    Problems,
+    find_functions,
+    find_repository,
+    list_tools,
+    resolve_names,
+)
 
 LEAST = 'model = "m"\nprompt = "Do it."\n'
 
@@ -128,6 +136,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
                 tmp_path / name,
                 resolve_tools=resolve_names,
                 resolve_hooks=find_functions,
+                list_mcp_tools=list_tools,
                 look_at_repository=find_repository,
                 prices=PRICES,
             )

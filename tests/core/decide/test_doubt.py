@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import OUTCOME_UNKNOWN, changes_files, left_by, undo_needed
+from runner.core.calls import OUTCOME_UNKNOWN, changes_files, left_by, runs_again, undo_needed
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import CallsDecided, ModelReplied, OutcomeAsked, ToolFinished, ToolsStarted
+from runner.core.mcp import McpServer
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
@@ -353,3 +354,18 @@ def test_first_of_two_submitted_results_stands():
     found = results(story)
     assert [found[0].outcome, found[1].outcome] == ["succeeded", "failed"]
     assert "that one stands" in found[1].content
+
+
+def test_a_call_of_an_mcp_server_is_external_without_any_rule_unless_it_only_reads() -> None:
+    server = McpServer("shop", "shop-mcp")
+    buy = Tool("mcp__shop__buy", "Buy.", {"type": "object"}, source=server.source("buy"))
+    look = replace(buy, name="mcp__shop__look", read_only=True, source=server.source("look"))
+    rules = (Rule("allow", "mcp__shop"),)
+    for mode in ("git", "shared", None):
+        workspace = Workspace("/repo", mode) if mode else None
+        story = Story(tools=(buy, look), workspace=workspace, rules=rules, mcp=(server,))
+        story.state = changed(story.state, tree="tree 1")
+        story.reply("tool_use", uses(buy.name, "t0", {}), uses(look.name, "t1", {}))
+        bought, looked = story.state.calls
+        assert not runs_again(story.state, bought)
+        assert runs_again(story.state, looked)

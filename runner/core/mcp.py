@@ -1,0 +1,93 @@
+"""MCP servers of a job (https://modelcontextprotocol.io), as the job stores them.
+
+Texts of a server may name variables of the worker's environment, ``${VAR}`` or ``${VAR:-default}``.
+They are stored as written: only the worker that starts the server or connects to it looks them up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Scope = Literal["job", "run"]
+
+PREFIX = "mcp__"
+_SOURCE = "mcp:"
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+# Runner's own settings and keys: a file of a repository could send them anywhere.
+_WITHHELD = ("RUNNER_", "ANTHROPIC_", "PGPASSWORD")
+# One underscore at a time: mcp__SERVER__TOOL must have one reading.
+_NAME = re.compile(r"[A-Za-z0-9-]+(?:_[A-Za-z0-9-]+)*")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_MOST_NAME = 32
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """A section ``[mcp.NAME]`` of a job file. It has either a command or a URL."""
+
+    name: str
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    scope: Scope = "job"  # what shares one server: all runs of the job in a worker, or one run
+    trust_hints: bool = False  # calls that the server says only read may run again
+    start_timeout: float = 30.0  # seconds until it has answered first
+    folder: str = ""  # of the job file: a server of the job runs here
+
+    def expanded(self, environment: Mapping[str, str]) -> tuple[McpServer, dict[str, str]]:
+        """Return the server with its variables looked up, and the values that were found, by name.
+        Raises ``LookupError`` if one is not set and has no default."""
+        found: dict[str, str] = {}
+
+        def value(match: re.Match[str]) -> str:
+            name, default = match["name"], match["default"]
+            if name.startswith(_WITHHELD):
+                raise LookupError(f"${{{name}}} is withheld: it is a setting of Runner's own")
+            if environment.get(name):
+                found[name] = environment[name]
+                return found[name]
+            if default is None:
+                raise LookupError(f"the variable {name} is not set in this environment")
+            return default
+
+        def look_up(text: str) -> str:
+            return _VARIABLE.sub(value, text)
+
+        expanded = replace(
+            self,
+            command=self.command and look_up(self.command),
+            args=tuple(map(look_up, self.args)),
+            env={name: look_up(text) for name, text in self.env.items()},
+            url=self.url and look_up(self.url),
+            headers={name: look_up(text) for name, text in self.headers.items()},
+        )
+        return expanded, found
+
+    def tool_name(self, tool: str) -> str:
+        """Return the name that the model calls one of its tools by, of the API's characters."""
+        return f"{PREFIX}{self.name}__{_NOT_IN_A_NAME.sub('_', tool)}"
+
+    def source(self, tool: str) -> str:
+        """Return the source of one of its tools, for the job to store."""
+        return f"{_SOURCE}{self.name}:{tool}"
+
+
+def source_parts(source: str) -> tuple[str, str] | None:
+    """Return the server's name and its own name for a tool; None if the source is no server."""
+    if not source.startswith(_SOURCE):
+        return None
+    name, _, tool = source.removeprefix(_SOURCE).partition(":")
+    return name, tool
+
+
+def is_server_name(name: str) -> bool:
+    return len(name) <= _MOST_NAME and _NAME.fullmatch(name) is not None
+
+
+def has_variable(text: str) -> bool:
+    return _VARIABLE.search(text) is not None

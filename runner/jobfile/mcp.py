@@ -1,0 +1,138 @@
+"""The MCP servers that a job file names, and which of their tools the job has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.core.conversation import Tool
+from runner.core.mcp import PREFIX, McpServer, Scope, is_server_name
+from runner.jobfile import values
+from runner.jobfile.keys import MCP
+from runner.jobfile.table import Node, Section
+from runner.jobfile.values import BadValueError, kind, shown
+from runner.permissions.rules import covers
+
+# Takes servers. Returns, by name, the tools of each, sorted, or why they cannot be told.
+ListMcpTools = Callable[[Sequence[McpServer]], Mapping[str, tuple[Tool, ...] | str]]
+
+_LONGEST_TOOL_NAME = 64  # the API's
+_BOTH_KINDS = {"stdio": "command", "http": "url", "streamable-http": "url"}
+
+
+def read_servers(top: Section, folder: Path) -> tuple[McpServer, ...]:
+    """Return the servers of ``[mcp.NAME]`` and of the file that ``mcp_from`` names, sorted by name. A
+    section adds to the server of the same name in the file, and wins. ``folder`` is the job file's."""
+    taken = top["mcp_from"] and top.at("mcp_from").attempt(_read_file, folder / top["mcp_from"])
+    sections: dict[str, Section] = dict(top["mcp"])
+    for name, entry in (taken or {}).items():
+        own = sections.get(name)
+        written = {**entry, **(own.written if own is not None else {})}
+        at = Node(("mcp_from", name), top.problems, {}) if own is None else own
+        sections[name] = Section(MCP, written, at)
+    scope: Scope = "job" if top["sandbox"]["mode"] == "off" else "run"
+    return tuple(
+        _server(sections[name], name, folder, scope, is_required=_is_required(top))
+        for name in sorted(sections)
+    )
+
+
+def _is_required(top: Section) -> bool:
+    return top["sandbox"]["mode"] == "required" or top["sandbox"]["image"] is not None
+
+
+def _server(
+    section: Section, name: str, folder: Path, scope: Scope, *, is_required: bool
+) -> McpServer:
+    if not is_server_name(name):
+        section.note(
+            f"{shown(name)} cannot be a name: letters, digits, '-' and single '_', at most 32"
+        )
+    if (section["command"] is None) == (section["url"] is None) and not section.is_wrong():
+        section.note("needs either a command or a url")
+    scope = section["scope"] or scope
+    if section["url"] is not None:
+        if scope == "run" and section["scope"] is not None:
+            section.note("is for servers with a command: this one is reached over HTTP", "scope")
+        scope = "job"
+    elif scope == "job" and is_required:
+        section.note('must be "run": this job requires a sandbox', "scope")
+    return section.fill(McpServer, name=name, scope=scope, folder=str(folder))
+
+
+def _read_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the servers of a file as Claude Code has it (.mcp.json), with the keys of ``[mcp.NAME]``."""
+    data = values.read_json_file(path)
+    servers = data.get("mcpServers") if isinstance(data, dict) else None
+    if not isinstance(servers, dict):
+        raise BadValueError(f'{path} must hold an object with "mcpServers"')
+    found = {}
+    for name, entry in servers.items():
+        if not isinstance(entry, dict):
+            raise BadValueError(f"{path}: {shown(name)} must be an object, not {kind(entry)}")
+        transport = entry.get("type", "stdio" if "command" in entry else "http")
+        if _BOTH_KINDS.get(str(transport)) not in entry:
+            raise BadValueError(
+                f"{path}: {shown(name)} must have a command, or a url and the type http; servers of the "
+                f"type {shown(str(transport))} are not known otherwise"
+            )
+        found[name] = {key: entry[key] for key in MCP.names if key in entry}
+    return found
+
+
+def choose_tools(
+    servers: Sequence[McpServer],
+    listed: Mapping[str, tuple[Tool, ...] | str],
+    names: Mapping[str, Node],
+) -> tuple[tuple[Tool, ...], list[str]]:
+    """Return the tools of the servers that the job has, and notes of tools that the API does not take.
+    ``names`` of the key ``tools``, with their places, choose some of a server, in their order; of a
+    server that is not mentioned there come all, by name."""
+    found: dict[str, Tool] = {}
+    mentioned = {name: _server_of(name) for name in names}
+    usable = {each.name: _usable(listed[each.name]) for each in servers if each.name in listed}
+    for name, at in names.items():
+        if (server := mentioned[name]) not in usable:
+            there = ", ".join(usable) or "none"
+            at.note(f"the job has no MCP server called {shown(server)}; it has {there}")
+            continue
+        tools, refused = usable[server]
+        chosen = {tool.name: tool for tool in tools if covers(name, tool.name)}
+        if name in refused:
+            at.note(refused[name])
+        elif not chosen and not isinstance(listed[server], str):
+            there = ", ".join(tool.name for tool in tools) or "none"
+            at.note(f"the server has no such tool; it has {there}")
+        found |= chosen
+    for server in usable:
+        if server not in mentioned.values():
+            found |= {tool.name: tool for tool in usable[server][0]}
+    notes = [
+        f"left out: {shown(name)} {wrong}"
+        for _, refused in usable.values()
+        for name, wrong in refused.items()
+    ]
+    return tuple(found.values()), notes
+
+
+def _server_of(name: str) -> str:
+    return name.removeprefix(PREFIX).partition("__")[0]
+
+
+def _usable(listed: tuple[Tool, ...] | str) -> tuple[tuple[Tool, ...], dict[str, str]]:
+    """Return the tools of a server that the API takes, and what is wrong with others, by name."""
+    good: dict[str, Tool] = {}
+    refused = {}
+    for tool in () if isinstance(listed, str) else listed:
+        if len(tool.name) > _LONGEST_TOOL_NAME:
+            wrong: str | None = f"is longer than {_LONGEST_TOOL_NAME} characters"
+        elif tool.name in good:
+            wrong = "is the name of two tools"
+        else:
+            wrong = values.schema_problem(tool.input_schema)
+        if wrong:
+            refused[tool.name] = wrong
+        else:
+            good[tool.name] = tool
+    return tuple(good.values()), refused

@@ -1,0 +1,279 @@
+"""One session with an MCP server, by the official SDK, in a thread that owns it.
+
+The SDK takes a second to import: only who talks to a server imports this module. A server with a
+command is a process of the tool host, which ends it with everything below it when this worker ends;
+a socket is its stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+from anyio.abc import SocketStream
+from anyio.from_thread import start_blocking_portal
+from anyio.streams.buffered import BufferedByteReceiveStream
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    CONNECTION_CLOSED,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    Implementation,
+    Tool,
+    jsonrpc_message_adapter,
+)
+
+import runner
+from runner.core.mcp import McpServer
+from runner.errors import Interrupted
+from runner.ports import Interrupt
+from runner.tools.host import Ended
+
+T = TypeVar("T")
+# Runs the server's process to its end, given the descriptor of its channel.
+Begin = Callable[[int, Interrupt], Ended]
+
+_LONGEST_MESSAGE = 64 * 2**20  # bytes
+_MOST_PAGES = 100
+_EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
+_Streams = tuple[Any, Any]
+
+
+class SessionLost(Exception):  # noqa: N818 - becomes an outcome of a call
+    """The server has ended or broke the connection; the text says how."""
+
+
+class CallFailed(Exception):  # noqa: N818 - becomes an outcome of a call
+    """The server answered with an error, or with what is no result."""
+
+
+class CallTimedOut(CallFailed):
+    """The server did not answer in time."""
+
+
+class Session:
+    """A session with a server, whose variables are looked up. ``begin`` is for one with a command."""
+
+    def __init__(self, server: McpServer, begin: Begin | None = None) -> None:
+        self._server = server
+        self._begin = begin
+        self._ended: Ended | None = None  # the server's process
+        self._failure: Exception | None = None  # why the process could not be started
+        self._client: Client | None = None
+        self.tools: list[Tool] = []  # of the server, when it is open
+        self._over: anyio.Event  # set when it has to end
+        self._opened: Future[None] = Future()
+        self._stack = ExitStack()
+        name = f"mcp {server.name}"
+        self._portal = self._stack.enter_context(start_blocking_portal(name=name))
+        self._served = self._portal.start_task_soon(self._serve)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._served.done()
+
+    def wait_open(self, interrupt: Interrupt) -> None:
+        """Wait until the server has answered. Raises ``SessionLost`` with its stderr if it does not,
+        ``HostFaultError`` if this host cannot start it, ``Interrupted``."""
+        try:
+            _wait(self._opened, interrupt)
+        except Interrupted:
+            raise
+        except Exception as error:
+            if self._failure is not None:
+                raise self._failure from error
+            raise SessionLost(self._how_it_ended(error)) from error
+
+    def call(
+        self, tool: str, arguments: dict[str, Any], timeout: float, interrupt: Interrupt
+    ) -> CallToolResult:
+        """Call a tool. One that is cut or takes too long is cancelled, and the session goes on. Raises
+        ``SessionLost``, ``CallTimedOut``, ``CallFailed``, ``Interrupted``."""
+        assert self._client is not None, "the session is open"
+        return self._ask(partial(self._client.call_tool, tool, arguments, timeout), interrupt)
+
+    def close(self) -> None:
+        """End the session, and the server's process with everything below it."""
+        with suppress(RuntimeError):  # the portal has ended
+            self._portal.call(self._over.set)
+        with suppress(Exception, CancelledError):
+            self._served.result()
+        self._stack.close()
+
+    def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], interrupt: Interrupt) -> T:
+        try:
+            future: Future[T] = self._portal.start_task_soon(work)
+        except RuntimeError as error:
+            raise SessionLost(self._how_it_ended(error)) from error
+        try:
+            return _wait(future, interrupt)
+        except Interrupted:
+            future.cancel()
+            raise
+        except MCPError as error:
+            if error.code == REQUEST_TIMEOUT:
+                raise CallTimedOut from error
+            if error.code == CONNECTION_CLOSED or not self.is_alive:
+                raise SessionLost(self._how_it_ended(error)) from error
+            raise CallFailed(str(error)) from error
+        except CancelledError as error:
+            raise SessionLost(self._how_it_ended(error)) from error
+        except Exception as error:
+            raise CallFailed(_words(error)) from error
+
+    def _how_it_ended(self, error: BaseException) -> str:
+        """Return how the server ended, with the end of its stderr, in words."""
+        if self._begin is None:
+            return _words(error)
+        with suppress(Exception, CancelledError):
+            self._served.result(2 * _EXIT_PATIENCE)  # then its process has ended
+        ended = self._ended
+        if ended is None:
+            return _words(error)
+        if ended.end == "not_started":
+            return f"it could not be started: {ended.output.decode('utf-8', 'replace')}"
+        if ended.end == "limited":
+            return f"it was ended: {ended.limit}"
+        if isinstance(error, TimeoutError):
+            how = str(error)
+        elif ended.end == "exited":
+            code = ended.exit_code
+            how = f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        else:
+            how = "it was killed"
+        said = ended.errors.decode("utf-8", "replace").strip()
+        return f"{how}\n{said}" if said else how
+
+    async def _serve(self) -> None:
+        """Hold the session until it is closed or lost."""
+        self._over = anyio.Event()
+        seconds = self._server.start_timeout
+        try:
+            with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+                info = Implementation(name="runner", version=runner.__version__)
+                async with Client(self._transport(), client_info=info) as self._client:
+                    self.tools = await _tools_of(self._client)  # the SDK checks results by them
+                    scope.deadline = float("inf")
+                    self._opened.set_result(None)
+                    await self._over.wait()
+            if not self._opened.done():
+                raise TimeoutError(f"it has not answered in {seconds:g} s")
+        except BaseException as error:
+            if not self._opened.done():
+                self._opened.set_exception(error)
+
+    def _transport(self) -> AbstractAsyncContextManager[_Streams]:
+        if self._begin is not None:
+            return self._to_process(self._begin)
+        return _over_http(self._server.url or "", self._server.headers)
+
+    @asynccontextmanager
+    async def _to_process(self, begin: Begin) -> AsyncIterator[_Streams]:
+        """Yield the streams of messages from and to a process, which is ended at the end."""
+        near, far = socket.socketpair()
+        cut, over = Interrupt(), anyio.Event()
+        to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception]()
+        to_server, from_client = anyio.create_memory_object_stream[SessionMessage]()
+        stream = await SocketStream.from_socket(near)
+
+        async def run() -> None:
+            try:
+                self._ended = await anyio.to_thread.run_sync(begin, far.fileno(), cut)
+            except Interrupted:
+                pass
+            except Exception as error:
+                self._failure = error
+            finally:
+                far.close()  # it ends the stream
+                over.set()
+
+        async def receive() -> None:
+            lines = BufferedByteReceiveStream(stream)
+            async with to_client:
+                with suppress(*_STREAM_ENDS):
+                    while True:
+                        line = await lines.receive_until(b"\n", _LONGEST_MESSAGE)
+                        with suppress(ValueError):  # a server may print what is no message
+                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                            await to_client.send(SessionMessage(message))
+            self._over.set()
+
+        async def send() -> None:
+            with suppress(*_STREAM_ENDS):
+                async for message in from_client:
+                    line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await stream.send(line.encode() + b"\n")
+
+        async with anyio.create_task_group() as group:
+            for work in (run, receive, send):
+                group.start_soon(work)
+            try:
+                yield from_server, to_server
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+                    with anyio.move_on_after(_EXIT_PATIENCE):
+                        await over.wait()
+                    cut.set("dropped")
+                    await over.wait()
+                for each in (to_client, from_server, to_server, from_client):
+                    each.close()
+                group.cancel_scope.cancel()
+
+
+_STREAM_ENDS = (
+    anyio.EndOfStream,
+    anyio.IncompleteRead,
+    anyio.DelimiterNotFound,
+    anyio.ClosedResourceError,
+    anyio.BrokenResourceError,
+)
+
+
+async def _tools_of(client: Client) -> list[Tool]:
+    found: list[Tool] = []
+    cursor: str | None = None
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        found += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return found
+
+
+@asynccontextmanager
+async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[_Streams]:
+    async with (
+        create_mcp_http_client(headers=dict(headers)) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
+
+
+def _wait(future: Future[T], interrupt: Interrupt) -> T:
+    """Return the result of a future. Raises ``Interrupted`` if the interrupt is set before."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    with interrupt.cut_by(done.set):
+        done.wait()
+    if not future.done():
+        interrupt.check()
+    return future.result()
+
+
+def _words(error: BaseException) -> str:
+    """Return an error in words; of a group of errors the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

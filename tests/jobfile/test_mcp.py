@@ -1,0 +1,161 @@
+"""MCP servers in a job file: where they are written, which of their tools the job has, rules for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.core.mcp import McpServer
+
+from .conftest import Load, Problems
+
+HEAD = """
+model = "priced"
+prompt = "Do."
+"""
+GITHUB = '[mcp.github]\ncommand = "gh-mcp"\n'
+
+
+def names(load_text: Load, text: str) -> list[str]:
+    return [tool.name for tool in load_text(text).spec.tools]
+
+
+def test_tools_of_a_server_follow_the_others_by_name_unless_chosen(load_text: Load) -> None:
+    servers = GITHUB + '[mcp.files]\nurl = "https://files.example.com/mcp"\n'
+    files, github = ([f"mcp__{name}__get_a", f"mcp__{name}__get_b"] for name in ("files", "github"))
+    assert names(load_text, HEAD + servers) == [*files, *github]
+    chosen = 'tools = ["mcp__github__get_b"]\n'
+    assert names(load_text, HEAD + chosen + servers) == ["mcp__github__get_b", *files]
+    for text in ("mcp__github", "mcp__github__*", "mcp__github__get_*"):
+        both = f'tools = ["{text}", "mcp__files__get_a"]\n'
+        assert names(load_text, HEAD + both + servers) == [*github, "mcp__files__get_a"]
+
+
+def test_a_tool_that_the_api_does_not_take_is_left_out_with_a_note(
+    load_text: Load, problems_of: Problems
+) -> None:
+    submission = load_text(HEAD + GITHUB)
+    (note,) = [note for note in submission.notes if "mcp__github__odd" in note]
+    assert note.startswith("left out: 'mcp__github__odd' must be a JSON Schema of an object")
+    (problem,) = problems_of(HEAD + 'tools = ["mcp__github__odd"]\n' + GITHUB)
+    assert "must be a JSON Schema of an object" in problem
+
+
+def test_variables_are_stored_as_they_are_written(
+    load_text: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    text = GITHUB + 'env = { TOKEN = "${TOKEN}" }\nargs = ["${HOST:-example.com}"]\n'
+    spec = load_text(HEAD + text).spec
+    assert spec.mcp[0].env == {"TOKEN": "${TOKEN}"}
+    assert "hunter2" not in json.dumps(spec.to_json())
+    assert type(spec).from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_each_run_has_its_own_server_where_there_is_a_sandbox(
+    load_text: Load, problems_of: Problems
+) -> None:
+    def scope(text: str) -> str:
+        return load_text(HEAD + text).spec.mcp[0].scope
+
+    assert scope(GITHUB) == "run"
+    assert scope(GITHUB + 'scope = "job"\n') == "job"
+    assert scope(GITHUB + '[sandbox]\nmode = "off"\n') == "job"
+    assert scope('[mcp.files]\nurl = "https://files.example.com/mcp"\n') == "job"
+    (problem,) = problems_of(HEAD + GITHUB + 'scope = "job"\n[sandbox]\nmode = "required"\n')
+    assert 'must be "run": this job requires a sandbox' in problem
+
+
+def test_a_file_of_claude_code_adds_servers_and_sections_win(
+    load_text: Load, tmp_path: Path
+) -> None:
+    servers = {
+        "github": {"type": "stdio", "command": "gh-mcp", "args": ["-v"], "env": {"A": "${A:-b}"}},
+        "web": {"type": "http", "url": "https://example.com/mcp", "headers": {"X-A": "b"}},
+    }
+    (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    text = 'mcp_from = ".mcp.json"\n[mcp.github]\ntrust_hints = true\n'
+    github, web = load_text(HEAD + text).spec.mcp
+    assert github == McpServer(
+        "github",
+        "gh-mcp",
+        ("-v",),
+        {"A": "${A:-b}"},
+        scope="run",
+        trust_hints=True,
+        folder=str(tmp_path),
+    )
+    assert (web.url, web.headers, web.scope) == ("https://example.com/mcp", {"X-A": "b"}, "job")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{}", 'must hold an object with "mcpServers"'),
+        ('{"mcpServers": {"a": 1}}', "'a' must be an object, not"),
+        (
+            '{"mcpServers": {"a": {"type": "sse", "url": "http://a"}}}',
+            "the type 'sse' are not known",
+        ),
+        ('{"mcpServers": {"a": {"command": ""}}}', "mcp_from.a.command: is empty"),
+    ],
+)
+def test_a_file_of_claude_code_with_problems_is_refused(
+    content: str, expected: str, problems_of: Problems, tmp_path: Path
+) -> None:
+    (tmp_path / ".mcp.json").write_text(content)
+    (problem,) = problems_of(HEAD + 'mcp_from = ".mcp.json"\n')
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[mcp.github]\n", "mcp.github: needs either a command or a url"),
+        (GITHUB + 'url = "https://example.com"\n', "mcp.github: needs either a command or a url"),
+        (GITHUB.replace("github", "git__hub"), "'git__hub' cannot be a name"),
+        (GITHUB + 'env = { "A B" = "c" }\n', "'A B' cannot be the name of a variable"),
+        (
+            '[mcp.web]\nurl = "https://example.com"\nheaders = { Authorization = "Bearer abc" }\n',
+            "would be stored with the job: name a variable",
+        ),
+        (GITHUB.replace("github", "broken"), "mcp.broken: the server cannot be used: it has ended"),
+    ],
+)
+def test_a_server_with_a_problem_is_refused(
+    text: str, expected: str, problems_of: Problems
+) -> None:
+    (problem,) = problems_of(HEAD + text)
+    assert expected in problem
+
+
+def test_tools_and_rules_of_servers_must_be_about_tools_that_there_are(
+    load_text: Load, problems_of: Problems
+) -> None:
+    def rules(effect: str, text: str) -> str:
+        return f'{GITHUB}[permissions]\n{effect} = ["{text}"]\n'
+
+    for good in ("mcp__github", "mcp__github__*", "mcp__github__get_*", "mcp__github__get_a"):
+        assert load_text(HEAD + rules("allow", good)).spec.rules[0].text == good
+    for effect in ("ask", "deny"):
+        assert load_text(HEAD + rules(effect, "mcp__*")).spec.rules[0].text == "mcp__*"
+    for bad in ("mcp__*", "mcp__git*", "mcp*", "m*"):
+        (problem,) = problems_of(HEAD + rules("allow", bad))
+        assert "allows tools of any MCP server: name the server" in problem
+    (problem,) = problems_of(HEAD + rules("allow", "mcp__gitlab"))
+    assert "no tool of this job is called 'mcp__gitlab'" in problem
+    (problem,) = problems_of(HEAD + 'tools = ["mcp__gitlab__a"]\n' + GITHUB)
+    assert "the job has no MCP server called 'gitlab'; it has github" in problem
+    (problem,) = problems_of(HEAD + 'tools = ["mcp__github__push"]\n' + GITHUB)
+    assert "the server has no such tool; it has mcp__github__get_a, mcp__github__get_b" in problem
+
+
+def test_an_agent_has_the_tools_of_servers_that_it_names(load_text: Load) -> None:
+    agent = (
+        'tools = ["Agent"]\n[agents.a]\ndescription = "d"\ntools = ["mcp__github__get_a"]\n'
+        + GITHUB
+    )
+    spec = load_text(HEAD + agent).spec
+    assert spec.agents[0].tools == ("mcp__github__get_a",)

@@ -1,0 +1,244 @@
+"""MCP servers over stdio: calls, cuts, deaths, what shares a server, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.core.conversation import Tool, ToolResult
+from runner.core.mcp import McpServer
+from runner.core.run import Ended, Lease
+from runner.errors import Interrupted
+from runner.permissions import Decision, digest_of
+from runner.permissions.decisions import Authorization
+from runner.ports import Claimed, Interrupt, ToolCall
+from runner.tools.mcp import list_tools
+
+from .conftest import Workbench, running, wait_until
+
+SERVER = Path(__file__).parents[1] / "mcp_server.py"
+OBJECT = {"type": "object"}
+
+
+class Ours:
+    """Calls of tools of our own server."""
+
+    def __init__(self, bench: Workbench, **server: Any) -> None:
+        self.bench = bench
+        self.notes = bench.workspace / "notes"
+        given = {"command": sys.executable, "args": (str(SERVER), str(self.notes))}
+        self.server = McpServer("ours", folder=str(bench.workspace), **{**given, **server})
+
+    def request(
+        self, tool: str, seconds: float = 60.0, run: str = "run_1", **given: Any
+    ) -> ToolCall:
+        read_only = self.server.trust_hints
+        described = Tool(
+            self.server.tool_name(tool), tool, OBJECT, read_only, source=self.server.source(tool)
+        )
+        authorization = Authorization(Decision("allow"), None, digest_of(given), self.bench.policy)
+        around = self.bench.surroundings
+        return ToolCall(
+            "call_1", run, described, given, authorization, around, seconds, server=self.server
+        )
+
+    def call(
+        self, tool: str, seconds: float = 60.0, run: str = "run_1", **given: Any
+    ) -> ToolResult:
+        return self.bench.tools.run(self.request(tool, seconds, run, **given), Interrupt())
+
+    def where(self, run: str = "run_1") -> dict[str, Any]:
+        """The folder, the process and the variables of the server."""
+        about: dict[str, Any] = json.loads(self.call("where", run=run).content)
+        return about
+
+    def pids(self, count: int) -> list[int]:
+        wait_until(lambda: self.notes.read_text().count("pid ") >= count, f"{count} servers")
+        lines = self.notes.read_text().splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
+
+
+@pytest.fixture
+def ours(patient: Workbench) -> Ours:
+    return Ours(patient)
+
+
+def test_results_of_every_kind_become_text(ours: Ours) -> None:
+    assert ours.call("say", text="häl\x1b[31mlo").content == "häl\\x1b[31mlo"
+    kinds = ours.call("kinds").content.splitlines()
+    assert kinds[0] == "one"
+    assert kinds[1].startswith("[image, image/png: ")
+    assert kinds[2:] == ["[resource file:///a]", "inside", "[resource b: file:///b]"]
+    assert json.loads(ours.call("structured").content) == {"a": 1}
+    wrong = ours.call("wrong")
+    assert (wrong.outcome, wrong.content) == ("failed", "no luck")
+    assert ours.call("odd.name/x").content == "odd.name/x"
+    assert len(ours.pids(1)) == 1
+
+
+def test_a_long_result_is_cut_as_any_tools_and_kept_whole(ours: Ours) -> None:
+    long = "x" * 200_000
+    result = ours.call("say", text=long)
+    assert len(result.content) <= 50_000
+    assert result.output is not None
+    assert result.output.decode() == long
+
+
+def test_variables_are_looked_up_here_and_not_shown(
+    patient: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "hunter2hunter2")
+    environ = {"TOKEN": "${SERVICE_TOKEN}", "MODE": "${MODE:-quiet}"}
+    ours = Ours(patient, env=environ)
+    seen = ours.where()["environ"]
+    assert seen["TOKEN"] == "${SERVICE_TOKEN}"  # the value, as it is shown
+    assert seen["MODE"] == "quiet"
+    assert "ANTHROPIC_API_KEY" not in seen
+    assert "RUNNER_DATABASE_URL" not in seen
+    assert ours.call("say", text="${SERVICE_TOKEN}").content == "${SERVICE_TOKEN}"
+    for text, why in {
+        "${NOT_THERE}": "the variable NOT_THERE is not set",
+        "${ANTHROPIC_API_KEY}": "${ANTHROPIC_API_KEY} is withheld",
+    }.items():
+        result = Ours(patient, env={"A": text}, scope="run").call("say", run=text, text="")
+        assert result.outcome == "failed"
+        assert why in result.content
+
+
+def test_a_call_that_takes_too_long_is_cancelled_and_its_server_goes_on(ours: Ours) -> None:
+    pid = ours.where()["pid"]
+    slow = ours.call("slow", seconds=0.5, text="began")
+    assert slow.outcome == "timed_out"
+    wait_until(lambda: "cancelled" in ours.notes.read_text().split(), "the call to be cancelled")
+    assert ours.where()["pid"] == pid
+
+
+def test_a_call_that_is_cut_is_cancelled_and_its_server_goes_on(ours: Ours) -> None:
+    pid = ours.where()["pid"]
+    interrupt = Interrupt()
+
+    def cut() -> None:
+        wait_until(lambda: "began" in ours.notes.read_text().split(), "the call to begin")
+        interrupt.set("dropped")
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    with pytest.raises(Interrupted):
+        ours.bench.tools.run(ours.request("slow", text="began"), interrupt)
+    thread.join()
+    wait_until(lambda: "cancelled" in ours.notes.read_text().split(), "the call to be cancelled")
+    assert ours.where()["pid"] == pid
+
+
+def test_a_call_whose_server_dies_is_unknown_and_the_next_one_has_a_new_server(ours: Ours) -> None:
+    first = ours.where()["pid"]
+    died = ours.call("die", text="once")
+    assert died.outcome == "unknown"
+    assert "exit code 3" in died.content
+    assert "last words" in died.content
+    assert ours.where()["pid"] != first
+    assert ours.notes.read_text().split().count("once") == 1
+
+
+@pytest.mark.parametrize(("trusted", "outcome"), [(True, "succeeded"), (False, "unknown")])
+def test_a_call_whose_server_dies_runs_again_only_if_it_is_trusted_to_read(
+    patient: Workbench, trusted: bool, outcome: str
+) -> None:
+    ours = Ours(patient, trust_hints=trusted)
+    assert ours.call("die_once").outcome == outcome
+    assert ours.notes.read_text().split().count("died") == 1
+
+
+def test_a_server_that_cannot_begin_is_told_with_its_stderr_and_tried_after_growing_pauses(
+    patient: Workbench,
+) -> None:
+    arguments = (str(SERVER), str(patient.workspace / "notes"), "--fails")
+    ours = Ours(patient, args=arguments)
+    for _ in range(3):
+        result = ours.call("say", text="x")
+        assert result.outcome == "failed"
+        assert "cannot begin: no database" in result.content
+    for _ in range(3):
+        result = ours.call("say", seconds=0.1, text="x")
+    assert "times in a row; it is started again in" in result.content
+
+
+def test_runs_share_the_server_of_a_job_and_not_that_of_a_run(patient: Workbench) -> None:
+    tools = patient.tools
+    tools.servers._job_of = lambda run_id: "job_1"
+    shared, own = Ours(patient), Ours(patient, scope="run")
+    own.server = replace(own.server, name="own")
+    assert shared.where("run_1")["pid"] == shared.where("run_2")["pid"]
+    assert own.where("run_1")["pid"] != own.where("run_2")["pid"]
+    assert own.where("run_1")["cwd"] == str(patient.workspace)
+
+
+def test_a_runs_server_ends_with_its_attempt_and_a_jobs_with_its_last_run_here(
+    patient: Workbench,
+) -> None:
+    servers = patient.tools.servers
+    servers._job_of = lambda run_id: "job_1"
+    servers.idle_seconds = 0.1
+    shared, own = Ours(patient), Ours(patient, scope="run")
+    own.server = replace(own.server, name="own")
+    leases = [Lease(f"run_{number}", 1, 1) for number in (1, 2)]
+    for lease in leases:
+        servers.claimed(Claimed(lease, "job_1", "a"))
+    of_job, of_run = shared.where("run_1")["pid"], own.where("run_1")["pid"]
+    servers.released(leases[0], Ended("succeeded", "end_turn"))
+    assert running([of_run]) == []
+    assert running([of_job]) == [of_job]
+    servers.released(leases[1], Ended("succeeded", "end_turn"))
+    wait_until(lambda: not running([of_job]), "the job's server to end")
+
+
+def test_what_a_server_starts_ends_with_it(patient: Workbench) -> None:
+    ours = Ours(patient)
+    child = int(ours.call("spawn").content)
+    assert running([child]) == [child]
+    patient.tools.close()
+    assert running([child, *ours.pids(1)]) == []
+
+
+def test_servers_are_listed_on_all_pages_and_hints_count_only_when_trusted(
+    patient: Workbench,
+) -> None:
+    ours = Ours(patient, trust_hints=True).server
+    plain = replace(ours, name="plain", trust_hints=False)
+    listed = list_tools([ours, plain])
+    tools = listed["ours"]
+    assert isinstance(tools, tuple)
+    names = [tool.name for tool in tools]
+    assert names == sorted(names)
+    assert len(names) == 13
+    reads = {tool.name for tool in tools if tool.read_only}
+    assert "mcp__ours__say" in reads
+    assert "mcp__ours__note" not in reads
+    others = listed["plain"]
+    assert isinstance(others, tuple)
+    assert not any(tool.read_only for tool in others)
+
+
+def test_a_server_that_cannot_be_listed_says_why(patient: Workbench) -> None:
+    good = Ours(patient).server
+    fails = replace(good, name="fails", args=(*good.args, "--fails"))
+    mute = replace(good, name="mute", args=(*good.args, "--mute"), start_timeout=0.5)
+    missing = replace(good, name="missing", command="no-such-server")
+    unset = replace(good, name="unset", args=("${NOT_THERE}",))
+    listed = list_tools([fails, mute, missing, unset])
+    assert listed["fails"] == "it ended with exit code 1\ncannot begin: no database"
+    assert listed["mute"] == "it has not answered in 0.5 s"
+    assert listed["missing"] == "its command no-such-server is not on this host"
+    assert listed["unset"] == "the variable NOT_THERE is not set in this environment"
+    wait_until(lambda: not running(process_ids_of(good)), "the listed servers to end")
+
+
+def process_ids_of(server: McpServer) -> list[int]:
+    lines = Path(server.args[1]).read_text().splitlines()
+    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
