@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from runner import wiring
 from runner.errors import NoDatabaseError
 from runner.queries.jobs import job_of
-from runner.queries.names import Found, Kind, find
+from runner.queries.names import Found, Kind, completions, find
 from runner.queries.workers import live_workers
 from runner.settings import Settings
 from runner.store import migrate
@@ -44,6 +44,10 @@ class App:
         """Return the one thing of these kinds that an id, or a part of it, names. Raises
         ``NotFoundError`` if nothing has this name, or more than one thing."""
         return find(self.database, name, *kinds)
+
+    def completions(self, text: str, *kinds: Kind) -> list[str]:
+        """Return names of these kinds that begin with a text, for a shell to complete it."""
+        return completions(self.database, text, *kinds)
 
     def find_job(self, name: str) -> str:
         """Return the id of a job by a part of it. Raises ``NotFoundError``."""

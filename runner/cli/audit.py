@@ -24,7 +24,7 @@ import click
 
 from runner.app import handle
 from runner.app.humanize import cell, dollars, duration, lines, moment
-from runner.cli.options import Command, seconds, with_app, with_listing
+from runner.cli.options import JOB, RUN, Command, seconds, with_app, with_listing
 from runner.cli.terminal import note, say, say_table
 from runner.core.prices import BY
 from runner.errors import UsageError
@@ -92,8 +92,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--tool", metavar="NAME", help="Only of this tool."),
         click.option("--until", **times, help="Only before this time."),
         click.option("--since", **times, help=since),
-        click.option("--run", metavar="ID", help="Only of this run and its sub-agents."),
-        click.option("--job", metavar="ID", help="Only of this job."),
+        click.option("--run", type=RUN, metavar="ID", help="Only of this run and its sub-agents."),
+        click.option("--job", type=JOB, metavar="ID", help="Only of this job."),
     ):
         run = decorate(run)
     return run
@@ -394,7 +394,7 @@ def models() -> None:
     """
 
 
-@question(click.argument("id", metavar="RUN"), limit=0)
+@question(click.argument("id", type=RUN, metavar="RUN"), limit=0)
 def timeline() -> None:
     """List all events of a run.
 

@@ -9,14 +9,14 @@ import click
 
 from runner.app import control, handle
 from runner.app.humanize import cell
-from runner.cli.options import changing, seconds, usd
+from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, usd
 from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
 from runner.core.run import Author
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.errors import UsageError
 
-_id_argument = click.argument("id", metavar="ID")
+_id_argument = click.argument("id", type=JOB_OR_RUN, metavar="ID")
 _limit = click.IntRange(1, 2**31 - 1)
 _ceiling = click.IntRange(1, 2**63 - 1)
 _MOST_DIGITS = 9  # that an INTEGER of the database can hold
@@ -121,7 +121,7 @@ def _weight(text: str) -> float:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("weight", metavar="[N]", type=_weight, required=False)
 @changing
 def priority(
@@ -174,7 +174,7 @@ def note_unworked(job_id: str | None) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.argument("text")
 @changing
 def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> None:
@@ -194,7 +194,7 @@ def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> 
 
 
 @click.command()
-@click.argument("turn", metavar="RUN@TURN")
+@click.argument("turn", type=RUN, metavar="RUN@TURN")
 @click.option("--say", "text", metavar="TEXT", help="What to tell the new run.")
 @click.option("--model", metavar="MODEL", help="The model that the new run calls.")
 @changing

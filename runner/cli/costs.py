@@ -23,7 +23,7 @@ from runner.app.humanize import (
     written_off,
 )
 from runner.cli.control import note_unworked
-from runner.cli.options import changing, json_option, open_app, usd, with_settings
+from runner.cli.options import JOB, changing, json_option, open_app, usd, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import EVERY_CALL, JobBudget, billionths
 from runner.core.prices import BY, By
@@ -33,7 +33,7 @@ from runner.settings import Settings
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", type=JOB, required=False)
 @click.option(
     "--by",
     type=click.Choice(BY),
@@ -92,7 +92,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", type=JOB, required=False)
 @click.option("--usd", type=usd, metavar="N", help="The new budget in USD.")
 @click.option(
     "--tokens", type=click.IntRange(1, 10**12), metavar="N", help="The new budget in tokens."

@@ -15,7 +15,7 @@ import click
 from runner.app import exchange, handle
 from runner.app.humanize import cell, plural
 from runner.cli import exit_codes
-from runner.cli.options import json_option, open_app, signed, with_app, with_settings
+from runner.cli.options import JOB_OR_RUN, json_option, open_app, signed, with_app, with_settings
 from runner.cli.terminal import make_folder, note, output, refuse, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import Author
@@ -101,7 +101,7 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
 
 
 @click.command("export")
-@click.argument("id", metavar="RUN|JOB")
+@click.argument("id", type=JOB_OR_RUN, metavar="RUN|JOB")
 @click.option(
     "--format",
     "shape",

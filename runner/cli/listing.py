@@ -10,13 +10,13 @@ import click
 from runner.app import caps, forecast, handle, listing
 from runner.app import costs as app_costs
 from runner.app.humanize import counts, moment, tokens_of
-from runner.cli.options import json_option, state_option, with_listing
+from runner.cli.options import JOB, RUN, json_option, state_option, with_listing
 from runner.cli.terminal import note, say_json, say_pages, say_table
 from runner.core.run import RunStatus
 
 
 @click.command("list")
-@click.argument("job", required=False)
+@click.argument("job", type=JOB, required=False)
 @state_option
 @click.option(
     "--tree",
@@ -24,7 +24,7 @@ from runner.core.run import RunStatus
     is_flag=True,
     help="The runs of a job, or of the newest, with the sub-agents that they have started.",
 )
-@click.option("--after", default="", metavar="RUN", help="Only the runs after this one.")
+@click.option("--after", type=RUN, default="", metavar="RUN", help="Only the runs after this one.")
 @click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
 @json_option
 @with_listing

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections import UserDict
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -18,45 +20,105 @@ from runner.cli.options import global_options
 from runner.cli.terminal import note, refuse
 from runner.errors import RunnerError, SpecError
 
-# The modules of ``runner.cli``, and their functions that are commands.
-_MODULES = {
-    "init": "init",
-    "work": "run submit worker",
-    "listing": "list_",
-    "show": "show events",
-    "transcript": "transcript",
-    "outputs": "diff patch results workspace",
-    "report": "report",
-    "costs": "costs budget",
-    "control": "cancel pause resume retry say fork priority",
-    "approvals": "approvals approve deny",
-    "rules": "rules",
-    "schedules": "schedule finish_by",
-    "audit": "audit",
-    "search": "search",
-    "exchange": "export import_",
-    "web": "web users",
-    "system": "db doctor workers prune schema",
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# The commands by what they are for: each one's function in a module of ``runner.cli``, and its line in
+# ``runner --help``, which needs no module of them.
+_COMMANDS = {
+    "Work": {
+        "init": ("init.init", "Write a first job file for this repository"),
+        "run": ("work.run", "Submit a job and work it here to its end"),
+        "submit": ("work.submit", "Submit a job for workers"),
+        "worker": ("work.worker", "Work what is due, of all jobs"),
+        "pause": ("control.pause", "Let a job or a run wait"),
+        "resume": ("control.resume", "Let it go on"),
+        "cancel": ("control.cancel", "End a job or a run now"),
+        "retry": ("control.retry", "Let failed or stopped runs go on"),
+        "say": ("control.say", "Send a message to a run"),
+        "fork": ("control.fork", "Go on from a turn of a run as another run"),
+        "priority": ("control.priority", "A job's share of the workers' slots"),
+        "schedule": ("schedules.schedule", "Submit a job again and again"),
+        "finish-by": ("schedules.finish_by", "Move the end of a job's working time"),
+    },
+    "Watch": {
+        "list": ("listing.list_", "Jobs, or the runs of a job"),
+        "show": ("show.show", "All about a job, a run or a tool call"),
+        "events": ("show.events", "What happened in a run, or to a job; -f follows it"),
+        "transcript": ("transcript.transcript", "What was said and done in a run"),
+        "workers": ("system.workers", "The workers that are alive"),
+        "web": ("web.web", "Jobs and runs in a browser"),
+    },
+    "Answer": {
+        "approvals": ("approvals.approvals", "Tool calls that wait for a person"),
+        "approve": ("approvals.approve", "Let waiting calls run"),
+        "deny": ("approvals.deny", "Deny waiting calls"),
+        "rules": ("rules.rules", "Check, list and revoke permission rules"),
+    },
+    "Results": {
+        "report": ("report.report", "What became of a job, and what to look at first"),
+        "results": ("outputs.results", "What runs have submitted, as JSON or CSV"),
+        "diff": ("outputs.diff", "What a run has changed"),
+        "patch": ("outputs.patch", "The changes as patches for `git am`"),
+        "workspace": ("outputs.workspace", "The folders that runs work in"),
+        "costs": ("costs.costs", "What model calls have cost"),
+        "budget": ("costs.budget", "What a job may cost; raise it"),
+    },
+    "Record": {
+        "search": ("search.search", "Search all that runs said and did"),
+        "audit": ("audit.audit", "Questions about the record, and SQL over it"),
+        "export": ("exchange.export", "Write runs in a format that others read"),
+        "import": ("exchange.import_", "Read exported runs, or sessions of Claude Code"),
+    },
+    "System": {
+        "doctor": ("system.doctor", "Check what Runner needs on this host"),
+        "db": ("system.db", "Upgrade the database, or check it"),
+        "prune": ("system.prune", "Remove jobs that ended long ago"),
+        "users": ("web.users", "Who may log in to `runner web`"),
+        "schema": ("system.schema", "The JSON Schema of job files, for editors"),
+        "completion": ("completion.completion", "Completion for bash, zsh or fish"),
+    },
 }
+_COMPLETE = "_RUNNER_COMPLETE"
+_COMPLETION_SECONDS = 2
 
 
 class _Commands(UserDict[str, Any]):
-    """Modules and functions of commands, by the commands' names. Gives the command itself: its module is
-    loaded then, so that ``runner list`` does not wait for the modules of all commands."""
+    """The functions of commands, by the commands' names. Gives the command itself: its module is loaded
+    then, so that ``runner list`` does not wait for the modules of all commands."""
 
     def __getitem__(self, name: str) -> click.Command:
-        module, function = super().__getitem__(name)
+        module, _, function = super().__getitem__(name).partition(".")
         command: click.Command = getattr(import_module(f"runner.cli.{module}"), function)
         return command
 
 
-@click.group(
-    commands=_Commands(
-        {
-            function.rstrip("_").replace("_", "-"): (module, function)
-            for module, functions in _MODULES.items()
-            for function in functions.split()
+class _Runner(click.Group):
+    """The command whose subcommands are told by what they are for, without loading them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for commands in _COMMANDS.values() for name in commands)
+        for section, commands in _COMMANDS.items():
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(f"{name:<{width}}", told) for name, (_, told) in commands.items()]
+                )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        told = {
+            name: told for commands in _COMMANDS.values() for name, (_, told) in commands.items()
         }
+        found = [(name, help_) for name, help_ in told.items() if name.startswith(incomplete)]
+        return [*(CompletionItem(name, help=help_) for name, help_ in found), *options]
+
+
+@click.group(
+    cls=_Runner,
+    commands=_Commands(
+        {name: where for commands in _COMMANDS.values() for name, (where, _) in commands.items()}
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -68,16 +130,21 @@ def cli() -> None:
     Everything that a run does is stored before its next step begins, so that nothing is lost when
     a process dies, and everything can be looked at afterwards.
 
+    A JOB goes by its name, its key, `last` or an id; a RUN by JOB/ITEM or an id. Of ids the ends that
+    tables show are enough.
+
     \b
     Example:
       runner run jobs/quickstart.toml      work a job here, to its end
-      runner list                          which jobs there are
-      runner transcript RUN                what was said and done
+      runner list last                     its runs
+      runner transcript last/slugs         what was said and done in one
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command, with the arguments of the process by default, and exit with its code."""
+    if instruction := os.environ.get(_COMPLETE):
+        _complete(instruction)
     gc.disable()  # until the app is open: see ``open_app``
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -99,6 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         refuse(str(error))
         code = exit_codes.error_code(error)
     sys.exit(code)
+
+
+def _complete(instruction: str) -> NoReturn:
+    """Print what a shell can complete, or nothing where that takes too long or fails, and exit."""
+    from click.shell_completion import shell_complete
+
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(exit_codes.FAILED))
+    signal.alarm(_COMPLETION_SECONDS)
+    with suppress(Exception):
+        sys.exit(shell_complete(cli, {}, "runner", _COMPLETE, instruction))
+    sys.exit(exit_codes.FAILED)
 
 
 def _invoke(arguments: list[str]) -> int:

@@ -8,9 +8,10 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -22,6 +23,8 @@ from runner.errors import NoDatabaseError, UsageError
 from runner.settings import LOG_FORMATS, Settings
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from runner.core.spec import Submission
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -99,8 +102,40 @@ def with_listing(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_settings(run)
 
 
+class Named(click.ParamType[str]):
+    """What a person names: a shell completes it from the database."""
+
+    name = "text"
+
+    def __init__(self, *kinds: Literal["job", "run"]) -> None:
+        self._kinds = kinds
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return names that begin with a text; none without a database."""
+        from click.shell_completion import CompletionItem
+
+        with open_app(Settings.load(**ctx.meta.get(_CHOSEN, {}))) as app:
+            return [CompletionItem(name) for name in app.completions(incomplete, *self._kinds)]
+
+
+class _State(click.Choice[str]):
+    """A state; for another word it names the nearest one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            close = get_close_matches(str(value), STATES, n=1)
+            proposed = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.BadParameter(f"{error.message}{proposed}", ctx, param) from None
+
+
+JOB, RUN, JOB_OR_RUN = Named("job"), Named("run"), Named("job", "run")
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-state_option = click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
+state_option = click.option("--state", type=_State(STATES), help="Only those in this state.")
 slots_option = click.option(
     "-c",
     "--concurrency",

@@ -20,6 +20,9 @@ from runner.app.humanize import cell, diff_kinds, plural
 from runner.cli import exit_codes
 from runner.cli.audit import harmless
 from runner.cli.options import (
+    JOB,
+    JOB_OR_RUN,
+    RUN,
     changing,
     json_option,
     output_option,
@@ -47,7 +50,7 @@ _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option(
     "--turn", type=click.IntRange(1), metavar="N", help="Only what was changed in that turn."
 )
@@ -91,7 +94,7 @@ def diff(
 
 
 @click.command()
-@click.argument("id", metavar="RUN|JOB")
+@click.argument("id", type=JOB_OR_RUN, metavar="RUN|JOB")
 @click.option(
     "-o",
     "--output",
@@ -165,7 +168,7 @@ def patch(
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @output_option
 @click.option(
     "--format",
@@ -222,7 +225,7 @@ def _cell(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-_job_option = click.option("--job", metavar="JOB", help="Only of this job's runs.")
+_job_option = click.option("--job", type=JOB, metavar="JOB", help="Only of this job's runs.")
 
 
 @click.group()

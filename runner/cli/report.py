@@ -21,7 +21,7 @@ from runner.app.humanize import (
     tokens_of,
 )
 from runner.cli.exit_codes import exit_code
-from runner.cli.options import output_option, with_app
+from runner.cli.options import JOB, output_option, with_app
 from runner.cli.terminal import note, say, say_bytes, say_json, say_table
 from runner.cli.terminal import output as write_to
 
@@ -29,7 +29,7 @@ _MOST_DENIALS = 10
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @output_option
 @click.option(
     "--html",

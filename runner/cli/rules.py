@@ -10,7 +10,7 @@ import click
 from runner.app import handle
 from runner.app import rules as app_rules
 from runner.app.humanize import cell, moment
-from runner.cli.options import changing, json_option, load_job, with_app, with_settings
+from runner.cli.options import JOB, changing, json_option, load_job, with_app, with_settings
 from runner.cli.terminal import say, say_json, say_table
 from runner.core.run import Author
 from runner.settings import Settings
@@ -72,7 +72,7 @@ def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:
 
 
 @rules.command("list")
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @with_app
 def list_(app: handle.App, job: str, as_json: bool) -> None:
@@ -106,7 +106,7 @@ def list_(app: handle.App, job: str, as_json: bool) -> None:
 
 
 @rules.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("position", type=click.IntRange(0, 2**31 - 1))
 @click.option(
     "--force", is_flag=True, help="Also a rule that the job was submitted with, a denial too."

@@ -13,6 +13,7 @@ from runner.app import times as app_times
 from runner.app.humanize import cell, moment, plural
 from runner.cli.control import note_unworked
 from runner.cli.options import (
+    JOB,
     changing,
     json_option,
     load_job,
@@ -151,7 +152,7 @@ def _say(found: Mapping[str, Any], words: str, as_json: bool) -> None:
 
 
 @click.command("finish-by")
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("time")
 @changing
 def finish_by(app: handle.App, job: str, time: str, author: Author, as_json: bool) -> None:

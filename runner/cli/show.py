@@ -15,7 +15,7 @@ from runner.app import handle, humanize, listing, transcript
 from runner.app import show as app_show
 from runner.app.humanize import cell, cost_line, counts, duration, lines, moment, usd_of
 from runner.cli.costs import budget_fields
-from runner.cli.options import json_option, with_app
+from runner.cli.options import JOB_OR_RUN, json_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.conversation import Usage
@@ -45,7 +45,7 @@ _CALLED = {
 
 
 @click.command()
-@click.argument("id", metavar="ID")
+@click.argument("id", type=JOB_OR_RUN, metavar="ID")
 @json_option
 @with_app
 def show(app: handle.App, id: str, as_json: bool) -> None:
@@ -258,7 +258,7 @@ def _say_call(call: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("id", metavar="RUN|JOB")
+@click.argument("id", type=JOB_OR_RUN, metavar="RUN|JOB")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
 @click.option("--tree", "whole_tree", is_flag=True, help="Of the run and its sub-agents together.")
 @json_option

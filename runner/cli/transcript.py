@@ -20,7 +20,7 @@ from runner.app import handle
 from runner.app import page as pages
 from runner.app import transcript as told
 from runner.app.humanize import Note, Tone, cell, input_lines, moment
-from runner.cli.options import json_option, with_app
+from runner.cli.options import RUN, json_option, with_app
 from runner.cli.terminal import MARGIN, Line, note, output, print_lines, say_bytes, say_json
 from runner.errors import UsageError
 
@@ -48,7 +48,7 @@ def _turns(text: str) -> tuple[int, int]:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option("--turns", type=_turns, metavar="A-B", help="Only these turns, as 3-9, 3-, -9 or 3.")
 @click.option(
     "--full/--folded",

@@ -23,6 +23,7 @@ from runner.cli import exit_codes
 from runner.cli.job_options import dry_run_option, say_plan, with_overrides
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
+    JOB,
     address,
     json_option,
     load_job,
@@ -59,7 +60,9 @@ Run = Mapping[str, Any]  # a run, as ``queries.jobs.RunSummary`` describes it
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), required=False)
-@click.option("--resume", "resumed", metavar="JOB", help="Go on with a job instead of a new one.")
+@click.option(
+    "--resume", "resumed", type=JOB, metavar="JOB", help="Go on with a job instead of a new one."
+)
 @click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
 @pilot_option
 @with_overrides

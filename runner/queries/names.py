@@ -36,6 +36,8 @@ LAST = "last"
 SHORTEST_SUFFIX = 6
 _MOST_LISTED = 5
 _MOST_COMPARED = 500
+_MOST_COMPLETED = 100
+_HARMLESS = re.compile(r"[\w.][\w./+@%,-]*")  # to a shell
 # The id of a sub-agent's run ends in its numbers below its parents: ``.3.1``.
 _NUMBERS = r"((?:\.[0-9]{1,9})*)"
 _CALL_SUFFIX = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
@@ -205,6 +207,26 @@ def _calls(connection: Connection, condition: ColumnElement[bool]) -> Iterator[F
     key = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
     query = select(*key).where(condition).order_by(*key).limit(_MOST_LISTED + 1)
     return (Found("call", ids.call_id(*row)) for row in connection.execute(query))
+
+
+def completions(database: Database, text: str, *kinds: Kind) -> list[str]:
+    """Return names of jobs or runs that begin with a text, the newest jobs' first: not all where there
+    are many, and none that would mean something to a shell."""
+
+    def work(connection: Connection) -> list[str]:
+        names = [name for name in (LAST, *_names(connection, _JOB)) if name.startswith(text)]
+        found = [*names] if "job" in kinds else []
+        if "run" in kinds:
+            named = [text.partition("/")[0]] if "/" in text else names[:_MOST_LISTED]
+            name_of: dict[str, str] = {}
+            for name in named:
+                for job in _candidates(connection, name, _JOB):
+                    name_of.setdefault(job.id, name)
+            for job_id, name in name_of.items():
+                found += (f"{name}/{key}" for key in newest_runs(connection, job_id))
+        return [name for name in found if name.startswith(text) and _HARMLESS.fullmatch(name)]
+
+    return database.read(work)[:_MOST_COMPLETED]
 
 
 # What to say of a text that does not name one thing
