@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from runner.jobfile.overrides import Overrides
     from runner.ports import Batches, Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
+    from runner.queue.live import Listener
     from runner.store.questions import Notice
     from runner.tools.sandbox import Sandboxes
     from runner.workspace.run_workspaces import RunWorkspaces
@@ -381,6 +382,16 @@ def follow_text(settings: Settings, run_id: str) -> Iterator[Iterator[str | None
         yield opened.enter_context(closing(follow(url, run_id)))  # type: ignore[type-var]
 
 
+@contextmanager
+def listen(settings: Settings) -> Iterator[Listener]:
+    """Yield a listener to the live text of runs. Raises ``UnreachableError``."""
+    from runner.queue.live import Listener
+
+    with ExitStack() as opened:
+        url, _ = _queue(settings, opened)
+        yield opened.enter_context(closing(Listener(url)))
+
+
 def _queue(settings: Settings, opened: ExitStack) -> tuple[str, EmbeddedServer | None]:
     """The queue's URL; without a configured one, that of the embedded server, running."""
     from runner.queue.embedded import EmbeddedServer
@@ -427,6 +438,29 @@ def models() -> Callable[[JobSpec], Model]:
             return anthropic()
 
     return model_of
+
+
+def leave_worker(
+    settings: Settings, job_id: str, slots: int
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a worker of one job in a session of its own, so that it outlives this terminal. Returns its
+    process and the file of its log."""
+    from runner.engine.process import make_home
+
+    make_home(settings.home)
+    folder = settings.home / "logs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    log = folder / f"{job_id}.log"
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", "worker", "--job", job_id, "-c", str(slots)],
+            env={**os.environ, **settings.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return process, log
 
 
 def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> None:

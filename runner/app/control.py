@@ -38,7 +38,7 @@ def cancel(app: App, name: str, author: Author) -> Outcome:
 
 def pause(app: App, name: str, author: Author) -> Outcome:
     """Let runs wait until they are resumed."""
-    return _changed(app, _target(app, name), control.pause, author=author)
+    return _changed(app, _target(app, name), pauses.pause, author=author)
 
 
 def resume(app: App, name: str, author: Author) -> Outcome:

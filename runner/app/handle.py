@@ -59,9 +59,10 @@ class App:
 
     def job_without_worker(self, queued_run: str | None) -> str | None:
         """Return the job of a run that was queued while no worker is alive; None if one is."""
-        if queued_run is None or live_workers(self.database, self.now()):
+        if queued_run is None:
             return None
-        return job_of(self.database, queued_run)
+        job_id = job_of(self.database, queued_run)
+        return None if live_workers(self.database, self.now(), job_id) else job_id
 
 
 def check_prices(settings: Settings) -> None:

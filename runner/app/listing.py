@@ -52,6 +52,8 @@ def pause_line(job: Mapping[str, Any]) -> str:
     pause, by = job["pause"], {"pilot": "the pilot", "breaker": "the circuit breaker"}
     if pause["pending"] == "decide":
         return f"pilot: {pause['detail']}"
+    if pause["reason"] == "person":
+        return f"paused by {pause['detail']}: `runner resume {job['id']}` goes on"
     go_on = f"`runner resume {job['id']}` goes on, `runner cancel {job['id']}` ends it"
     return f"paused by {by.get(pause['reason'], 'Runner')}: {pause['detail']}: {go_on}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from functools import partial
@@ -12,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from runner import wiring
 from runner.app.handle import App
 from runner.app.preflight import model_notes, preflight, sandbox_problem
+from runner.app.watch import Progress
+from runner.core.commands import Target
 from runner.core.pauses import Pilot
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec, Submission
-from runner.errors import RunnerError, UsageError
-from runner.queries.jobs import RunSummary, current_runs, item_keys, list_runs, show_job
+from runner.errors import RunnerError, UnreachableError, UsageError
+from runner.queries.jobs import item_keys, list_jobs, list_runs, show_job
+from runner.queries.workers import list_workers, live_workers
 from runner.settings import Settings
 from runner.store import pauses
 
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 Before = Literal["run", "submission"]
 
 _LOOK_SECONDS = 0.5
+_START_SECONDS = 30.0
 _MOST_ITEMS = 10
 
 
@@ -82,14 +88,38 @@ def submitted(app: App, job_id: str) -> dict[str, Any]:
     return show_job(app.database, job_id)
 
 
-def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:
-    """Return the id of a job that is to go on, and the paths of the workspaces that had lost their ids,
-    which are written again. Raises ``UsageError`` if the job requires a sandbox that this host lacks."""
+def take_up(app: App, job: str, author: Author) -> tuple[str, Sequence[str]]:
+    """Return the id of a job that is to go on, resumed if it is paused as a whole, and the paths of the
+    workspaces that had lost their ids, which are written again. Raises ``UsageError`` if the job
+    requires a sandbox that this host lacks."""
     job_id = app.find_job(job)
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     if (problem := sandbox_problem(app.settings, spec)) is not None:
         raise UsageError(problem)
+    if pauses.is_paused(app.database, job_id):
+        target = Target("job", job_id)
+        app.change(lambda now: pauses.resume(app.database, target, now, author=author))
     return job_id, wiring.mend_workspaces(app.database, job_id)
+
+
+def pause_unworked(app: App, job_id: str, author: Author) -> int:
+    """Pause a job unless a worker is alive that works it. Returns how many are."""
+    database = app.database
+    workers = live_workers(database, app.now(), job_id)
+    if not workers:
+        target = Target("job", job_id)
+        app.change(lambda now: pauses.pause(database, target, now, author=author))
+    return workers
+
+
+def workers_of(app: App, job_id: str) -> int:
+    """Return how many workers are alive that work a job."""
+    return live_workers(app.database, app.now(), job_id)
+
+
+def has_ended(app: App, job_id: str) -> bool:
+    """True if every run of a job has ended."""
+    return list_jobs(app.database, job_id=job_id)[0]["state"] in ENDED
 
 
 def start_worker(
@@ -110,40 +140,38 @@ def start_worker(
     )
 
 
-def wait_for_end(worker: Worker) -> None:
-    """Wait until a worker has drained, open to signals. Raises the error that ended it."""
+@dataclass(frozen=True, slots=True)
+class LeftWorker:
+    """A worker that outlives the command that started it."""
+
+    pid: int
+    log: Path
+
+
+def leave_worker(app: App, job_id: str, slots: int) -> LeftWorker:
+    """Start a worker in a process of its own that works a job until all of its runs have ended. Raises
+    ``RunnerError`` if it does not come up."""
+    process, log = wiring.leave_worker(app.settings, job_id, slots)
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(each["pid"] == process.pid for each in list_workers(app.database, app.now())):
+            return LeftWorker(process.pid, log)
+        time.sleep(_LOOK_SECONDS / 5)
+    process.terminate()
+    raise RunnerError(f"no worker could be left behind: see {log}")
+
+
+def wait_for_end(worker: Worker, is_done: Callable[[], bool] = lambda: False) -> None:
+    """Wait until a worker has drained, which it is told to once ``is_done`` says so; open to signals.
+    Raises the error that ended it."""
     while not worker.wait(_LOOK_SECONDS):
-        pass
+        with suppress(UnreachableError):  # the worker says so
+            if is_done():
+                worker.drain()
     if isinstance(worker.failure, RunnerError):
         raise worker.failure
     if worker.failure is not None:
         raise RunnerError(f"the worker failed: {worker.failure!r}") from worker.failure
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a job."""
-
-    runs: Sequence[RunSummary]  # all runs, sub-agents included
-
-    @property
-    def items(self) -> list[RunSummary]:
-        """The run of each item; the newest, where one was begun afresh."""
-        return [run for run in current_runs(self.runs) if not run["depth"]]
-
-    def rests(self, *, asks: bool) -> bool:
-        """True if nothing is left to do, and nothing to ask of a person who is there (``asks``).
-        A run that waits for its sub-agents rests when these do: it goes on when the last has
-        ended."""
-        unended = [run for run in self.runs if run["state"] not in ENDED]
-        waited_for = {run["parent"] for run in unended}
-        return all(
-            run["state"] == "waiting"
-            and run["reason"] != "batch"
-            and not (asks and run["reason"] == "approval")
-            and (run["reason"] != "children" or run["id"] in waited_for)
-            for run in unended
-        )
 
 
 def settled_progress_of(app: App, job_id: str) -> Progress:

@@ -42,6 +42,7 @@ _COMMANDS = {
         "finish-by": ("schedules.finish_by", "Move the end of a job's working time"),
     },
     "Watch": {
+        "attach": ("attach.attach", "Watch a job live, and answer its questions"),
         "list": ("listing.list_", "Jobs, or the runs of a job"),
         "show": ("show.show", "All about a job, a run or a tool call"),
         "events": ("show.events", "What happened in a run, or to a job; -f follows it"),

@@ -153,6 +153,7 @@ log_format_option = click.option(
     callback=_remember,
     help="Lines of the log (default: RUNNER_LOG_FORMAT, else text).",
 )
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 output_option = click.option(
     "-o",
     "--output",
@@ -218,14 +219,32 @@ def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Comma
             author = Author(name_of(signed_as), _reason(reason, longest))
             return command(*arguments, author=author, **options)
 
-        who = "Who does it, for the record (default: the user of the operating system)."
-        run = click.option("--reason", default="", metavar="TEXT", help=reason_help)(run)
-        return click.option("--as", "signed_as", metavar="NAME", help=who)(run)
+        return _as_option(
+            click.option("--reason", default="", metavar="TEXT", help=reason_help)(run)
+        )
 
     return decorate
 
 
 signed = signed_with("Why, for the record.", LONGEST_WHY)
+
+
+def signed_as(command: Callable[..., Any]) -> Any:
+    """Give a command an ``author`` without a reason, from ``--as``."""
+
+    @wraps(command)
+    def run(*arguments: Any, signed_as: str | None, **options: Any) -> Any:
+        return command(*arguments, author=Author(_name(signed_as)), **options)
+
+    return _as_option(run)
+
+
+_as_option = click.option(
+    "--as",
+    "signed_as",
+    metavar="NAME",
+    help="Who does it, for the record (default: the user of the operating system).",
+)
 
 
 def changing(command: Callable[..., Any]) -> Any:

@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import IO
 
 import click
@@ -51,6 +51,10 @@ class Terminal:
         """Print a text in which nothing steers a terminal."""
         self._screen.write(text + end)
         self._screen.flush()
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Leave the terminal to another program while inside."""
+        return nullcontext()
 
     def forget_typed(self) -> None:
         """Forget what was typed before a question was seen: it is no answer to it."""
@@ -96,6 +100,10 @@ class Asker:
     def can_ask(self) -> bool:
         """There is a person who has not said that questions are to wait."""
         return not self._gave_up and self._terminal.is_ours
+
+    def ask_again(self) -> None:
+        """Ask also what the person had left waiting."""
+        self._gave_up = False
 
     def ask(
         self, job_id: str, is_to_end: Ends, paused: Callable[[], AbstractContextManager[None]]
@@ -218,7 +226,8 @@ class Asker:
         as before, or none."""
         before = approvals.editable(one)
         try:
-            after = click.edit(before, extension=".sh" if one.tool == "Bash" else ".json")
+            with self._terminal.lent():
+                after = click.edit(before, extension=".sh" if one.tool == "Bash" else ".json")
             if after is None or after.strip() == before.strip():
                 self._terminal.say("nothing was edited")
                 return None

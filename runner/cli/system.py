@@ -161,6 +161,8 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:
     if worker["fault"] is not None:
         fault = f"{worker['fault']} (since {moment(worker['fault_at'])})"
         detail = ", ".join(filter(None, (detail, fault)))
+    if worker["job_id"] is not None:
+        detail = ", ".join(filter(None, (detail, f"works {worker['job_id']} alone")))
     columns = ("id", "hostname", "pid", "version", "state", "slots")
     times = (moment(worker[name]) for name in ("started_at", "heartbeat_at"))
     return *(worker[name] for name in columns), len(worker["runs"]), *times, detail

@@ -316,10 +316,10 @@ def _row_end(text: str, at: int, room: int, least: int) -> tuple[int, int]:
     if text.isascii() and len(text) - at <= room:
         return len(text), room - len(text) + at
     for end in range(at, len(text)):
-        cells = _cells(text[end])
-        if cells > room and end - at >= least:
+        needed = cells(text[end])
+        if needed > room and end - at >= least:
             break
-        room -= cells
+        room -= needed
     else:
         return len(text), room
     blank = text.rfind(" ", (at + end) // 2, end)
@@ -332,7 +332,7 @@ def _row_end(text: str, at: int, room: int, least: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=16_384)
-def _cells(character: str) -> int:
+def cells(character: str) -> int:
     """The most cells that any terminal takes for a character. Terminals differ in characters of no
     width of their own, so each counts as one; less shows one that Unicode does not define as
     ``<U+10FFFF>``."""

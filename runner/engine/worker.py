@@ -81,6 +81,7 @@ class Worker:
         self._slots = slots
         self._burst = burst
         self._only = only
+        self._job_id = job_id
         self._held: dict[str, _Held] = {}
         self._orphaned: set[Lease] = set()
         self._refused_jobs: set[str] = set()  # that this host lacks a sandbox for
@@ -117,6 +118,7 @@ class Worker:
             pid=os.getpid(),
             slots=self._slots,
             version=version,
+            job_id=self._job_id,
             now=machine.clock.now(),
         )
         self._is_registered = True

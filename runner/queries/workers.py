@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    case,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from runner.core.run import LEASE_SECONDS
 from runner.queries.find import in_batches
@@ -21,7 +31,7 @@ WorkerState = Literal["alive", "draining", "faulty", "dead", "ended"]
 WorkerSummary: TypeAlias = dict[str, Any]
 _COLUMNS = (
     *("id", "hostname", "host_id", "pid", "version", "slots", "started_at", "lease_expires_at"),
-    *("draining_at", "fault", "fault_at", "ended_at"),
+    *("draining_at", "fault", "fault_at", "ended_at", "job_id"),
 )
 
 _MAY_BE_UNWORKED = runs.c.state.in_(("queued", "running"))
@@ -54,9 +64,14 @@ def list_workers(database: Database, now: float, *, ended: bool = False) -> list
     return database.read(work)
 
 
-def live_workers(database: Database, now: float) -> int:
-    """Return the number of workers with valid leases."""
-    return int(database.rows(select(func.count()).where(is_live(now)))[0][0])
+def live_workers(database: Database, now: float, job_id: str | None = None) -> int:
+    """Return the number of workers with valid leases; of a job, only those that work it."""
+    works = () if job_id is None else (_works(job_id),)
+    return int(database.rows(select(func.count()).where(is_live(now), *works))[0][0])
+
+
+def _works(job_id: str | ColumnElement[str]) -> ColumnElement[bool]:
+    return or_(workers.c.job_id.is_(None), workers.c.job_id == job_id)
 
 
 def _state(worker: Mapping[str, Any], now: float) -> WorkerState:
@@ -150,7 +165,7 @@ def _is_due(now: float) -> tuple[ColumnElement[bool], ...]:
 
 def _shown(now: float) -> ColumnElement[str]:
     """Return a run's real state: its worker may be dead or missing."""
-    is_any = exists().where(is_live(now))
+    is_any = exists().where(is_live(now), _works(runs.c.job_id)).correlate(runs)
     is_held = exists().where(workers.c.id == runs.c.worker_id, is_live(now))
     is_lost = and_(runs.c.state == "running", ~is_held)
     return case(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import cast
 
 import redis
@@ -98,24 +99,53 @@ class RedisLive:
             self._reached = True
 
 
+class Listener:
+    """Takes the live text of the runs that it follows. Text may be lost, and none comes while Redis is
+    away: the caller still has the database. The text is the model's: escape it before it is shown."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = connect_impatiently(connect(url), ANSWER_SECONDS)
+        self._pubsub = PubSub(self._connection.connection_pool, ignore_subscribe_messages=True)
+        self._wanted: frozenset[str] = frozenset()
+        self._followed: frozenset[str] = frozenset()
+        self._pause = threading.Event()
+
+    def follow(self, run_ids: Iterable[str]) -> None:
+        """Follow these runs, and no others, from the next ``read`` on."""
+        self._wanted = frozenset(run_ids)
+
+    def read(self, timeout: float = IDLE_SECONDS) -> tuple[str, str] | None:
+        """Wait up to ``timeout`` seconds for text. Returns the run's id and the text; None if none came."""
+        try:
+            if self._followed != self._wanted:
+                self._subscribe()
+            message = self._pubsub.get_message(timeout=timeout)
+        except redis.RedisError:
+            self._pause.wait(timeout)
+            return None
+        if message is None:
+            return None
+        run_id = message["channel"].decode(errors="replace").removeprefix(_CHANNELS)
+        return run_id, message["data"].decode(errors="replace")
+
+    def _subscribe(self) -> None:
+        if gone := self._followed - self._wanted:
+            self._pubsub.unsubscribe(*map(channel_of, gone))  # type: ignore[no-untyped-call]
+        if new := self._wanted - self._followed:
+            self._pubsub.subscribe(*map(channel_of, new))
+        self._followed = self._wanted
+
+    def close(self) -> None:
+        self._pubsub.close()
+        self._connection.close()
+
+
 def follow(url: str, run_id: str) -> Iterator[str | None]:
     """Yield live text of a run as it comes, for ever; the caller closes the iterator. Yields None after
     each half second without text, also while Redis is away, so that the caller can look into the
-    database in between. The text is the model's: escape it before it is shown."""
-    connection = connect_impatiently(connect(url), ANSWER_SECONDS)
-    pubsub = PubSub(connection.connection_pool, ignore_subscribe_messages=True)
-    pause = threading.Event()
-    try:
+    database in between."""
+    with closing(Listener(url)) as listener:
+        listener.follow([run_id])
         while True:
-            try:
-                if not pubsub.subscribed:
-                    pubsub.subscribe(channel_of(run_id))
-                message = pubsub.get_message(timeout=IDLE_SECONDS)
-            except redis.RedisError:
-                # Live text may be lost: the caller still has the database, and this goes on.
-                message = None
-                pause.wait(IDLE_SECONDS)
-            yield None if message is None else message["data"].decode(errors="replace")
-    finally:
-        pubsub.close()
-        connection.close()
+            found = listener.read()
+            yield None if found is None else found[1]

@@ -183,7 +183,9 @@ def _free(
     return failure is None
 
 
-def register(database: Database, worker_id: str, *, now: float, **columns: str | int) -> None:
+def register(
+    database: Database, worker_id: str, *, now: float, **columns: str | int | None
+) -> None:
     """Make a worker known, with the other columns of its row; its leases last until it renews them."""
     times = {"started_at": now, "lease_expires_at": now + LEASE_SECONDS}
     database.execute(insert(workers).values(id=worker_id, **columns, **times))

@@ -1,4 +1,4 @@
-"""Pauses of whole jobs by Runner: for a pilot, by the circuit breaker, at a spend limit of the API.
+"""Pauses of whole jobs: for a pilot, by the circuit breaker, at a spend limit of the API, by a person.
 
 A pause is a row of its job, written by whoever is first. Then its runs are paused as by ``runner pause``.
 If the worker dies before that is done, the next pass of any dispatcher does it: ``pending`` says what is
@@ -63,6 +63,27 @@ def attend(database: Database, now: float) -> None:
                 _resume_held(database, row.job_id, row.detail, now)
 
 
+def pause(
+    database: Database, target: Target, now: float, *, author: Author = UNKNOWN
+) -> list[Change]:
+    """Let runs wait until they are resumed. A whole job is paused then, and its event says by whom."""
+    is_open = select(runs.c.id).where(runs.c.job_id == target.id, _IS_OPEN).limit(1)
+    if target.kind == "run" or not database.rows(is_open):
+        return control.pause(database, target, now, author=author)
+    detail = ": ".join(filter(None, (author.name or "somebody", author.why)))
+    is_new = _store_pause(database, target.id, "person", detail, now, author=author)
+    changes = control.pause(database, target, now, author=author)
+    if is_new:
+        _done(database, target.id, "pause", pending=None)
+    return changes
+
+
+def is_paused(database: Database, job_id: str) -> bool:
+    """True if a whole job is paused, but for a pilot."""
+    reason = select(job_pauses.c.reason).where(job_pauses.c.job_id == job_id)
+    return any(row.reason not in (None, "pilot") for row in database.rows(reason))
+
+
 def resume(
     database: Database, target: Target, now: float, *, author: Author = UNKNOWN
 ) -> list[Change]:
@@ -105,7 +126,23 @@ def _stop(
     now: float,
     only_if: ColumnElement[bool] | None = None,
 ) -> bool:
-    """Pause a job unless it is paused. True if it was not."""
+    """Pause a job and its runs unless it is paused. True if it was not."""
+    is_new = _store_pause(database, job_id, reason, detail, now, only_if)
+    if is_new:
+        _pause_runs(database, job_id, detail, now)
+    return is_new
+
+
+def _store_pause(
+    database: Database,
+    job_id: str,
+    reason: str,
+    detail: str,
+    now: float,
+    only_if: ColumnElement[bool] | None = None,
+    author: Author = RUNNER,
+) -> bool:
+    """Store that a job pauses unless it is paused. True if it was not."""
 
     def work(connection: Connection) -> bool:
         lock_rules(connection, job_id)
@@ -118,14 +155,11 @@ def _stop(
         if connection.execute(stored).first() is None:
             return False
         told = {"reason": reason, "detail": detail}
-        event = signed_event("paused", RUNNER, old={"reason": None}, new=told)
+        event = signed_event("paused", author, old={"reason": None}, new=told)
         add_job_events(connection, job_id, [event], now)
         return True
 
-    is_new = database.write(work)
-    if is_new:
-        _pause_runs(database, job_id, detail, now)
-    return is_new
+    return database.write(work)
 
 
 def _pause_runs(database: Database, job_id: str, why: str, now: float) -> None:

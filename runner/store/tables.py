@@ -130,7 +130,7 @@ job_shares = _table(
 job_pauses = _table(
     "job_pauses",
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
-    Column("reason", Text),  # pilot, breaker or spend_limit; NULL: none now
+    Column("reason", Text),  # pilot, breaker, spend_limit or person; NULL: none now
     Column("detail", Text, nullable=False, server_default=""),  # the reason in words
     Column("at", Float, nullable=False),  # since when
     # The next thing to do about it: decide (when the pilot has ended), pause or resume (its runs).
@@ -337,6 +337,7 @@ workers = _table(
     Column("draining_at", Float),  # since when it takes nothing new because it was told to end
     Column("fault", Text),  # what is wrong with its host, so that it takes nothing new; else NULL
     Column("fault_at", Float),  # since when
+    Column("job_id", Text),  # the only job that it works; NULL: it works all
     Index(None, "ended_at"),
 )
 

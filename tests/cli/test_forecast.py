@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from runner.app.report import markdown, report_on
-from runner.cli.work import Progress
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.questions import app_on
@@ -38,21 +37,3 @@ def test_forecast_is_shown_wherever_a_job_is(
         assert forecast["finished"] == 3
         assert forecast["tokens"]["low"] < forecast["tokens"]["expected"]
         assert (forecast["usd"], forecast["budget_tokens"]) == (None, 100_000_000)
-
-
-def test_progress_of_a_job_says_what_it_is_expected_to_need(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runner.cli.work._STILL_ALIVE_SECONDS", -1.0)
-    runs: Sequence[dict[str, object]] = [
-        {
-            "id": "run_1",
-            "state": "running",
-            "reason": "",
-            "due_at": None,
-            "tree_tokens": 1,
-            "tree_unknown_tokens": 0,
-        }
-    ]
-    Progress().update(runs, "about $1.00")
-    assert "1 running; 1 tokens; expected: about $1.00" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -185,8 +186,13 @@ def test_ctrl_c_leaves_the_job_to_be_resumed(
     assert result.code == 130
     (job,) = command("list", "--json").json
     assert f"runner run --resume {job['id']}" in result.err
-    assert job["state"] == "queued"
+    assert (job["state"], job["pause"]["reason"]) == ("waiting", "person")
+    assert finish(start("worker", "--burst")).code == 0
     assert not (folder / "workspace" / "on").exists()
+    events = command("events", job["id"], "--json").json
+    paused = [event["data"] for event in events if event["type"] == "paused"]
+    assert {each["why"] for each in paused} == {"Ctrl-C in `runner run`"}
+    assert {each["by"] for each in paused} == {getpass.getuser()}
     assert finish(start("run", "--resume", job["id"][-6:])).code == 0
     assert (folder / "workspace" / "on").exists()
     assert [j["state"] for j in command("list", "--json").json] == ["succeeded"]
@@ -344,7 +350,8 @@ def test_interrupted_command_shows_what_has_ended(start: Start, folder: Path) ->
     process.send_signal(signal.SIGINT)
     result = finish(process)
     assert "1 succeeded" in result.out
-    assert "1 queued" in result.out
+    assert "1 waiting" in result.out
+    assert "paused by " in result.out
 
 
 @pytest.mark.slow

@@ -377,3 +377,54 @@ def test_a_run_goes_on_long_after_a_spend_limit_and_has_lost_no_patience(
     assert attempt.state.model.failure is None
     attempt.reply(text("Done."))
     assert run_row(database, run_id).state == "succeeded"
+
+
+# --- A person ---
+
+
+def test_a_job_that_a_person_paused_says_by_whom_and_why_until_it_is_resumed(
+    database: Database,
+) -> None:
+    job_id, ids = submit_with(database, *KEYS)
+    succeed(database, ids[0])
+    changed = pauses.pause(database, Target("job", job_id), NOW, author=ADA)
+    assert [change.changed for change in changed] == [False, True, True, True, True]
+    assert states(database, job_id) == ["succeeded", *["waiting"] * 4]
+    pause = pause_of(database, job_id)
+    assert pause is not None
+    assert (pause["reason"], pause["detail"], pause["pending"]) == (
+        "person",
+        "ada: looks good",
+        None,
+    )
+    assert pauses.is_paused(database, job_id)
+    again = pauses.pause(database, Target("job", job_id), NOW, author=ADA)
+    assert not any(change.changed for change in again)
+    resume(database, Target("job", job_id), NOW, author=ADA)
+    assert pause_of(database, job_id) is None
+    assert not pauses.is_paused(database, job_id)
+    assert changes(database, job_id) == ["submitted", "paused", "resumed"]
+    assert states(database, job_id) == ["succeeded", *["queued"] * 4]
+
+
+def test_pausing_a_job_that_has_ended_or_one_run_of_it_does_not_pause_the_job(
+    database: Database,
+) -> None:
+    job_id, ids = submit_with(database, "a", "b")
+    pauses.pause(database, Target("run", ids[0]), NOW, author=ADA)
+    assert not pauses.is_paused(database, job_id)
+    control.cancel(database, Target("job", job_id), NOW, author=ADA)
+    pauses.pause(database, Target("job", job_id), NOW, author=ADA)
+    assert not pauses.is_paused(database, job_id)
+    assert changes(database, job_id) == ["submitted"]
+
+
+def test_a_pause_by_a_person_in_a_pilot_lets_the_pilot_go_on(database: Database) -> None:
+    job_id, _ = submit_with(database, *KEYS, pilot=Pilot(2))
+    pauses.pause(database, Target("job", job_id), NOW, author=ADA)
+    assert set(states(database, job_id)) == {"waiting"}
+    resume(database, Target("job", job_id), NOW, author=ADA)
+    pause = pause_of(database, job_id)
+    assert pause is not None
+    assert (pause["reason"], pause["pending"]) == ("pilot", "decide")
+    assert states(database, job_id).count("queued") == 2

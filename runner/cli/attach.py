@@ -1,0 +1,178 @@
+"""``attach``, and what else shows a job until it ends: with a worker in this process, or without."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import IO
+
+import click
+
+from runner.app import handle, report, work
+from runner.app.humanize import cell, plural
+from runner.app.watch import Look
+from runner.cli import exit_codes
+from runner.cli.interruption import Interruption
+from runner.cli.log import log_to_stderr
+from runner.cli.options import json_option, quiet_option, signed_as, with_app
+from runner.cli.report import summarise
+from runner.cli.screen import Screen
+from runner.cli.terminal import note, refuse, say_json
+from runner.cli.watching import Form, Session, display_on, form_of
+from runner.core.run import Author
+from runner.errors import UnreachableError
+
+_KEYS = "q detaches"
+_BY_CTRL_C = "Ctrl-C in `runner run`"
+
+
+@click.command()
+@click.argument("job")
+@quiet_option
+@signed_as
+@json_option
+@with_app
+def attach(app: handle.App, job: str, quiet: bool, author: Author, as_json: bool) -> int:
+    """Watch a job until every run has ended; nothing is worked here.
+
+    At a terminal it is a live screen, which also asks about tool calls that need a person's approval: q
+    detaches, and the job goes on if a worker is alive. Elsewhere it prints a line for each thing that
+    matters and one with the numbers every ten seconds, until every run has ended or waits.
+
+    Exits as `runner run` does, with 0 after q.
+
+    \b
+    Example:
+      runner attach refactor
+      runner attach last --json
+    """
+    return watch_job(app, app.find_job(job), form_of(as_json, quiet), author, sys.stdout)
+
+
+def watch_job(app: handle.App, job_id: str, form: Form, author: Author, stream: IO[str]) -> int:
+    """Show a job that workers elsewhere work, until it has come to rest or the person detaches, and
+    print its results. Returns the exit code."""
+    display = display_on(stream, form, _KEYS)
+    session = Session(app, job_id, display, lambda: False)
+    asker = session.asker(app, str(author.name)) if form == "auto" else None
+
+    def rests(look: Look) -> bool:
+        stays = isinstance(display, Screen)
+        return look.progress.has_ended if stays else look.progress.rests(asks=False)
+
+    try:
+        session.run(rests, asker)
+    except KeyboardInterrupt:
+        _say_what_goes_on(app, job_id)
+        return exit_codes.INTERRUPTED
+    if session.detached:
+        _say_what_goes_on(app, job_id)
+        return exit_codes.SUCCEEDED
+    return _summarise(app, job_id, form, interrupted=False, lines=stream is sys.stdout)
+
+
+def _say_what_goes_on(app: handle.App, job_id: str) -> None:
+    if workers := work.workers_of(app, job_id):
+        goes = plural(workers, "worker goes", "workers go")
+        note(f"detached: {goes} on with the job; `runner attach {job_id}` shows it again")
+    else:
+        note(f"detached: no worker is alive, go on with `runner run --resume {job_id}`")
+
+
+def _summarise(
+    app: handle.App, job_id: str, form: Form, *, interrupted: bool, lines: bool = False
+) -> int:
+    outcome = report.report_on(app, job_id, time.time(), with_changes=None)
+    if form == "json" and lines:
+        states = [each.run["state"] for each in outcome.runs]
+        say_json({"type": "result", **outcome.as_json()}, on_one_line=True)
+        return exit_codes.exit_code(states)
+    return summarise(outcome, interrupted=interrupted, as_json=form == "json")
+
+
+def work_here(
+    app: handle.App, job_id: str, slots: int, form: Form, author: Author, *, asks: bool
+) -> int:
+    """Work a job in this process until every run has ended or waits, show it on stderr, and print its
+    results. A person at the terminal is asked what runs wait for if it ``asks``. Returns the exit code."""
+    log_to_stderr(app.settings, logging.WARNING)
+    if form != "json":
+        note(f"working {job_id}")
+    how_to_go_on = f"interrupted; go on with `runner run --resume {job_id}`"
+    interruption = Interruption(how_to_go_on)
+    try:
+        detached = _work(app, job_id, slots, form, interruption, author if asks else None)
+        if detached:
+            return _leave_behind(app, job_id, slots)
+        if interruption.cut_short and interruption.by_person:
+            how_to_go_on = _pause(app, job_id, author)
+        code = _summarise(app, job_id, form, interrupted=interruption.cut_short)
+    except UnreachableError as error:
+        refuse(error)
+        code = exit_codes.exit_code((), interrupted=interruption.cut_short, unreachable=True)
+    if interruption.cut_short:
+        note(how_to_go_on)
+    return code
+
+
+def _work(
+    app: handle.App,
+    job_id: str,
+    slots: int,
+    form: Form,
+    interruption: Interruption,
+    asked: Author | None,
+) -> bool:
+    """Work a job until it has come to rest, it is interrupted, or the person detaches: then it is True.
+    Raises ``UnreachableError`` if a part was away when the worker started or had to end."""
+    with interruption:
+        worker = work.start_worker(app, slots=slots, job_id=job_id)
+        interruption.watch(worker)
+        display = display_on(sys.stderr, form, f"{_KEYS} · Ctrl-C stops")
+        interruption.give_back = display.give_back if isinstance(display, Screen) else None
+        session = Session(app, job_id, display, lambda: interruption.happened or worker.wait(0))
+        asker = None if asked is None else session.asker(app, str(asked.name))
+
+        def rests(look: Look) -> bool:
+            asks = asker is not None and asker.can_ask
+            if not look.progress.rests(asks=asks):
+                return False
+            return work.settled_progress_of(app, job_id).rests(asks=asks)
+
+        try:
+            session.run(rests, asker)
+            interruption.came_too_late = not (interruption.happened or session.detached)
+        finally:
+            interruption.give_back = None
+            worker.drain()
+        if interruption.cut_short:
+            note("stopping: the steps in hand are ended or left to resume")
+        work.wait_for_end(worker)
+    return session.detached
+
+
+def _pause(app: handle.App, job_id: str, author: Author) -> str:
+    """Pause a job that a person has stopped, if no other worker works it. Returns how to go on."""
+    if others := work.pause_unworked(app, job_id, Author(author.name, _BY_CTRL_C)):
+        goes = plural(others, "other worker goes", "other workers go")
+        return f"interrupted; {goes} on with the job: `runner attach {job_id}`"
+    return f"interrupted; the job is paused: go on with `runner run --resume {job_id}`"
+
+
+def _leave_behind(app: handle.App, job_id: str, slots: int) -> int:
+    """Leave a worker behind that goes on with a job, unless another one is alive."""
+    if work.workers_of(app, job_id):
+        _say_what_goes_on(app, job_id)
+        return exit_codes.SUCCEEDED
+    return detach(app, job_id, slots)
+
+
+def detach(app: handle.App, job_id: str, slots: int) -> int:
+    """Start a worker that outlives the terminal and works this job, and say how to see and stop it."""
+    left = work.leave_worker(app, job_id, slots)
+    note(f"worker {left.pid} goes on with {job_id}, also when this terminal closes")
+    note(f"  watch it:  runner attach {job_id}")
+    note(f"  its log:   {cell(left.log)}")
+    note(f"  stop it:   kill {left.pid}   (runner workers lists it)")
+    return exit_codes.SUCCEEDED
