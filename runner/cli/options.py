@@ -234,7 +234,7 @@ def signed_as(command: Callable[..., Any]) -> Any:
 
     @wraps(command)
     def run(*arguments: Any, signed_as: str | None, **options: Any) -> Any:
-        return command(*arguments, author=Author(_name(signed_as)), **options)
+        return command(*arguments, author=Author(name_of(signed_as)), **options)
 
     return _as_option(run)
 

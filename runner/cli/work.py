@@ -13,10 +13,10 @@ import click
 from runner.app import handle, work
 from runner.app.humanize import cell
 from runner.cli import exit_codes
-from runner.cli.job_options import dry_run_option, say_plan, with_overrides
 from runner.cli.attach import detach as leave_to_worker
 from runner.cli.attach import watch_job, work_here
 from runner.cli.interruption import Interruption
+from runner.cli.job_options import dry_run_option, say_plan, with_overrides
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
     JOB,
