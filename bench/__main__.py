@@ -31,6 +31,7 @@ NAMES = (
     "fleet",
     "sandbox",
     "context",
+    "governor",
 )
 
 

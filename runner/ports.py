@@ -15,6 +15,7 @@ from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
 from runner.core.mcp import McpServer
+from runner.core.rate_limits import News, Pool, PoolKey, Report, Shared
 from runner.core.run import Ended, Lease, Outcome
 from runner.core.sandbox import Sandbox
 from runner.core.state import RunState
@@ -324,6 +325,66 @@ class Workspaces(Protocol):
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
         """Commit the run's files to its branch (``mode = "git"``), once for each end."""
+
+
+class Permits(Protocol):
+    """Permits for model calls, within the rate limits that all workers share. Nothing here waits for the
+    database or raises, save ``wait``."""
+
+    def draw(self, state: RunState) -> float | None:
+        """Take a permit for the run's open call, which is about to be stored. Returns None when the run
+        has one, drawn now or before; else about when it will (seconds since the epoch): it queues."""
+
+    def wait(self, run_id: str, seconds: float, interrupt: Interrupt) -> bool:
+        """Wait for the permit of a run that queues; True once it has one. Raises ``Interrupted``."""
+
+    def end(self, run_id: str) -> None:
+        """The call that used the run's permit has ended, however it did."""
+
+    def leave(self, run_id: str) -> None:
+        """The run's attempt has ended: it queues no more, and returns a permit that it did not use."""
+
+
+class Unlimited:
+    """``Permits`` without limits."""
+
+    def draw(self, state: RunState) -> float | None:
+        return None
+
+    def wait(self, run_id: str, seconds: float, interrupt: Interrupt) -> bool:
+        return True
+
+    def end(self, run_id: str) -> None:
+        return
+
+    def leave(self, run_id: str) -> None:
+        return
+
+
+class Answers(Protocol):
+    """Hears what the API says about its limits. Never waits, never raises."""
+
+    def answered(self, run_id: str, host: str, headers: Mapping[str, str]) -> None:
+        """The API of a host has begun to answer the run's call, or refused it."""
+
+    def refused(self, run_id: str, retry_after: float | None) -> None:
+        """The API refused the run's call because of a rate limit; it asks to wait so many seconds."""
+
+    def replied(self, run_id: str, usage: Usage) -> None:
+        """The run's call got its whole reply."""
+
+
+class RateLimits(Protocol):
+    """The pools of rate limits that all workers share. Raises ``UnreachableError``."""
+
+    def known(self, now: float) -> Mapping[PoolKey, Pool]:
+        """Return the pools of organisations that were in use lately."""
+
+    def exchange(
+        self, worker_id: str, key: PoolKey, report: Report, news: News, first: Pool, now: float
+    ) -> Shared:
+        """Store a worker's report and news, and grant it permits. A pool that is not stored yet begins as
+        ``first``."""
 
 
 class Live(Protocol):

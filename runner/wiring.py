@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.batches import Collector
     from runner.engine.dispatcher import Machine
+    from runner.engine.governor import Governor
     from runner.engine.worker import Worker
     from runner.jobfile.load import Preflight
     from runner.jobfile.overrides import Overrides
-    from runner.ports import Batches, Live, Model, Notifier, Observer, Tools
+    from runner.ports import Answers, Batches, Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.queue.live import Listener
     from runner.store.questions import Notice
@@ -280,6 +281,7 @@ def _surroundings(
 ) -> tuple[Machine, Ports]:
     from runner.engine.attempt_log import AttemptLog
     from runner.engine.dispatcher import Machine
+    from runner.engine.governor import Governor
     from runner.engine.process import HostLocks
     from runner.ports import Observers
     from runner.queries.search.search import open_index
@@ -287,6 +289,7 @@ def _surroundings(
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.connections import store_connections
+    from runner.store.rate_limits import StoredRateLimits
     from runner.store.runs import endings, job_of
     from runner.telemetry.start import start_telemetry
     from runner.tools.connection_notes import NotesStorer
@@ -323,7 +326,9 @@ def _surroundings(
         *([telemetry] if telemetry is not None else []),
     ]
     observer = Observers(observers)
-    ports = _ports(database, clock, tools, live, workspaces, load_prices(settings), observer)
+    governor = Governor(StoredRateLimits(database), clock)
+    prices = load_prices(settings)
+    ports = _ports(database, clock, tools, live, workspaces, prices, observer, governor)
     machine = Machine(
         database=database,
         locks=locks,
@@ -341,6 +346,7 @@ def _surroundings(
         observer=observer,
         database_outage=Outage("the database", logger),
         queue_outage=Outage("Redis", logger),
+        governor=governor,
     )
     return machine, ports
 
@@ -353,6 +359,7 @@ def _ports(
     workspaces: RunWorkspaces,
     prices: PriceList,
     observer: Observer,
+    governor: Governor,
 ) -> Ports:
     from runner.core.model_calls import tariffs_of
     from runner.engine.attempt import Ports
@@ -360,7 +367,7 @@ def _ports(
 
     return Ports(
         journal=StoredJournal(database, clock.now, lambda spec: tariffs_of(spec, prices), observer),
-        models=models(),
+        models=models(governor),
         tools=tools,
         workspaces=workspaces,
         live=live,
@@ -369,6 +376,7 @@ def _ports(
         call_id=ids.call_id,
         stopping=threading.Event(),
         known_window=prices.window,
+        permits=governor,
     )
 
 
@@ -419,15 +427,16 @@ class _RestartingNotifier:
             self._notifier.notify(run_ids)
 
 
-def models() -> Callable[[JobSpec], Model]:
-    """Return a function from a job to its model: one API client a process, or the job's script."""
+def models(answers: Answers | None = None) -> Callable[[JobSpec], Model]:
+    """Return a function from a job to its model: one API client a process, or the job's script.
+    ``answers`` hears what the API says about its limits."""
     one_at_a_time = threading.Lock()  # lru_cache alone lets all first callers make a client
 
     @lru_cache(maxsize=1)
     def anthropic() -> Model:
         from runner.llm.anthropic import AnthropicModel
 
-        return AnthropicModel()
+        return AnthropicModel(answers=answers)
 
     def model_of(spec: JobSpec) -> Model:
         from runner.llm.scripted import ScriptedModel

@@ -21,13 +21,20 @@ MIB = 1 << 20
 
 @contextmanager
 def worker(
-    *arguments: str, home: Path, database_url: str, api_url: str, temporary: Path, log: Path
+    *arguments: str,
+    home: Path,
+    database_url: str,
+    api_url: str,
+    temporary: Path,
+    log: Path,
+    module: str = "runner",
 ) -> Iterator[subprocess.Popen[bytes]]:
     """``runner worker`` with these arguments; it is told to end, and waited for, on the way out.
 
     Args:
         temporary: its TMPDIR: workers with different ones are on different hosts to each other.
         log: where its standard error goes.
+        module: what is run as ``runner``.
     """
     environment = {
         **os.environ,
@@ -40,7 +47,7 @@ def worker(
     environment.pop("RUNNER_REDIS_URL", None)
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "runner", "worker", *arguments],
+            [sys.executable, "-m", module, "worker", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stderr=errors,

@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
 
     def plan(request: Received) -> Reply:
-        return _reply(request.first_text, request.position, options.tool, options.latency)
+        return reply_to(request.first_text, request.position, options.tool, options.latency)
 
     kind = ReplayingServer if options.replay else MessagesServer
     with kind(plan, record=False) as server:
@@ -124,7 +124,8 @@ class _Glance(Received):
         return self.raw[begin : begin + 1000].decode("utf-8", "replace")
 
 
-def _reply(first_text: str, position: int, tool: str, latency: float) -> Reply:
+def reply_to(first_text: str, position: int, tool: str, latency: float) -> Reply:
+    """Return the reply of a conversation that is so far."""
     turns = TURNS.search(first_text)
     key = KEY.search(first_text)
     assert turns is not None, "the prompt says how many turns there are to be"

@@ -23,11 +23,15 @@ SPEND_LIMIT_SECONDS = 60.0
 
 
 def advance(
-    state: RunState, now: float, draining: bool, yields: bool = False
+    state: RunState,
+    now: float,
+    draining: bool,
+    yields: bool = False,
+    permit_at: float | None = None,
 ) -> tuple[list[Applied], Action]:
     """Return the entries to store, and the effect to carry out then or the attempt's end."""
     decided: list[Applied] = []
-    state = replace(state, now=now, draining=draining, yields=yields)
+    state = replace(state, now=now, draining=draining, yields=yields, permit_at=permit_at)
     while isinstance(step := decide(state), entries.Entry):
         decided += fold(state, [step])
         state = decided[-1].after

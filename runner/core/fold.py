@@ -486,7 +486,7 @@ def _settled(state: RunState, outcome: Outcome) -> RunState:
         case Waiting():
             inbox = replace(state.inbox, pause_requested=False)
             return replace(state, model=replace(state.model, failure=None), inbox=inbox)
-        case Requeued(reason="not_before" | "window" | "spend_limit" | "cap"):
+        case Requeued(reason="not_before" | "window" | "spend_limit" | "cap" | "rate_limit"):
             return replace(state, model=replace(state.model, failure=None))
         case Requeued(reason="budget"):
             waits = state.money.budget_waits + 1

@@ -33,7 +33,7 @@ from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
 from runner.core.state import OpenCall, RunState
-from runner.core.steps import CountTokens, Step, end
+from runner.core.steps import AwaitPermit, CountTokens, Step, end, stop_at_deadline
 from runner.errors import ModelCallError
 
 # Other runs' reservations are released when their calls end. Hundreds of runs may wait for it: each
@@ -128,9 +128,20 @@ def _start(
         return entries.RunSettled(
             Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget")
         )
+    if state.permit_at is not None:
+        return _wait_for_permit(state, state.permit_at)
     if cap is not None:
         call = replace(call, day=cap.day)
     return entries.ModelCallStarted(state.model.calls + 1, call, state.now, purpose, last)
+
+
+def _wait_for_permit(state: RunState, at: float) -> Step:
+    """Return the wait for a rate limit: no failure of the run, however long it takes."""
+    if at - state.now <= IN_HAND_SECONDS:
+        return AwaitPermit(state.now + IN_HAND_SECONDS)
+    if state.ends_at is not None and at >= state.ends_at:
+        return stop_at_deadline(state)
+    return entries.RunSettled(Requeued(at, "rate_limit"))
 
 
 def _lacking(job_budget: JobBudget, call: Reservation) -> str:

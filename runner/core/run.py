@@ -74,6 +74,7 @@ class Requeued:
         "window",
         "spend_limit",
         "cap",
+        "rate_limit",
     ]
 
     @property

@@ -15,6 +15,7 @@ from runner.core.conversation import Message, Tool, content_bytes, content_text,
 from runner.core.hooks import Hook
 from runner.core.mcp import McpServer, source_parts
 from runner.core.pauses import Breaker, Pilot
+from runner.core.rate_limits import Caps
 from runner.core.sandbox import Sandbox
 from runner.core.shares import NORMAL
 from runner.core.times import Times
@@ -68,6 +69,7 @@ class JobSpec:
     context: Context = field(default_factory=Context)
     retry: Patience = field(default_factory=Patience)
     times: Times = field(default_factory=Times)
+    caps: Caps = field(default_factory=Caps)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     parallel_tools: ParallelTools = "safe"
     workspace: Workspace | None = None

@@ -16,6 +16,7 @@ from runner.core.context import DEFAULT_WINDOW, Compacted, Pace, sent_messages
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.hooks import HookRun
 from runner.core.prices import Tariff
+from runner.core.rate_limits import Caller
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec, Lane
 from runner.core.workspace import Verification
@@ -297,6 +298,9 @@ class RunState(Progress):
     now: float = field(default=0.0, compare=False)
     draining: bool = field(default=False, compare=False)
     yields: bool = field(default=False, compare=False)  # its slot, when a turn has ended
+    # About when a rate limit lets its next model call begin; None: it may begin.
+    permit_at: float | None = field(default=None, compare=False)
+    caller: Caller = field(default=Caller(), compare=False)  # in the queue for a permit
 
     @property
     def used(self) -> Charged:

@@ -78,6 +78,13 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitPermit:
+    """Wait for the permit of a model call, at most until a time."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     outcome: Outcome
 
@@ -93,6 +100,7 @@ Effect = (
     | RunVerify
     | Deliver
     | Sleep
+    | AwaitPermit
 )
 Action = Effect | Done  # what an attempt does once its entries are stored
 Step = Entry | Action

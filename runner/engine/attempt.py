@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +20,14 @@ from runner.core.compaction import summarised
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.conversation import ModelReply, message_blocks, tool_uses
 from runner.core.decide import advance, wait_at_once
-from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, TimeWorked
+from runner.core.entries import (
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    RunSettled,
+    TimeWorked,
+)
 from runner.core.fold import Applied
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
@@ -38,7 +45,18 @@ from runner.errors import (
     host_fault,
 )
 from runner.permissions import ToolContext
-from runner.ports import Clock, Decide, Interrupt, Journal, Live, Model, Tools, Workspaces
+from runner.ports import (
+    Clock,
+    Decide,
+    Interrupt,
+    Journal,
+    Live,
+    Model,
+    Permits,
+    Tools,
+    Unlimited,
+    Workspaces,
+)
 
 T = TypeVar("T")
 
@@ -62,6 +80,7 @@ class Ports:
     stopping: threading.Event  # set when the worker drains
     # A model's window in tokens where the model itself does not say; None: unknown.
     known_window: Callable[[str], int | None] = lambda model: None
+    permits: Permits = field(default_factory=Unlimited)
 
 
 def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
@@ -72,7 +91,10 @@ def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
             set to "dropped". UnreachableError: the database was away when the worker had to end.
             HostFaultError: this host cannot work the run.
     """
-    return _Attempt(lease, ports, interrupt).run()
+    try:
+        return _Attempt(lease, ports, interrupt).run()
+    finally:
+        ports.permits.leave(lease.run_id)
 
 
 class _Attempt:
@@ -109,7 +131,12 @@ class _Attempt:
     def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], steps.Action]:
         """Decide the next step from the run state. The commit calls this inside its transaction."""
         yields = state.turns > self._first_turns and self._interrupt.yields()
-        return advance(state, now, draining=self._ports.stopping.is_set(), yields=yields)
+        decide = partial(advance, draining=self._ports.stopping.is_set(), yields=yields)
+        decided, step = decide(state, now)
+        # A call that goes into a batch has limits of its own: its run waits for the batch then.
+        begins_call = decided and isinstance(decided[-1].entry, ModelCallStarted)
+        permit_at = self._ports.permits.draw(decided[-1].after) if begins_call else None
+        return (decided, step) if permit_at is None else decide(state, now, permit_at=permit_at)
 
     def _commit(self, entries: Sequence[Entry], decide: Decide[T]) -> T:
         """Commit entries and the next decision; retry, so that a paid reply outlives an outage."""
@@ -128,7 +155,10 @@ class _Attempt:
         state, workspace = self._state, self._workspace
         match step:
             case steps.CallModel(call):
-                return self._call_model(call)
+                try:
+                    return self._call_model(call)
+                finally:
+                    self._ports.permits.end(self._lease.run_id)
             case steps.RunTools(calls):
                 return self._timed(lambda: workspace.run(state, calls, self._store), requeues=True)
             case steps.RunHook():
@@ -148,6 +178,8 @@ class _Attempt:
                 self._end_children()
             case steps.Sleep(until):
                 self._sleep(until)
+            case steps.AwaitPermit(until):
+                self._await_permit(until)
         return []
 
     def _or_failure(
@@ -236,6 +268,15 @@ class _Attempt:
                 return
             if self._interrupt.wait(min(left, _LONGEST_SLEEP)):
                 self._interrupt.check()
+
+    def _await_permit(self, until: float) -> None:
+        """Wait in short pieces, as ``_sleep`` does."""
+        clock, run_id = self._ports.clock, self._lease.run_id
+        longest = clock.monotonic() + model_calls.IN_HAND_SECONDS
+        while not self._ports.stopping.is_set():
+            left = min(until - clock.now(), longest - clock.monotonic(), _LONGEST_SLEEP)
+            if left <= 0 or self._ports.permits.wait(run_id, left, self._interrupt):
+                return
 
     def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._state.spec)

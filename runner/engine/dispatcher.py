@@ -20,6 +20,7 @@ from typing import Protocol
 
 from runner.core.run import LEASE_SECONDS
 from runner.core.shares import JobLoad, Shares
+from runner.engine.governor import Governor
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage
@@ -71,6 +72,7 @@ class Machine:
     observer: Observer
     database_outage: Outage
     queue_outage: Outage
+    governor: Governor | None = None  # of its model calls
 
 
 @dataclass(eq=False)

@@ -194,6 +194,9 @@ class Worker:
         stopping, only = self._ports.stopping, self._only
         stop_watching = threading.Event()
         watch = self._thread("watch", lambda: self._watch(stop_watching))
+        governor = self._machine.governor
+        if governor is not None:
+            govern = self._thread("governor", partial(governor.run, self.id))
         try:
             if only is not None:
 
@@ -225,6 +228,9 @@ class Worker:
         finally:
             stop_watching.set()
             watch.join()
+            if governor is not None:
+                governor.stop()
+                govern.join()
             self._leave()
 
     def _leave(self) -> None:

@@ -11,10 +11,12 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from anthropic import Stream
+from anthropic import APIStatusError, Stream
+from httpx2 import Response
 
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
@@ -22,7 +24,7 @@ from runner.llm.batches import read_result
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
 from runner.llm.requests import body_of, call_ids, encoded, request_body, request_headers
 from runner.llm.stream import FAILURES, UNREADABLE, Accumulator, StreamEndedError, failure
-from runner.ports import Interrupt
+from runner.ports import Answers, Interrupt
 
 _COUNT_PATH = "/v1/messages/count_tokens"
 # What a count of tokens takes: https://docs.claude.com/en/api/messages-count-tokens.
@@ -44,6 +46,7 @@ class AnthropicModel:
     # None for what the environment says at the first call (``ANTHROPIC_BASE_URL``, ``…_API_KEY`` …).
     base_url: str | None = None
     api_key: str | None = None
+    answers: Answers | None = None  # hears what the API says about its limits
 
     def __post_init__(self) -> None:
         self._clients = MessagesClients(self.base_url, self.api_key)
@@ -59,6 +62,7 @@ class AnthropicModel:
         """Make one model call; see ``runner.ports.Model``."""
         line, began = Line(), monotonic()
         body, headers = request_body(request), request_headers(request.options)
+        heard = partial(_hear, self.answers, request.run_id)
         reply = Accumulator(lambda: call_ids(request.messages))
         with (
             interrupt.cut_by(line.cut),
@@ -67,17 +71,25 @@ class AnthropicModel:
             try:
                 try:
                     with self._clients.stream(body, headers, line) as events:
+                        heard(events.response)
                         _receive(events, reply, line, watch, on_text)
                 except FAILURES:
                     if not reply.whole:
                         raise
                 if not reply.whole:
                     raise StreamEndedError("the stream ended without message_stop")
-                return reply.finish(monotonic() - began)
+                finished = reply.finish(monotonic() - began)
+                if self.answers is not None:
+                    self.answers.replied(request.run_id, finished.usage)
+                return finished
             except FAILURES as error:
                 seconds, silent = monotonic() - began, monotonic() - watch.progress_at
                 failed = _failure(error, interrupt, reply, line, watch, seconds)
                 counted = reply.counted()
+                if isinstance(error, APIStatusError) and error.status_code >= 400:
+                    heard(error.response)
+                if self.answers is not None and failed.kind == "rate_limit_error":
+                    self.answers.refused(request.run_id, failed.retry_after)
                 failed.counted = None if counted is None else counted.by_kind()
                 is_taken = not isinstance(error, UNREADABLE)
                 failed.most_output = reply.most_output(
@@ -145,6 +157,11 @@ class AnthropicModel:
                 if watch.expired:
                     self._quiet_until = monotonic() + _ASK_AGAIN_SECONDS
                 return None
+
+
+def _hear(answers: Answers | None, run_id: str, response: Response) -> None:
+    if answers is not None:
+        answers.answered(run_id, response.url.host, response.headers)
 
 
 def _tokens(name: str, answer: Any) -> int | None:

@@ -24,6 +24,7 @@ from runner.core.entries import ChildrenStarted, Entry, ModelCallStarted
 from runner.core.fold import Applied, context_of, fold
 from runner.core.hook_decisions import end_turns
 from runner.core.prices import Tariff
+from runner.core.rate_limits import Caller, urgency
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import Inbox, Progress, QueuedMessage, RunState
@@ -304,6 +305,7 @@ def _load(
         submitted_at=row.created_at,
         depth=row.depth,
         agent_type=row.agent_type or "",
+        caller=Caller(row.job_id, urgency(row.rank, spec.priority)),
         spec=spec,
         policy=policy_of(jobs_read, row.job_id, row.id, row.rules_snapshot),
         limits=replace(spec.limits, **own, **Raised().of(row)),

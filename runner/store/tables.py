@@ -341,6 +341,31 @@ workers = _table(
     Index(None, "ended_at"),
 )
 
+# The rate limits that workers share: of an organisation's group of models, or (organisation "") of a job.
+rate_pools = _table(
+    "rate_pools",
+    *_columns("organisation model_group", Text, primary_key=True),
+    Column("pool", JSON, nullable=False),
+    Column("changed_at", Float, nullable=False),
+)
+
+# What each worker holds of a pool and wants of it; it counts while the worker's leases are good.
+rate_permits = _table(
+    "rate_permits",
+    *_columns("organisation model_group worker_id", Text, primary_key=True),
+    Column("report", JSON, nullable=False),
+    Column("changed_at", Float, nullable=False),
+)
+
+# What happened to the pools: the newest.
+rate_events = _table(
+    "rate_events",
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    *_columns("organisation model_group type", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
 # What is left of jobs that ``runner prune`` has deleted.
 pruned_jobs = _table(
     "pruned_jobs",

@@ -166,9 +166,9 @@ def test_answer_that_is_no_number_of_tokens_is_none(answer: object) -> None:
 
 def test_all_runs_of_a_process_share_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     class SlowToMake(AnthropicModel):
-        def __init__(self) -> None:
+        def __init__(self, **options: object) -> None:
             time.sleep(0.05)
-            super().__init__()
+            super().__init__(**options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("runner.llm.anthropic.AnthropicModel", SlowToMake)
     model_of, spec = wiring.models(), JobSpec("model", "prompt")

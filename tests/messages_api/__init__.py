@@ -6,6 +6,7 @@ It refuses what the real API refuses (``rules``), plays replies that a test or a
 outlives its client: ``python -m tests.messages_api --script FILE``.
 """
 
+from tests.messages_api.rate_limits import RateLimits
 from tests.messages_api.replies import Break, Reply, text, thinking, tool_use
 from tests.messages_api.script import Script, echo_tools
 from tests.messages_api.server import API_KEY, MessagesServer, Received
@@ -14,6 +15,7 @@ __all__ = [
     "API_KEY",
     "Break",
     "MessagesServer",
+    "RateLimits",
     "Received",
     "Reply",
     "Script",

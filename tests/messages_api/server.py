@@ -17,6 +17,7 @@ from tests.messages_api import batches
 from tests.messages_api.batches import BatchShelf
 from tests.messages_api.conversation_rules import Refusal
 from tests.messages_api.prompt_cache import Prompt, PromptCache
+from tests.messages_api.rate_limits import Limited, RateLimits
 from tests.messages_api.replies import ERROR_TYPES, Break, Reply, sse
 from tests.messages_api.rules import MODELS, check_count, check_headers, check_request, check_window
 from tests.messages_api.wire import BEFORE_HEADERS, Wire, chunk, stream_head
@@ -93,6 +94,7 @@ class MessagesServer:
         chars_per_token: the rule by which tokens are counted (of the blocks' JSON).
         caching: whether the prompt cache works.
         now: the cache's clock, in seconds.
+        limits: what the organisation may ask for; None: as much as it likes.
         broken: how requests to a path other than ``/v1/messages`` break.
         batch_now: the clock of batches, in seconds since the epoch.
         batch_takes: how many seconds a batch takes, by its number from 1.
@@ -114,6 +116,7 @@ class MessagesServer:
         broken: Mapping[str, Break] | None = None,
         batch_now: Callable[[], float] = time.time,
         batch_takes: Callable[[int], float] = lambda number: 0.0,
+        limits: RateLimits | None = None,
     ) -> None:
         self.requests: list[Received] = []
         self.others: list[Received] = []
@@ -132,6 +135,7 @@ class MessagesServer:
         self._broken = broken or {}
         self.shelf = BatchShelf(self._work_in_batch, batch_now, batch_takes)
         self.worked_in_batches: list[Received] = []  # what was paid for
+        self._limits = limits
         self._issued: set[str] = set()
         self._changed = threading.Condition()
         self._serving = threading.Event()
@@ -241,12 +245,18 @@ class MessagesServer:
             prompt = Prompt.of(request.body, self._chars_per_token)
             check_window(prompt.tokens, self._window)
             found = self._cache.find(prompt)
+            if self._limits is not None:
+                self._limits.admit(prompt.tokens - prompt.tokens_to(found))
             reply = self._fitting(self._plan(request), prompt)
         except Refusal as refusal:
             if self._record:
                 self.refusals.append(refusal)
             failure = Break(
-                "status", status=refusal.status, error_type=refusal.kind, message=refusal.message
+                "status",
+                status=refusal.status,
+                error_type=refusal.kind,
+                message=refusal.message,
+                headers=refusal.headers if isinstance(refusal, Limited) else {},
             )
             return await wire.break_before_headers(failure, request_id)
         self._issued.update(block["type"] for block in reply.blocks)
@@ -383,10 +393,11 @@ class MessagesServer:
             return await wire.break_before_headers(failure, request_id)
         model = request.body["model"]
         message_id = f"msg_{request.number:012d}"
+        headers = {} if self._limits is None else self._limits.headers()
         if not request.body.get("stream"):
             message = reply.message(message_id, model, usage)
-            return await wire.send(message, request_id)
-        head = stream_head(request_id)
+            return await wire.send(message, request_id, headers)
+        head = stream_head(request_id, headers=headers)
         if failure is not None and failure.kind == "reset_in_headers":
             await wire.write(head[: len(head) // 2])
             return wire.reset()
@@ -402,6 +413,8 @@ class MessagesServer:
         if failure is not None:
             await wire.write(b"".join(pending))
             return await wire.break_off(failure, request_id)
+        if self._limits is not None:
+            self._limits.wrote(reply.output_tokens())
         await wire.write(b"".join(pending) + b"0\r\n\r\n")
         return True
 

@@ -109,11 +109,16 @@ class Wire:
         return True
 
 
-def stream_head(request_id: str, kind: str = "text/event-stream; charset=utf-8") -> bytes:
+def stream_head(
+    request_id: str,
+    kind: str = "text/event-stream; charset=utf-8",
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
     """The head of a streamed answer."""
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     return (
         f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n"
-        f"transfer-encoding: chunked\r\nrequest-id: {request_id}\r\n\r\n"
+        f"transfer-encoding: chunked\r\nrequest-id: {request_id}\r\n{more}\r\n"
     ).encode()
 
 

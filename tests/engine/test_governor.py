@@ -1,0 +1,212 @@
+"""Permits for model calls: attempts over a real database, with a scripted model and the strict API."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runner.core.conversation import ModelReply
+from runner.core.rate_limits import Bucket, Caps, Pool, PoolKey, Shared
+from runner.core.run import Ended, Outcome, Requeued
+from runner.core.spec import JobSpec
+from runner.engine.attempt import Ports, run_attempt
+from runner.engine.governor import Governor
+from runner.errors import UnreachableError
+from runner.llm.anthropic import AnthropicModel
+from runner.llm.scripted import ScriptedModel
+from runner.ports import Interrupt, RateLimits
+from runner.store import jobs, leases, runs
+from runner.store.clock import DatabaseClock
+from runner.store.database import Database
+from runner.store.rate_limits import StoredRateLimits
+from tests.engine.test_attempt import ports  # noqa: F401 - a fixture
+from tests.messages_api import API_KEY, MessagesServer, Reply, text
+from tests.messages_api import RateLimits as Limits
+from tests.store.examples import SPEC, submission
+
+WORKER = "worker_a"
+
+
+@contextmanager
+def governing(database: Database, limits: RateLimits | None = None) -> Iterator[Governor]:
+    """A governor at work for a registered worker."""
+    about = {"hostname": "here", "host_id": "here", "pid": 1, "slots": 1, "version": "1"}
+    leases.register(database, WORKER, now=time.time(), **about)
+    governor = Governor(limits or StoredRateLimits(database), DatabaseClock(database))
+    thread = threading.Thread(target=governor.run, args=(WORKER,))
+    thread.start()
+    try:
+        yield governor
+    finally:
+        governor.stop()
+        thread.join()
+
+
+def work(database: Database, ports: Ports, spec: JobSpec, count: int) -> list[Outcome]:  # noqa: F811
+    """The outcomes of so many runs of a job, worked side by side."""
+    keys = [f"item{number}" for number in range(count)]
+    jobs.submit(database, submission(*keys, spec=spec), time.time(), None, None)
+    outcomes: list[Outcome] = []
+
+    def one(run_id: str) -> None:
+        run = runs.look_at(database, run_id, time.time())
+        assert run is not None
+        lease = runs.claim(database, run, WORKER, time.time())
+        assert lease is not None
+        outcomes.append(run_attempt(lease, ports, Interrupt()))
+
+    due = runs.due_to_notify(database, count, time.time())
+    threads = [threading.Thread(target=one, args=(run_id,)) for run_id in due]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+class Counting:
+    """A scripted model that counts its calls, and how many are under way at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self.calls = self.at_once = self.most = 0
+        self._lock = threading.Lock()
+        self._model = ScriptedModel({"*": [{"text": "Done.", "delay": seconds}]})
+
+    def __call__(self, spec: JobSpec) -> Any:
+        return self
+
+    def window(self, model: str) -> None:
+        return None
+
+    def complete(self, *arguments: Any) -> ModelReply:
+        with self._lock:
+            self.calls += 1
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+        try:
+            return self._model.complete(*arguments)
+        finally:
+            with self._lock:
+                self.at_once -= 1
+
+
+def scripted(**caps: int) -> JobSpec:
+    return replace(SPEC, provider="scripted", script={"*": []}, caps=Caps(**caps))
+
+
+DONE = Ended("succeeded", "end_turn")
+
+
+def test_no_more_calls_of_a_job_are_under_way_than_its_file_says(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    model = Counting(0.05)
+    with governing(database) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        assert work(database, governed, scripted(max_concurrent=2), 5) == [DONE] * 5
+    assert (model.calls, model.most) == (5, 2)
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_long_for_a_permit_goes_back_to_the_queue_without_a_failure(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    model, began = Counting(0.0), time.time()
+    with governing(database) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        outcomes = work(database, governed, scripted(max_requests_per_minute=2), 2)
+    done, queued = sorted(outcomes, key=lambda each: isinstance(each, Requeued))
+    assert done == DONE
+    assert isinstance(queued, Requeued)
+    assert queued.reason == "rate_limit"
+    assert queued.due_at > began + 5.0
+    assert model.calls == 1
+
+
+class Away:
+    """A database that answers once, and then no more."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.asked = 0
+
+    def known(self, now: float) -> dict[PoolKey, Pool]:
+        return {PoolKey("org", "claude-test"): self.pool}
+
+    def exchange(self, *arguments: Any) -> Shared:
+        self.asked += 1
+        raise UnreachableError("the database does not answer")
+
+
+@pytest.mark.slow
+def test_without_the_database_permits_flow_from_a_share_of_the_last_known_limits(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    pool = Pool({"requests": Bucket(1_200, 1_200, 0.0, time.time())})
+    model, limits = Counting(0.0), Away(pool)
+    with governing(database, limits) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        spec = replace(scripted(), provider="anthropic")
+        assert work(database, governed, spec, 4) == [DONE] * 4
+    assert limits.asked > 0
+
+
+@contextmanager
+def talking(server: MessagesServer, governor: Governor) -> Iterator[Callable[[JobSpec], Any]]:
+    model = AnthropicModel(base_url=server.url, api_key=API_KEY, answers=governor)
+    with closing(model):
+        yield lambda spec: model
+
+
+LIVE = replace(SPEC, model="claude-sonnet-5", tools=(), rules=())
+
+
+@pytest.mark.slow
+def test_after_the_first_answer_no_call_is_refused(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    limits = Limits(requests=300, full=0.05)
+    with (
+        MessagesServer(lambda request: Reply([text("Done.")]), limits=limits) as server,
+        governing(database) as governor,
+        talking(server, governor) as models,
+    ):
+        governed = replace(ports, permits=governor, models=models)
+        assert work(database, governed, LIVE, 1) == [DONE]
+        pool = PoolKey("org_test", "sonnet-5")
+        known = StoredRateLimits(database).known
+        while pool not in known(time.time()):
+            time.sleep(0.01)
+        assert work(database, governed, LIVE, 24) == [DONE] * 24
+    assert (limits.admitted, limits.refused) == (25, 0)
+
+
+@pytest.mark.slow
+def test_the_retry_after_of_one_call_holds_all_calls_back(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    limits = Limits(requests=60, full=0.05)
+    with (
+        MessagesServer(lambda request: Reply([text("Done.")]), limits=limits) as server,
+        governing(database) as governor,
+        talking(server, governor) as models,
+    ):
+        governed = replace(ports, permits=governor, models=models)
+        work(database, governed, LIVE, 12)
+        assert limits.refused > 0, "the first calls begin before a limit is known"
+        refused = limits.refused
+        ((_, pool),) = StoredRateLimits(database).known(time.time()).items()
+        assert pool.cut_at > 0
+        work(database, governed, LIVE, 6)
+    assert limits.refused == refused
