@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -69,6 +69,7 @@ class Session:
         self._begin = begin
         self._ended: Ended | None = None  # the server's process
         self._failure: Exception | None = None  # why the process could not be started
+        self._status = 0  # of the last answer over HTTP, if it was an error
         self._client: Client | None = None
         self.tools: list[Tool] = []  # of the server, when it is open
         self._over: anyio.Event  # set when it has to end
@@ -134,7 +135,7 @@ class Session:
     def _how_it_ended(self, error: BaseException) -> str:
         """Return how the server ended, with the end of its stderr, in words."""
         if self._begin is None:
-            return _words(error)
+            return _words(error) + (f" (HTTP {self._status})" if self._status else "")
         with suppress(Exception, CancelledError):
             self._served.result(2 * _EXIT_PATIENCE)  # then its process has ended
         ended = self._ended
@@ -175,7 +176,17 @@ class Session:
     def _transport(self) -> AbstractAsyncContextManager[_Streams]:
         if self._begin is not None:
             return self._to_process(self._begin)
-        return _over_http(self._server.url or "", self._server.headers)
+        return self._over_http(self._server.url or "")
+
+    @asynccontextmanager
+    async def _over_http(self, url: str) -> AsyncIterator[_Streams]:
+        async def look(response: Any) -> None:
+            self._status = response.status_code if response.is_error else 0
+
+        async with create_mcp_http_client(headers=dict(self._server.headers)) as client:
+            client.event_hooks["response"].append(look)
+            async with streamable_http_client(url, http_client=client) as streams:
+                yield streams
 
     @asynccontextmanager
     async def _to_process(self, begin: Begin) -> AsyncIterator[_Streams]:
@@ -250,15 +261,6 @@ async def _tools_of(client: Client) -> list[Tool]:
         if cursor is None:
             break
     return found
-
-
-@asynccontextmanager
-async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[_Streams]:
-    async with (
-        create_mcp_http_client(headers=dict(headers)) as client,
-        streamable_http_client(url, http_client=client) as streams,
-    ):
-        yield streams
 
 
 def _wait(future: Future[T], interrupt: Interrupt) -> T:

@@ -1,0 +1,61 @@
+"""An MCP server over HTTP, of the official SDK: prints its port. It answers only with the header
+``Authorization: Bearer open``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import ToolAnnotations
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+server = MCPServer("http")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@server.tool()
+async def slow() -> str:
+    """Never answer."""
+    await asyncio.sleep(3_600)
+    return "late"
+
+
+@server.tool()
+def die() -> str:
+    """End the server."""
+    os._exit(1)
+
+
+@server.tool()
+async def grow(context: Context) -> str:
+    """Offer one more tool."""
+    server.add_tool(lambda: "grown", name="grown", description="One more.")
+    return "grown"
+
+
+def main() -> None:
+    app = server.streamable_http_app()
+
+    async def guarded(scope, receive, send):
+        if scope["type"] == "http" and Request(scope).headers.get("authorization") != "Bearer open":
+            await PlainTextResponse("who are you?", 401)(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1]) if sys.argv[1:] else 0))
+    print(listener.getsockname()[1], flush=True)
+    uvicorn.Server(uvicorn.Config(guarded, log_level="error")).run([listener])
+
+
+main()

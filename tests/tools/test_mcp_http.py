@@ -1,0 +1,90 @@
+"""MCP servers over HTTP: calls, headers, cuts, and servers that are not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.core.conversation import Tool, ToolResult
+from runner.core.mcp import McpServer
+from runner.permissions import Decision, digest_of
+from runner.permissions.decisions import Authorization
+from runner.ports import Interrupt, ToolCall
+from runner.tools.mcp import list_tools
+
+from .conftest import Workbench
+
+SERVER = Path(__file__).parents[1] / "mcp_http_server.py"
+HEADERS = {"Authorization": "Bearer ${DOCS_TOKEN}"}
+
+
+def start(port: str = "") -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-P", str(SERVER), *filter(None, [port])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[str], McpServer]]:
+    monkeypatch.setenv("DOCS_TOKEN", "open")
+    process, port = start()
+    yield process, McpServer("docs", url=f"http://127.0.0.1:{port}/mcp", headers=HEADERS)
+    process.kill()
+    process.communicate()
+
+
+def call(
+    bench: Workbench, server: McpServer, tool: str, seconds: float = 60.0, **given: Any
+) -> ToolResult:
+    described = Tool(server.tool_name(tool), tool, {"type": "object"}, source=server.source(tool))
+    authorization = Authorization(Decision("allow"), None, digest_of(given), bench.policy)
+    around = bench.surroundings
+    request = ToolCall(
+        "call_1", "run_1", described, given, authorization, around, seconds, server=server
+    )
+    return bench.tools.run(request, Interrupt())
+
+
+def test_a_call_over_http_sends_the_headers_and_outlives_timeouts_and_restarts(
+    patient: Workbench, served: tuple[subprocess.Popen[str], McpServer]
+) -> None:
+    process, server = served
+    added = call(patient, server, "add", a=1, b=2)
+    assert (added.outcome, added.content, added.containment) == ("succeeded", "3", None)
+    assert call(patient, server, "slow", 0.5).outcome == "timed_out"
+    assert call(patient, server, "add", a=3, b=4).content == "7"
+    died = call(patient, server, "die")
+    assert died.outcome == "unknown", died
+    assert call(patient, server, "add", a=1, b=1).outcome == "failed"
+    process.wait()
+    again, _ = start(server.url.split(":")[2].partition("/")[0])
+    try:
+        assert call(patient, server, "add", a=5, b=6).content == "11"
+    finally:
+        again.kill()
+        again.communicate()
+
+
+def test_a_server_that_refuses_or_is_not_there_says_so(
+    served: tuple[subprocess.Popen[str], McpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, server = served
+    listed = list_tools([server])["docs"]
+    assert isinstance(listed, tuple)
+    assert [tool.name for tool in listed] == [
+        f"mcp__docs__{name}" for name in ("add", "die", "grow", "slow")
+    ]
+    monkeypatch.setenv("DOCS_TOKEN", "wrong")
+    refused = list_tools([server])["docs"]
+    assert isinstance(refused, str)
+    assert "401" in refused, refused
+    absent = McpServer("docs", url="http://127.0.0.1:9/mcp")
+    missing = list_tools([absent])["docs"]
+    assert isinstance(missing, str)
+    assert "connect" in missing.lower(), missing
