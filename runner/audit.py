@@ -115,7 +115,8 @@ class Audit:
             text: words, ``"a phrase"``, ``pre*``, ``-not``.
             exact: a text to find letter by letter, inside of words too.
             sources: ``text``, ``thinking``, ``input``, ``output``, ``system``; none: everywhere.
-            role: only what the ``user`` or the ``assistant`` said.
+            role: only what the ``user`` or the ``assistant`` said; of a user in an imported session,
+                what a ``person``, a ``machine`` or a ``peer`` (another agent) said.
         """
         options: Any = {"sources": sources, "role": role, "limit": _at_most(limit)}
         return self.find(text, exact, only, offset=offset, **options).rows()

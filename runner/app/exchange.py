@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 from typing import IO, Any, Literal
 
 import runner
@@ -18,16 +21,19 @@ from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
-from runner.exchange.sessions import SessionReader
+from runner.exchange.session_files import session_files, session_of, sessions_in, whole_lines
+from runner.exchange.session_lines import as_ascii
+from runner.exchange.sessions import UnreadableLineError
 from runner.queries.names import Found
 from runner.queries.transcript import api_messages, show_run
 from runner.store import exports
 from runner.store.imports import import_file as store_file
-from runner.store.imports import import_sessions
+from runner.store.sessions import import_session
 
 ImportFormat = Literal["jsonl", "claude-code"]
 ExportFormat = Literal["messages", "atif", "claude-code"]
 
+_PLAIN = re.compile(r"[\w-]{1,80}", re.ASCII)  # an agent's id that a file can be named after
 _SUFFIXES: Mapping[ExportFormat, str] = {
     "messages": ".json",
     "atif": ".json",
@@ -36,13 +42,21 @@ _SUFFIXES: Mapping[ExportFormat, str] = {
 
 
 def import_file(
-    app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
+    app: App,
+    file: IO[bytes],
+    source: str,
+    format: ImportFormat | None,
+    author: Author,
+    path: Path | None = None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Import the runs of Runner's export or of a Claude Code session; the default format is that of
-    the first line. The file is read twice; ``source`` names it in messages. Return the result for
-    each run, and True if an incomplete last line was left out. Raises ``UsageError``, with nothing
-    stored, for a bad line or format."""
+    the first line. The file is read twice; ``source`` names it in messages, and beside ``path`` are the
+    files of the session's agents. Return the result for each run, and True if an incomplete last line
+    was left out. Raises ``UsageError``, with nothing stored, for a bad line or format."""
     now = app.now()
+    if path is not None and path.name.startswith("agent-") and (session := session_of(path)):
+        with session.open("rb") as of_session:  # it comes with its session
+            return import_file(app, of_session, str(session), format, author, session)
     format = format or _format_of(file.readline(LONGEST_LINE))
     file.seek(0)
     if format == "jsonl":
@@ -53,14 +67,34 @@ def import_file(
             f"{source} is neither an export of Runner's nor a session of Claude Code's: its first "
             "line is neither's (say with --format what it is)"
         )
-    reader = SessionReader(file)
+    lines, is_torn = whole_lines(file)
+    modified = path.stat().st_mtime if path is not None else now
+    files = {"": lines} if path is None else session_files(path, lines)
     try:
-        sessions = reader.runs()
-    except ValueError as error:
-        where = f"{source}, line {reader.number}"
+        runs = import_session(app.database, files, source, author, now, modified)
+    except UnreadableLineError as error:
+        where = (
+            f"{source}, line {error.number}"
+            if not error.file
+            else f"{error.file}, line {error.number}"
+        )
         raise UsageError(f"{where}: {error}; nothing was imported") from error
-    runs = import_sessions(app.database, sessions, source, author, now)
-    return [asdict(each) for each in runs], reader.is_torn
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}; nothing was imported") from error
+    return [asdict(each) for each in runs], is_torn
+
+
+def sessions_folder() -> Path:
+    """Return the folder in which Claude Code keeps the sessions of all projects."""
+    return Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "projects"
+
+
+def files_in(folder: Path) -> Sequence[Path]:
+    """Return the files in a folder and below it to import, in the order in which to import them."""
+    try:
+        return sessions_in(folder)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
 def _format_of(first_line: bytes) -> ImportFormat | None:
@@ -99,9 +133,12 @@ def export_runs(
     for run_id, name in names.items():
         recorded = exports.load_recorded(app.database, run_id, prices)
         if format == "claude-code":  # it finds a session by its file's name
-            agent, is_child = agent_id(recorded), recorded.run["parent_run"] is not None
+            agent = agent_id(recorded)
+            if agent and found.kind == "job" and recorded.session and not recorded.lines:
+                continue  # its lines are in the file of its session
             name = f"agent-{name}" if agent else f"{session_id(recorded)}.jsonl"
-            name = f"agent-{agent}.jsonl" if is_child else name
+            if agent and _PLAIN.fullmatch(agent):
+                name = f"agent-{agent}.jsonl"
         if name in written:
             raise UsageError(
                 f"{run_id} says that it is the same session as another run, {name}: export it "
@@ -117,7 +154,10 @@ def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes
         case "atif":
             yield json.dumps(_trajectory(app, recorded), indent=2).encode() + b"\n"
         case "claude-code":
-            yield from map(encoded, session_lines(recorded, runner.__version__))
+            if recorded.lines:
+                yield from map(as_ascii, recorded.lines)
+            else:
+                yield from map(encoded, session_lines(recorded, runner.__version__))
         case _:
             yield json.dumps(api_messages(app.database, recorded.id), indent=2).encode() + b"\n"
 

@@ -347,7 +347,8 @@ def call_cost_line(calls: Sequence[CallCost]) -> str:
 def compaction_notes(compaction: StoredCompaction) -> tuple[Note, ...]:
     """Return a compaction in words: the replaced messages and their replacement."""
     messages = f"messages {compaction['first_message']} to {compaction['last_message']}"
-    summary = f"this summary, the reply to model call {compaction['made_by_call']}"
+    made_by = compaction["made_by_call"]
+    summary = f"this summary{'' if made_by is None else f', the reply to model call {made_by}'}"
     kinds = {
         "summary": f"{messages} are sent as {summary}",
         "prune": f"{messages} are left out, this is sent in their place",
@@ -412,7 +413,8 @@ def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note
             is_cancelled = data["state"] == "cancelled"
             return None if is_cancelled else run_state({"reason": "", "detail": "", **data})
         case "child_started":  # the call that asked for it tells of it
-            words = f"{get('agent_type')} {get('child')} is given the whole task"
+            did = "is given the whole task" if "token_ceiling" in data else "works for it"
+            words = f"{get('agent_type')} {get('child')} {did}"
             return None if "call_index" in data else Note(words)
         case "connection":
             return _connection_note(data)
@@ -436,6 +438,8 @@ def _connection_note(data: Mapping[str, Any]) -> Note | None:
 def _note_on_commands(type_: str, data: Mapping[str, Any]) -> Note | None:
     """Describe a change by a person, a rule or instructions, or an event of an unknown type."""
     match type_:
+        case "session_note":
+            return Note(f"{_get(data, 'kind').replace('_', ' ')}: {cell(_get(data, 'text'))}")
         case "message_queued":
             return Note(f"message queued{_who(data)}: {_get(data, 'text')}")
         case "approval_answered":

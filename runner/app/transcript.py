@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, groupby
@@ -37,6 +37,7 @@ Turns = tuple[int, int]  # the first and the last
 @dataclass(frozen=True, slots=True)
 class Text:
     text: str  # what the model or a person said
+    by: str = ""  # of a user's words in an imported session: machine or peer, where no person spoke
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,7 @@ def transcript_of(
         ("its tree", tree_line(run)),
         ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
         ("submitted", run["created_at"]),
+        *_session_facts(stored.session_of_run(app.database, run_id)),
         ("ended", ended),
         ("as of", None if ended else now),
         ("took", "" if None in (started, ended) else humanize.duration(ended - started)),
@@ -199,6 +201,19 @@ def transcript_of(
         system=(stored.system_prompt(app.database, run_id) or "") if is_from_start else "",
         parts=_Composer(app, run, turns, now if whole_tree else None).parts(),
     )
+
+
+def _session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield what is to be known of an imported session."""
+    if session is None:
+        return
+    yield "title", cell(session["title"] or "")
+    yield "session", cell(session["session_id"])
+    if session["stated_usd"] is not None:
+        yield "stated cost", f"${session['stated_usd']:.4f} by Claude Code"
+    if session["under_reported"]:
+        replies = humanize.plural(session["under_reported"], "reply states", "replies state")
+        yield "too low", f"{replies} fewer tokens of output than its text has"
 
 
 def request_as_sent(app: App, name: str, turn: int) -> bytes:
@@ -301,7 +316,8 @@ class _Composer:
         content, call = block["content"], block["call"]
         match content["type"]:
             case "text":
-                return Text(content["text"])
+                by = block["spoken_by"]
+                return Text(content["text"], "" if by in (None, "person") else cell(by))
             case "thinking" | "redacted_thinking":
                 return Thinking(content.get("thinking", ""))
             case "tool_use" if call is not None:
@@ -329,7 +345,9 @@ class _Composer:
     def _compaction(self, compaction: StoredCompaction) -> Compaction:
         made_by = self._spent.pop(("summary", compaction["made_by_call"] or 0), [])
         spent = f" · {humanize.call_cost_line(made_by)}" if made_by else ""
-        tokens = f"{compaction['tokens_before']:,} tokens became {compaction['tokens_after']:,}"
+        before, after = (compaction[f"tokens_{when}"] for when in ("before", "after"))
+        became = f" became {after:,}" if after or made_by else ""
+        tokens = f"{before:,} tokens{became}" if before or after else "an unknown number of tokens"
         return Compaction(
             turn=compaction["turn"],
             at=compaction["created_at"],

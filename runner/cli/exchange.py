@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -16,7 +17,7 @@ from runner.app import exchange, handle
 from runner.app.humanize import cell, plural
 from runner.cli import exit_codes
 from runner.cli.options import JOB_OR_RUN, json_option, open_app, signed, with_app, with_settings
-from runner.cli.terminal import make_folder, note, output, refuse, say_json, say_table
+from runner.cli.terminal import console_on, make_folder, note, output, refuse, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import Author
 from runner.errors import UsageError
@@ -27,12 +28,18 @@ _SECRETS = "what was said and read is in it, secrets among it"
 
 
 @click.command("import")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.argument("files", metavar="FILE|DIR…", nargs=-1)
 @click.option(
     "--format",
     "shape",
     type=click.Choice(["jsonl", "claude-code"]),
     help="What the files are (default: what they look like).",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All sessions that Claude Code has kept here, in ~/.claude/projects or CLAUDE_CONFIG_DIR.",
 )
 @signed
 @json_option
@@ -41,6 +48,7 @@ def import_(
     settings: Settings,
     files: Sequence[str],
     shape: exchange.ImportFormat | None,
+    everything: bool,
     as_json: bool,
     author: Author,
 ) -> int:
@@ -49,37 +57,95 @@ def import_(
     Each file is checked before anything of it is stored; a file with a bad line is refused whole,
     and the others are imported. Stored rows do not change, so a file can be imported again. A run
     that had not ended is cancelled here: it continues where it was exported. Sessions become runs
-    of a job named claude-code, with their project as item.
+    of a job named claude-code, with their project as item; the files of a session's agents come
+    with it. Of a DIR all files are imported, those in folders below it too; what is here already
+    and has not grown is passed over.
 
     \b
     Example:
       runner import run.jsonl
-      runner import ~/.claude/projects/*/*.jsonl
+      runner import ~/.claude/projects/-home-ann-app
+      runner import --all
     """
-    runs: list[dict[str, Any]] = []
-    refused: list[dict[str, str]] = []
+    folders = [*([str(exchange.sessions_folder())] if everything else []), *files]
+    if not folders:
+        raise UsageError("nothing to import: name a FILE or a DIR, or say --all")
+    done = _Imported()
     with open_app(settings, create=True) as app:
-        for name in files:
-            source = "stdin" if name == _STDIN else name
-            try:
-                with _opened(name) as file:
-                    imported, is_torn = exchange.import_file(app, file, source, shape, author)
-            except UsageError as error:
-                refuse(error)
-                refused.append({"file": name, "why": str(error)})
+        for name in folders:
+            if name == _STDIN or not Path(name).is_dir():
+                done.add(app, name, shape, author)
                 continue
-            if is_torn:
-                note(
-                    f"{source}: its last line is not whole and was left out: import it again later"
-                )
-            runs += [{**each, "file": name} for each in imported]
+            found = exchange.files_in(Path(name))
+            with _progress(len(found)) as advance:
+                for path in found:
+                    done.add(app, str(path), shape, author)
+                    advance()
+            done.has_folders = True
     if as_json:
-        say_json({"runs": runs, "refused": refused})
-    elif runs:
-        names = ("run_id", "state", "what", "job_id", "file")
-        rows = ([run[name] for name in names] for run in runs)
-        say_table(("run", "state", "what", "job", "file"), rows)
-    return exit_codes.USAGE if refused else exit_codes.SUCCEEDED
+        say_json({"runs": done.runs, "refused": done.refused})
+    else:
+        done.say()
+    return exit_codes.USAGE if done.refused else exit_codes.SUCCEEDED
+
+
+class _Imported:
+    """What was imported from files, and what was refused."""
+
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.refused: list[dict[str, str]] = []
+        self.has_folders = False
+
+    def add(
+        self, app: handle.App, name: str, shape: exchange.ImportFormat | None, author: Author
+    ) -> None:
+        source = "stdin" if name == _STDIN else name
+        path = None if name == _STDIN else Path(name)
+        try:
+            with _opened(name) as file:
+                imported, is_torn = exchange.import_file(app, file, source, shape, author, path)
+        except UsageError as error:
+            refuse(error)
+            self.refused.append({"file": name, "why": str(error)})
+            return
+        if is_torn:
+            note(f"{source}: its last line is not whole and was left out: import it again later")
+        for run in imported:
+            for warning in run.get("warnings", ()):
+                note(f"{cell(source)}: {cell(warning)}")
+        self.runs += [{**each, "file": name} for each in imported]
+
+    def say(self) -> None:
+        """Print a table of the runs; of folders, a line for each project."""
+        if not self.has_folders:
+            names = ("run_id", "state", "what", "job_id", "file")
+            if self.runs:
+                of_runs = ([run[name] for name in names] for run in self.runs)
+                say_table(("run", "state", "what", "job", "file"), of_runs)
+            return
+        kinds = ("imported", "continued", "there", "sub-agents")
+        projects: dict[str, Counter[str]] = {}
+        for run in self.runs:
+            kind = "sub-agents" if place_of(run["run_id"])["parent"] else run["what"]
+            projects.setdefault(run.get("project", run["job_id"]), Counter())[kind] += 1
+        table = (
+            [project, *(counts[kind] for kind in kinds)] for project, counts in projects.items()
+        )
+        say_table(("project", *kinds), table, numbers=range(1, 5))
+
+
+@contextmanager
+def _progress(files: int) -> Iterator[Callable[[], None]]:
+    """Draw a bar at a terminal while files are imported; call what it yields after each."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.progress import Progress  # late: slow to import
+
+    with Progress(console=console_on(sys.stderr), transient=True) as bar:
+        task = bar.add_task("importing", total=files)
+        yield lambda: bar.advance(task)
 
 
 @contextmanager

@@ -41,7 +41,11 @@ def _sources(text: str) -> tuple[str, ...]:
 @click.option(
     "--in", "sources", type=_sources, metavar="KINDS", help=f"Only in these: {','.join(SOURCES)}."
 )
-@click.option("--role", type=click.Choice(ROLES), help="Only what the model or its user said.")
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    help="Only what the model or its user said; of imported sessions: a person, a machine, a peer.",
+)
 @filter_options
 @limit_option(20)
 @click.option(
@@ -119,7 +123,7 @@ def _say_hit(hit: Hit) -> None:
     from rich.text import Text
 
     place = hit.place
-    within = "" if place.kind == "system" else f"{place.kind} {place.message}"
+    within = "" if place.kind in ("system", "session") else f"{place.kind} {place.message}"
     if hit.is_block:
         within = f"turn {hit.turn}, block {place.message}.{place.position}"
     source = hit.source if hit.role is None else f"{hit.role} {hit.source}"

@@ -210,7 +210,9 @@ def _part(part: told.Part, is_folded: bool) -> Iterator[Line]:
 def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
     match piece:
         case told.Text():
-            yield from _text(piece.text, False)
+            if piece.by:
+                yield [(f"[by a {piece.by}]", "dim")]
+            yield from _text(piece.text, is_folded and bool(piece.by))
         case told.Thinking():
             yield [("[thinking]", "dim")]
             yield from _text(piece.text or "(kept by the API)", is_folded, "dim")
@@ -234,7 +236,8 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
                 yield [(whole, "dim")]
         case told.OtherBlock():
             yield [(f"[{piece.kind}]", "dim")]
-            yield from _text(json.dumps(piece.content, ensure_ascii=False), is_folded)
+            words = _encoded(piece.content) or json.dumps(piece.content, ensure_ascii=False)
+            yield from _text(words, is_folded)
 
 
 def _text(text: str, is_folded: bool, style: str = "") -> Iterator[Line]:

@@ -25,9 +25,10 @@ from typing import Literal
 from runner.errors import UsageError
 
 Source = Literal["text", "thinking", "input", "output", "system"]
-Role = Literal["user", "assistant"]
+# A user's words in an imported session are a person's, a machine's, or a peer's (another agent).
+Role = Literal["user", "assistant", "person", "machine", "peer"]
 SOURCES: tuple[Source, ...] = ("text", "thinking", "input", "output", "system")
-ROLES: tuple[Role, ...] = ("user", "assistant")
+ROLES: tuple[Role, ...] = ("user", "assistant", "person", "machine", "peer")
 
 # A longer run (mostly encoded data) counts as several words, and its text is marked LONG.
 LONGEST_WORD = 64

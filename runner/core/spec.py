@@ -228,6 +228,8 @@ _LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time", "de
 def spec_of(spec: JobSpec, *types: str) -> JobSpec:
     """Return a sub-agent's spec, given the names of its types from the child of an item's run down
     to its own: it has only tools that all of them have. Without names, the job's spec."""
+    if not spec.agents:  # an imported session's agents have no types in its job
+        return spec
     if unknown := [name for name in types if spec.agent(name) is None]:
         raise LookupError(f"the job {spec.name!r} has no type of sub-agent {unknown[0]!r}")
     lineage = [agent for name in types if (agent := spec.agent(name)) is not None]

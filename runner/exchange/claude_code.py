@@ -27,15 +27,19 @@ def session_id(recorded: Recorded) -> str:
     try:
         return str(UUID(str(known)))
     except ValueError:
-        return str(uuid5(_NAMES, recorded.root))
+        return session_id_of(recorded.root)
+
+
+def session_id_of(run_id: str) -> str:
+    """Return the id of the session that an item's run of Runner's own is exported as."""
+    return str(uuid5(_NAMES, run_id))
 
 
 def agent_id(recorded: Recorded) -> str | None:
     """Return the id of an agent in its session, which names its file; None for the item's run."""
-    if recorded.run["parent_run"] is not None:
-        return uuid5(_NAMES, recorded.id).hex
-    known = (recorded.session or {}).get("agent_id")
-    return None if known is None else str(known)
+    if (known := (recorded.session or {}).get("agent_id")) is not None:
+        return str(known)
+    return None if recorded.run["parent_run"] is None else uuid5(_NAMES, recorded.id).hex
 
 
 def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
@@ -152,7 +156,8 @@ class Session:
     def _boundary(self, row: Row) -> Iterator[Line]:
         """Yield the two lines of a compaction: from here on a summary stands in for all before."""
         before, self._parent = self._parent, None
-        tokens = {"preTokens": row["tokens_before"], "postTokens": row["tokens_after"]}
+        known = {"preTokens": row["tokens_before"], "postTokens": row["tokens_after"]}
+        tokens = {name: count for name, count in known.items() if count}
         yield self._line(
             "system",
             row["created_at"],

@@ -52,6 +52,7 @@ class Recorded:
     # The runs that it started, by message and position of the tool call that asked for them (None: no
     # call did).
     children: Mapping[tuple[int, int] | None, tuple[str, ...]] = field(default_factory=dict)
+    lines: tuple[bytes, ...] = ()  # of the file that an imported session was read from
 
     @property
     def id(self) -> str:

@@ -8,6 +8,7 @@
 | the key that a job was submitted with | that job |
 | a job's name, or the beginning of it | the newest job of that name |
 | ``JOB/ITEM``: a job as above, an item's key or its beginning or end | the item's newest run |
+| of an imported session: its title, or its own id, or six characters that this begins with | its run |
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from runner.core.text import is_storable, visible
 from runner.errors import NotFoundError
@@ -28,7 +29,7 @@ from runner.queries.find import call_key
 from runner.store import ids
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
-from runner.store.tables import jobs, runs, schedules, tool_calls
+from runner.store.tables import jobs, runs, schedules, sessions, tool_calls
 
 Kind = Literal["job", "run", "call", "schedule"]
 
@@ -76,7 +77,10 @@ def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> l
     """What a text names, by the first of the ways in which it names anything."""
     if not text or not is_storable(text):
         return []
-    ways = (_by_id, _by_name, _by_item, _by_part_of_id, _by_id_of_api, _by_start_of_name)
+    ways = (
+        *(_by_id, _by_name, _by_item, _by_part_of_id, _by_session, _by_id_of_api),
+        _by_start_of_name,
+    )
     return next(filter(None, (way(connection, text, kinds) for way in ways)), [])
 
 
@@ -157,6 +161,15 @@ def _by_part_of_id(connection: Connection, text: str, kinds: Collection[Kind]) -
         if found:
             return found
     return []
+
+
+def _by_session(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
+    if "run" not in kinds or len(text) < SHORTEST_SUFFIX:
+        return []
+    named = or_(sessions.c.title == text, sessions.c.session_id.startswith(text, autoescape=True))
+    query = select(sessions.c.run_id).where(named, sessions.c.agent_id.is_(None))
+    found = connection.scalars(query.order_by(sessions.c.run_id).limit(_MOST_LISTED + 1))
+    return [Found("run", run_id) for run_id in found]
 
 
 def _by_id_of_api(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:

@@ -16,7 +16,7 @@ from runner.core.context import sent_messages
 from runner.core.conversation import Message, ModelRequest
 from runner.core.spec import JobSpec
 from runner.core.text import visible
-from runner.errors import NotFoundError
+from runner.errors import NotFoundError, UsageError
 from runner.queries.filters import STATE
 from runner.queries.find import CallKey, call_key, call_labels, has_id
 from runner.store import ids
@@ -38,6 +38,7 @@ from runner.store.tables import (
     queued_messages,
     run_items,
     runs,
+    sessions,
     tool_calls,
     tool_outputs,
 )
@@ -45,8 +46,9 @@ from runner.store.tables import (
 MESSAGES_AT_ONCE = 64
 
 # A block of a conversation: ``message``, ``position``, ``role``, ``turn``, ``content``, ``created_at``,
-# and as ``call`` the row of the tool call that it asks for or answers, with its ``id`` and ``state``, or
-# None. The call's ``size`` is the size of the whole output in bytes, None if the model was shown all.
+# ``spoken_by``, and as ``call`` the row of the tool call that it asks for or answers, with its ``id``
+# and ``state``, or None. The call's ``size`` is the size of the whole output in bytes, None if the model
+# was shown all.
 StoredBlock: TypeAlias = dict[str, Any]
 # A change of what the model is sent, made before the reply of ``turn``: its columns. ``text`` replaces
 # the messages up to ``last_message``, and ``clips`` counts the results that are sent truncated.
@@ -136,7 +138,7 @@ def _blocks(connection: Connection, run_id: str, first: int, last: int) -> list[
     )
     # A model may use the API's id of a call again in another message.
     calls = {(row.message, row.tool_use_id): _with_id(row) for row in connection.execute(in_calls)}
-    names = ("message", "position", "role", "turn", "content", "created_at")
+    names = ("message", "position", "role", "turn", "content", "created_at", "spoken_by")
     query = (
         select(*(blocks.c[name] for name in names))
         .where(blocks.c.run_id == run_id, blocks.c.message.between(first, last))
@@ -226,13 +228,29 @@ def _call_named(run_id: str, name: str) -> Select[Any]:
 
 
 def system_prompt(database: Database, run_id: str) -> str | None:
-    """The system prompt of a run's requests. Raises ``NotFoundError``: there is no such run."""
+    """The system prompt of a run's requests, of an imported session as far as it says. Raises
+    ``NotFoundError``: there is no such run."""
+    if (session := session_of_run(database, run_id)) is not None:
+        return session["system"] or None
     return database.read(lambda connection: _run(connection, run_id)[1].system)
+
+
+def session_of_run(database: Database, run_id: str) -> dict[str, Any] | None:
+    """The row of ``sessions`` about a run, or None if it is no session that was imported."""
+    rows = database.rows(select(sessions).where(sessions.c.run_id == run_id))
+    return dict(rows[0]._mapping) if rows else None
 
 
 def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
     """Return the request of a turn (from 1); the last one, if it took several. Raises
-    ``NotFoundError``: there is no such run, or nothing was sent in that turn."""
+    ``NotFoundError``: there is no such run, or nothing was sent in that turn; and ``UsageError`` for an
+    imported session."""
+
+    if session_of_run(database, run_id) is not None:
+        raise UsageError(
+            f"{run_id} is a session that was imported: it does not say what Claude Code sent; see its "
+            "conversation with `runner transcript`"
+        )
 
     def work(connection: Connection) -> ModelRequest:
         run, spec = _run(connection, run_id)

@@ -3,6 +3,7 @@ as one value for other formats."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -18,7 +19,15 @@ from runner.exchange.recorded import Recorded
 from runner.store.conditions import in_tree
 from runner.store.database import Database
 from runner.store.specs import JobCache
-from runner.store.tables import job_events, jobs, metadata, permission_rules, runs
+from runner.store.tables import (
+    job_events,
+    jobs,
+    metadata,
+    permission_rules,
+    runs,
+    session_lines,
+    sessions,
+)
 
 # The tables of a job as a whole, in file order; only rules that hold for all runs.
 JOB_TABLES = (jobs, metadata.tables["purses"], permission_rules, job_events)
@@ -27,7 +36,7 @@ JOB_TABLES = (jobs, metadata.tables["purses"], permission_rules, job_events)
 _OF_RUN = (
     *("runs", "run_items", "permission_rules", "run_workspaces", "blocks", "tool_calls"),
     *("tool_outputs", "approvals", "model_calls", "compactions", "verifications", "hook_runs"),
-    *("run_instructions", "events", "queued_messages"),
+    *("run_instructions", "sessions", "session_lines", "events", "queued_messages"),
 )
 RUN_TABLES = tuple(metadata.tables[name] for name in _OF_RUN)
 FORMATS = {table.name: TableFormat(table) for table in (*JOB_TABLES, *RUN_TABLES)}
@@ -146,9 +155,31 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
             verifications=verifications,
             prices=prices,
             children=children,
+            lines=tuple(_own_lines(connection, run_id)),
         )
 
     return database.read(work)
+
+
+def lines_of_sessions(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[bytes]]:
+    """Return the lines of the files that imported sessions were read from, by the file's name."""
+    query = select(session_lines).where(session_lines.c.run_id.in_(run_ids))
+    found: dict[str, list[bytes]] = {}
+    for row in connection.execute(query.order_by(session_lines.c.file, session_lines.c.part)):
+        found.setdefault(row.file, []).extend(zlib.decompress(row.compressed).split(b"\n"))
+    return found
+
+
+def _own_lines(connection: Connection, run_id: str) -> Sequence[bytes]:
+    """Return the lines of the file of an imported session or agent; none if they are in another file or
+    were not kept."""
+    session = connection.execute(select(sessions).where(sessions.c.run_id == run_id)).one_or_none()
+    if session is None:
+        return ()
+    query = select(sessions.c.run_id).where(sessions.c.session_id == session.session_id)
+    files = lines_of_sessions(connection, list(connection.scalars(query)))
+    name = "" if session.agent_id is None else f"agent-{session.agent_id}.jsonl"
+    return files.get(name, ())
 
 
 def load_since(database: Database, recorded: Recorded, message: int) -> Recorded:

@@ -1,4 +1,4 @@
-"""Imports exports of Runner's own, and sessions of Claude Code.
+"""Imports exports of Runner's own.
 
 An export is read twice: first every line is checked, and what the database has of it, before
 anything is written; then it is stored run by run, each in one transaction. An import that was cut
@@ -8,9 +8,9 @@ off is done again: stored rows do not change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from types import SimpleNamespace
@@ -19,26 +19,22 @@ from typing import IO, Any, Literal
 from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
-from runner.core.run import ENDED, UNKNOWN, Author
+from runner.core.events import signed_event
+from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
-from runner.core.state import ModelState, Progress
+from runner.core.state import Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
 from runner.exchange.lines import Reader, parsed
-from runner.exchange.sessions import TABLES, Happened, SessionRun
 from runner.permissions import ToolContext
-from runner.store import ids
 from runner.store.changes import add_job_events, store_change
 from runner.store.control import cancel_locked
 from runner.store.database import Database
 from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
-from runner.store.jobs import SESSIONS
-from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json
+from runner.store.run_state import progress_from_row, tool_context_from_json
 from runner.store.shares import insert_shares
-from runner.store.statements import Writes
-from runner.store.tables import approvals, events, job_events, jobs, run_items, runs
+from runner.store.tables import approvals, events, job_events, jobs, runs
 
 ImportOutcome = Literal["imported", "there", "continued"]
 
@@ -218,7 +214,7 @@ def import_file(
         elif not section.has_ended:
             _cancel(connection, section, author, now)
 
-    with _refusing_conflicts(source):
+    with refusing_conflicts(source):
         missing = database.read(lambda connection: missing_sections(connection, sections, source))
         for section in sections:
             if section in missing:
@@ -232,7 +228,7 @@ def import_file(
 
 
 @contextmanager
-def _refusing_conflicts(source: str) -> Iterator[None]:
+def refusing_conflicts(source: str) -> Iterator[None]:
     """Raise ``UsageError`` if someone else stores the same at the same time."""
     try:
         yield
@@ -319,158 +315,3 @@ def _cancel(connection: Connection, section: Section, author: Author, now: float
         .where(approvals.c.run_id == section.id, approvals.c.answer.is_(None))
         .values(answer="cancelled", answered_at=now, answered_by=author.name, answered_via="end")
     )
-
-
-# --- Storing sessions of Claude Code ---
-
-# The tables whose rows may change when a session continues; to the others it only adds.
-_CHANGING = ("tool_calls", "model_calls", "compactions")
-_RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedSession(ImportedRun):
-    project: str
-
-
-def import_sessions(
-    database: Database, sessions: Sequence[SessionRun], source: str, author: Author, now: float
-) -> list[ImportedSession]:
-    """Store the runs of a session file in one transaction. A run that the database has stays; if
-    its session has gone on since, the rest is added. Raises ``UnreachableError``, and
-    ``UsageError`` if the database has a session with other content; nothing was stored."""
-
-    def work(connection: Connection) -> list[ImportedSession]:
-        job_id = _sessions_job(connection, author, now)
-        imported = []
-        for run in sessions:
-            what = _store_session(connection, job_id, run, source)
-            imported.append(ImportedSession(run.id, job_id, what, run.state, run.project))
-        if stored := sum(each.what != "there" for each in imported):
-            new = {"source": shorten(source, 200), "runs": stored}
-            add_job_events(connection, job_id, [signed_event("imported", author, new=new)], now)
-        return imported
-
-    with _refusing_conflicts(source):
-        return database.write(work)
-
-
-def _sessions_job(connection: Connection, author: Author, now: float) -> str:
-    """Return the id of the job whose runs are the sessions; store it if there is none."""
-    query = select(jobs.c.id, jobs.c.name, jobs.c.source).where(jobs.c.key == SESSIONS)
-    found = connection.execute(query.with_for_update()).one_or_none()
-    if found is not None:
-        if (found.name, found.source) != (SESSIONS, SESSIONS):
-            raise UsageError(
-                f"{found.id} has the key {SESSIONS!a}, which sessions of Claude Code's are kept "
-                "under: import them into another database"
-            )
-        return str(found.id)
-    job_id = ids.new("job", now)
-    row = {
-        **dict.fromkeys(("key", "name", "source"), SESSIONS),
-        "id": job_id,
-        "created_at": now,
-        "spec_text": "",
-        "spec_digest": hashlib.sha256(b"").hexdigest(),
-        "spec": JobSpec(name=SESSIONS, model=SESSIONS).to_json(),
-    }
-    connection.execute(insert(jobs).values(row))
-    made = signed_event("submitted", author, new={"name": SESSIONS, "runs": 0})
-    add_job_events(connection, job_id, [made], now)
-    return job_id
-
-
-def _store_session(
-    connection: Connection, job_id: str, run: SessionRun, source: str
-) -> ImportOutcome:
-    query = select(runs).where(runs.c.id == run.id).with_for_update()
-    here = connection.execute(query).one_or_none()
-    row = _run_row(run)
-    if here is None:
-        new = {"id": run.id, "job_id": job_id, "item_key": run.project, "attempt": 1}
-        times = {"created_at": run.started_at, "started_at": run.started_at}
-        connection.execute(insert(runs).values(new | times | row))
-        connection.execute(insert(run_items).values(run_id=run.id, item=run.item))
-    elif here.job_id != job_id:
-        raise UsageError(f"{source}: {run.id} is here already, as a run of {here.job_id}")
-    added = sum(_add_rows(connection, FORMATS[name].table, run, source) for name in TABLES)
-    if here is None:
-        data = {"job_id": job_id, "item_key": shorten(run.project, INPUT_SUMMARY_LENGTH)}
-        first = Happened(run.started_at, signed_event("run_submitted", UNKNOWN, data))
-    elif added:
-        first = Happened(run.ended_at, Event("session_continued", {"rows": added}))
-    else:
-        return "there"
-    of_run = select(events.c.type, events.c.data).where(events.c.run_id == run.id)
-    known = {_subject(kind, data) for kind, data in connection.execute(of_run)}
-    happened = [
-        first,
-        *(each for each in run.events if _subject(each.event.type, each.event.data) not in known),
-        Happened(
-            run.ended_at, Event("done", {"state": run.state, "reason": run.reason, "detail": ""})
-        ),
-    ]
-    count, revision = (0, 0) if here is None else (here.event_count, here.revision)
-    counts = {"event_count": count + len(happened), "revision": revision + 1}
-    connection.execute(update(runs).where(runs.c.id == run.id).values(row | counts))
-    rows = [
-        {"run_id": run.id, "number": number, "at": at, "attempt": 1, **asdict(event)}
-        for number, (at, event) in enumerate(happened, count + 1)
-    ]
-    connection.execute(insert(events), rows)
-    return "imported" if here is None else "continued"
-
-
-_SUBJECTS = {"model_call_ended": ("call",), "context_compacted": ("first", "last")}
-
-
-def _subject(kind: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key for what an event is about: two events of a session with one key tell the same."""
-    names = _SUBJECTS.get(kind, ("turn", "call_index"))
-    return (kind, *(data.get(name) for name in names))
-
-
-def _run_row(run: SessionRun) -> dict[str, Any]:
-    """Return the columns of ``runs`` that change when a session goes on. Its limits are used up, so that
-    nobody resumes it by mistake."""
-    calls = len(run.rows["model_calls"])
-    return {
-        **{name: getattr(run, name) for name in _RUN_COLUMNS},
-        **asdict(run.usage),
-        "max_turns": max(run.turns, 1),
-        "token_ceiling": max(run.usage.total, 1),
-        "denials": sum(call.get("outcome") == "denied" for call in run.rows["tool_calls"]),
-        "charged_tokens": run.usage.total,
-        "compaction_count": len(run.rows["compactions"]),
-        "progress": progress_to_json(Progress(model=ModelState(calls=calls))),
-    }
-
-
-def _add_rows(connection: Connection, table: Table, run: SessionRun, source: str) -> int:
-    """Bring the rows of a session in a table up to date, and return how many were added or changed.
-    Raises ``UsageError`` if the table has other rows of the session."""
-    key = [column.name for column in table.primary_key]
-    rows = connection.execute(select(table).where(table.c.run_id == run.id)).mappings()
-    here = {tuple(row[name] for name in key): dict(row) for row in rows}
-    refused = UsageError(
-        f"{source}: {run.id} is here already and says something else: what was imported is not "
-        "changed (import it into another database)"
-    )
-    added, changed = [], 0
-    for row in run.rows[table.name]:
-        old = here.pop(tuple(row[name] for name in key), None)
-        if old is None:
-            added.append(row)
-        elif {**old, **row} != old:
-            if table.name not in _CHANGING:
-                raise refused
-            conditions = [table.c[name] == row[name] for name in key]
-            connection.execute(update(table).where(*conditions).values(row))
-            changed += 1
-    if here:
-        raise refused
-    writes = Writes()
-    writes.insert(table, added)
-    writes.run(connection)
-    return len(added) + changed

@@ -324,6 +324,28 @@ queued_messages = _table(
     Index(None, "run_id"),
 )
 
+# What an imported session of Claude Code, or an agent in it, says beside its conversation.
+sessions = _table_of_run(
+    "sessions",
+    Column("session_id", Text, nullable=False),
+    *_columns("agent_id title", Text),
+    *_columns("system notes", JSON, nullable=False),  # strings, empty if there is nothing to say
+    Column("stated_usd", Float),  # what Claude Code says that it cost
+    Column("under_reported", Integer, nullable=False, server_default="0"),  # replies
+    Column("files_digest", Text),  # of the files that it was read from last
+    Index(None, "session_id"),
+    Index(None, "files_digest"),
+)
+
+# The lines of a session's files as they were, in the order in which imports brought them.
+session_lines = _table_of_run(
+    "session_lines",
+    Column("file", Text, primary_key=True),  # empty: the session's own
+    Column("part", Integer, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("compressed", LargeBinary, nullable=False),
+)
+
 workers = _table(
     "workers",
     Column("id", Text, primary_key=True),
@@ -388,6 +410,8 @@ blocks = _table_of_run(
     Column("turn", Integer, nullable=False),
     Column("content", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
+    # Of a user's words in an imported session: a person, a machine, or a peer (another agent).
+    Column("spoken_by", Text),
     CheckConstraint("role IN ('user', 'assistant')", name="role"),
 )
 
@@ -495,6 +519,8 @@ model_calls = _table_of_run(
     Column(
         "batch", Boolean, nullable=False, server_default="0"
     ),  # in a Message Batch, at its prices
+    Column("message_id", Text),  # of an imported reply, as the API names it
+    Index(None, "message_id", **_where("message_id IS NOT NULL")),
     sqlite_with_rowid=False,
 )
 

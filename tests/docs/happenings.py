@@ -26,7 +26,6 @@ from runner.core.pauses import Breaker, Pilot
 from runner.core.run import Author, Ended, Requeued
 from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
-from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
 from runner.store import (
     budgets,
@@ -46,9 +45,10 @@ from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
-from runner.store.imports import import_file, import_sessions
+from runner.store.imports import import_file
 from runner.store.questions import waiting
 from runner.store.schedules import Cron
+from runner.store.sessions import import_session
 from runner.store.times import move_finish_by
 from runner.store.write_offs import write_off
 from tests.exchange.samples import usual
@@ -290,6 +290,5 @@ def be_imported(database: Database) -> None:
 def be_a_session(database: Database) -> None:
     session = usual()
     for _ in range(2):
-        found = SessionReader(session.file()).runs()
-        import_sessions(database, found, "session.jsonl", Author("ada"), NOW)
+        import_session(database, {"": session.raw()}, "session.jsonl", Author("ada"), NOW)
         session.user("And now?")

@@ -71,6 +71,14 @@ class Session:
     def file(self) -> BytesIO:
         return file_of(self.lines)
 
+    def raw(self) -> list[bytes]:
+        return raw_of(self.lines)
+
+
+def raw_of(lines: list[Line]) -> list[bytes]:
+    """The lines as Claude Code writes them."""
+    return [json.dumps(line, separators=(",", ":")).encode() for line in lines]
+
 
 def file_of(lines: list[Line]) -> BytesIO:
     return BytesIO("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())

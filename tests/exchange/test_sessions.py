@@ -12,14 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.exchange.sessions import SessionReader, SessionRun
-from tests.exchange.samples import CWD, SESSION, Session, file_of, text, use, usual
+from runner.exchange import sessions
+from runner.exchange.session_files import whole_lines
+from runner.exchange.sessions import SessionRun, UnreadableLineError
+from tests.exchange.samples import CWD, SESSION, Line, Session, raw_of, text, use, usual
+
+
+def runs_of(lines: list[Line]) -> tuple[SessionRun, ...]:
+    return sessions.Session({"": raw_of(lines)}).runs({}, {})
 
 
 def read(session: Session) -> SessionRun:
     """The one run of a session."""
-    (run,) = SessionReader(session.file()).runs()
+    (run,) = runs_of(session.lines)
     return run
+
+
+def told(run: SessionRun) -> Any:
+    """All that is stored of it."""
+    return run.id, run.state, run.rows, run.events, run.item
 
 
 def said(run: SessionRun) -> list[tuple[int, int, str, str]]:
@@ -137,7 +148,7 @@ def test_agents_are_runs_of_their_own() -> None:
     agent = Session(isSidechain=True, agentId="a9f4657")
     agent.user("Look for carts.")
     agent.reply("msg_9", text("There are two."), stop="end_turn", output_tokens=3)
-    main, other = SessionReader(file_of([*session.lines, *agent.lines])).runs()
+    main, other = runs_of([*session.lines, *agent.lines])
     assert main.id == read(usual()).id != other.id
     assert other.item["claude_code"]["agent_id"] == "a9f4657"
     assert other.usage.output_tokens == 3
@@ -153,7 +164,7 @@ def test_agents_of_older_versions_are_told_apart_by_where_they_began() -> None:
             line["uuid"] = f"{number}-{line['uuid']}"
             line["parentUuid"] = line["parentUuid"] and f"{number}-{line['parentUuid']}"
         lines += agent.lines
-    runs = SessionReader(file_of(lines)).runs()
+    runs = runs_of(lines)
     assert [run.turns for run in runs] == [2, 1, 1]
     assert len({run.id for run in runs}) == 3
 
@@ -200,12 +211,12 @@ def test_words_of_claude_codes_own_are_no_model_call() -> None:
 def test_lines_that_are_there_twice_count_once() -> None:
     session = usual()
     doubled = [line for line in session.lines for _ in range(2)]
-    (run,) = SessionReader(file_of(doubled)).runs()
-    assert vars(run) == vars(read(usual()))
+    (run,) = runs_of(doubled)
+    assert told(run) == told(read(usual()))
 
 
 def test_what_is_missing_is_done_without() -> None:
-    bare = file_of(
+    (run,) = runs_of(
         [
             {"type": "user", "message": {"role": "user", "content": "hi"}},
             {"type": "assistant", "message": {"content": [text("ho")]}},
@@ -214,7 +225,6 @@ def test_what_is_missing_is_done_without() -> None:
             {"type": "user", "timestamp": "yesterday", "message": {"content": ["plain", text("")]}},
         ]
     )
-    (run,) = SessionReader(bare).runs()
     assert said(run) == [
         (0, 0, "user", "text"),
         (1, 0, "assistant", "text"),
@@ -225,10 +235,8 @@ def test_what_is_missing_is_done_without() -> None:
 
 def test_a_last_line_that_was_being_written_is_left_out() -> None:
     content = usual().file().getvalue() + b'{"type":"assistant","uui'
-    reader = SessionReader(BytesIO(content))
-    (run,) = reader.runs()
-    assert vars(run) == vars(read(usual()))
-    assert reader.is_torn
+    lines, is_torn = whole_lines(BytesIO(content))
+    assert (len(lines), is_torn) == (len(usual().lines), True)
 
 
 @pytest.mark.parametrize(
@@ -246,16 +254,15 @@ def test_a_last_line_that_was_being_written_is_left_out() -> None:
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused(line: bytes, why: str) -> None:
-    reader = SessionReader(BytesIO(usual().file().getvalue() + line + b"{}\n"))
-    with pytest.raises(ValueError, match=re.escape(why)):
-        reader.runs()
-    assert reader.number == len(usual().lines) + 1
+    lines, _ = whole_lines(BytesIO(usual().file().getvalue() + line + b"{}\n"))
+    with pytest.raises(UnreadableLineError, match=re.escape(why)) as raised:
+        sessions.Session({"": lines})
+    assert raised.value.number == len(usual().lines) + 1
 
 
 def test_a_session_in_which_nothing_was_said_is_refused() -> None:
-    lines = file_of([{"type": "summary", "summary": "Empty", "leafUuid": "x"}])
     with pytest.raises(ValueError, match="nothing was said"):
-        SessionReader(lines).runs()
+        runs_of([{"type": "summary", "summary": "Empty", "leafUuid": "x"}])
 
 
 _anything = st.recursive(
@@ -288,7 +295,7 @@ def test_whatever_a_session_holds_it_is_read_or_refused(
     if places:
         order.shuffle(lines)
     try:
-        found = SessionReader(file_of(lines)).runs()
+        found = runs_of(lines)
     except ValueError:
         return
     for run in found:

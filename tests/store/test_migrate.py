@@ -20,7 +20,7 @@ from sqlalchemy import Connection, inspect, select, text
 from runner.errors import UnreachableError, UsageError
 from runner.store import migrate
 from runner.store.database import Database
-from runner.store.tables import jobs, metadata, permission_rules, runs
+from runner.store.tables import jobs, metadata, permission_rules, runs, sessions
 from tests.store.examples import NOW
 
 pytestmark = pytest.mark.dialect
@@ -135,6 +135,43 @@ def test_an_upgrade_from_any_revision_keeps_the_stored_rows(
     assert rows(jobs.c.id, jobs.c.spec) == [("job_1", {})]
     assert rows(runs.c.id, runs.c.state, runs.c.answer_count) == [("run_1", "stopped", 0)]
     assert rows(permission_rules.c.rule, permission_rules.c.origin) == [("Edit", "job")]
+
+
+def test_sessions_that_were_imported_before_are_known_by_their_ids(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    migrate.upgrade(database, to="r01")
+    fill_first_schema(database)
+    key = "claude-code"
+    insert_row(
+        database,
+        "jobs",
+        id="job_2",
+        key=key,
+        name=key,
+        source=key,
+        spec_text="",
+        spec="{}",
+        spec_digest="",
+        created_at=NOW,
+    )
+    limits = {"max_turns": 5, "token_ceiling": 1000, "progress": "{}"}
+    for name, item in {
+        "run_2": '{"claude_code": {"session_id": "5a1c", "agent_id": null, "title": "Carts"}}',
+        "run_3": '{"claude_code": {"session_id": "5a1c", "agent_id": "a1", "title": null}}',
+        "run_4": '"none"',
+    }.items():
+        run = {"id": name, "job_id": "job_2", "item_key": "/a", "state": "succeeded"}
+        insert_row(database, "runs", **run, **limits, created_at=NOW)
+        insert_row(database, "run_items", run_id=name, item=item)
+    migrate.upgrade(database)
+    columns = (sessions.c[name] for name in ("run_id", "session_id", "agent_id", "title", "notes"))
+    query = select(*columns).order_by(sessions.c.run_id)
+    assert database.rows(query) == [
+        ("run_2", "5a1c", None, "Carts", ""),
+        ("run_3", "5a1c", "a1", None, ""),
+    ]
 
 
 def test_migrations_import_nothing_of_runner_but_the_tables_in_env() -> None:

@@ -1,7 +1,8 @@
 """Documents: the texts that a search finds, read from the rows that hold them.
 
-A document is a block of a conversation, a system prompt, a summary, a verification, or the input that
-a tool call ran with if a person or a hook had changed it.
+A document is a block of a conversation, a system prompt, a summary, a verification, the input that a
+tool call ran with if a person or a hook had changed it, or what an imported session says beside its
+conversation: its title, its id, its system prompt and its notes.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from runner.store.tables import (
     compactions,
     jobs,
     runs,
+    sessions,
     tool_calls,
     tool_outputs,
     verifications,
 )
 
-Kind = Literal["text", "thinking", "input", "output", "system", "compaction", "verification", "ran"]
+Kind = Literal[
+    "text", "thinking", "input", "output", "system", "compaction", "verification", "ran", "session"
+]
 
 # The source that each kind belongs to. The index numbers the kinds in this order.
 _SOURCE_OF: dict[Kind, Source] = {
@@ -48,6 +52,7 @@ _SOURCE_OF: dict[Kind, Source] = {
     "compaction": "text",
     "verification": "output",
     "ran": "input",
+    "session": "system",
 }
 KINDS = tuple(_SOURCE_OF)
 
@@ -79,6 +84,7 @@ class Document:
     at: float  # seconds since the epoch
     text: str | None  # None if the row cannot be read
     role: Role | None = None
+    spoken_by: Role | None = None
     tool: str | None = None
     model: str | None = None
     item: str | None = None
@@ -197,6 +203,9 @@ class Reader:
             case "compaction":
                 text = json.loads(row.text)
                 return make(str(text), turn=row.turn) if text else None
+            case "session":
+                texts = (row.title, row.session_id, json.loads(row.system), json.loads(row.notes))
+                return make("\n".join(filter(None, texts)))
             case "verification":
                 output = json.loads(row.content) if row.content is not None else ""
                 if row.compressed is not None:
@@ -215,6 +224,7 @@ class Reader:
         return make(
             _whole_text(content, row.compressed),
             role=row.role,
+            spoken_by=row.spoken_by,
             tool=str(content.get("name", "")) if is_call else row.answered_tool,
             turn=row.turn,
             use_id=content.get("id") if is_call else None,
@@ -342,8 +352,19 @@ def _of_number(kind: Kind, row: Any) -> Iterator[Place]:
     yield Place(kind, row.job_id, row.run_id, row.number)
 
 
+def _of_session(row: Any) -> Iterator[Place]:
+    yield Place("session", row.job_id, row.run_id)
+
+
 BLOCKS = Origin(blocks, _BLOCK_ROWS, _of_block)
 SYSTEMS = Origin(jobs, _SYSTEM_ROWS, lambda row: iter([Place("system", row.id)]))
+SESSION_ROWS = Origin(
+    sessions,
+    select(*_columns(sessions), runs.c.started_at.label("at"), *_RUN).join(
+        runs, runs.c.id == sessions.c.run_id
+    ),
+    _of_session,
+)
 COMPACTIONS = Origin(compactions, _COMPACTION_ROWS, partial(_of_number, "compaction"))
 VERIFICATIONS = Origin(verifications, _VERIFICATION_ROWS, partial(_of_number, "verification"))
 
@@ -372,6 +393,8 @@ def _row_of(place: Place) -> tuple[Origin, tuple[Any, ...]]:
             return COMPACTIONS, (place.run_id, place.message)
         case "verification":
             return VERIFICATIONS, (place.run_id, place.message)
+        case "session":
+            return SESSION_ROWS, (place.run_id,)
         case "ran":  # read with the result of the call
             return BLOCKS, (place.run_id, place.message + 1, place.position)
         case _:

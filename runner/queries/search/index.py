@@ -56,7 +56,7 @@ def _entry_of(document: Document, now: float) -> Entry:
     place, item = document.place, document.item
     given: list[tuple[str, str | None]] = [
         *(("s", place.source), ("j", place.job_id), ("d", day_of(document.at, now))),
-        *(("r", place.run_id or None), ("o", document.role)),
+        *(("r", place.run_id or None), ("o", document.role), ("o", document.spoken_by)),
         *(("t", document.tool), ("m", document.model)),
     ]
     if item is not None:

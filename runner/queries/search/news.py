@@ -16,6 +16,7 @@ from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindpar
 from runner.queries.search.documents import (
     BLOCKS,
     COMPACTIONS,
+    SESSION_ROWS,
     SYSTEMS,
     VERIFICATIONS,
     Origin,
@@ -182,6 +183,9 @@ class News:
             seen.positions, seen.verifications = json.loads(positions), json.loads(checked)
         self._seen.append(seen)
         seen.seen = -counted
+        if source == SESSIONS and not (seen.message or seen.positions):
+            for row in SESSION_ROWS.rows(self._source, [(run_id,)]):
+                yield from self._taken(seen, SESSION_ROWS, row)
         for origin, has_any in (
             (BLOCKS, True),
             (COMPACTIONS, compacted),

@@ -77,7 +77,7 @@ class Hit:
     @property
     def is_block(self) -> bool:
         """True for a block of a conversation."""
-        return self.place.kind not in ("system", "compaction", "verification")
+        return self.place.kind not in ("system", "compaction", "verification", "session")
 
     def row(self) -> tuple[Any, ...]:
         _, job_id, run_id, *of_block = self.place
@@ -138,7 +138,7 @@ def search(
     filters: Filters = Filters(),  # noqa: B008 - it is frozen
     *,
     sources: Collection[Source] = (),  # kinds of texts; all by default
-    role: Role | None = None,  # only texts of the user (tool results too) or of the model
+    role: Role | None = None,  # only texts of the user (tool results too), the model, a person …
     limit: int | None = 20,  # hits on the page; None for no end
     offset: int = 0,
     tell: Tell = lambda _line: None,  # receives a line when the index has to be made again

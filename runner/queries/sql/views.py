@@ -112,6 +112,7 @@ tool_use_id text of a `tool_use` and its `tool_result`: the API's id of the call
 content text the whole block as JSON
 copied integer 1: copied by a fork from its original, or by a sub-agent from its parent
 {_IN_TREE}
+spoken_by text of a user's words in an imported session: `person`, `machine` or `peer`
 
 # v_tool_calls: One row for each tool call, without the calls that a fork copied.
 {_OF_RUN}

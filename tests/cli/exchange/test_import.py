@@ -18,7 +18,8 @@ from runner.store.tables import events, job_events
 from tests.cli.conftest import Result
 from tests.cli.exchange.test_export import ended, steered
 from tests.cli.test_terminal import HOSTILE
-from tests.exchange.samples import CWD, Session, text, use, usual
+from tests.exchange.samples import CWD, SESSION, Session, text, use, usual
+from tests.exchange.test_session_lines import with_agents
 from tests.store.attempts import claim, run_row, submit_one
 
 Command = Callable[..., Result]
@@ -125,16 +126,15 @@ def test_one_bad_file_is_refused_and_the_others_are_brought_in(
     (folder / "bad.jsonl").write_text('{"type":"user"}\n{\n\n')
     (folder / "text.txt").write_text("Dear Ann\n")
     (folder / "empty").write_text("")
-    names = ("bad.jsonl", "text.txt", "empty", "missing", ".", str(session))
+    names = ("bad.jsonl", "text.txt", "empty", "missing", str(session))
     found = command("import", *names, *ELSEWHERE, "--json")
     assert found.code == 2
     assert [run["file"] for run in found.json["runs"]] == [str(session)]
-    assert [refused["file"] for refused in found.json["refused"]] == [*names[:5]]
+    assert [refused["file"] for refused in found.json["refused"]] == [*names[:4]]
     assert "bad.jsonl, line 2: it is not JSON" in found.err
     assert "text.txt is neither an export of Runner's nor a session of Claude Code's" in found.err
     assert "missing cannot be read: No such file" in found.err
-    assert ". cannot be read: Is a directory" in found.err
-    assert len(found.err.splitlines()) == 5
+    assert len(found.err.splitlines()) == 4
 
 
 @pytest.mark.slow
@@ -178,3 +178,39 @@ def test_a_type_of_event_that_another_runner_let_in_steers_no_terminal(
     for of in (run_id, run_row(database, run_id).job_id):
         shown = command("events", of)
         assert (shown.code, len(shown.out.splitlines()), steered(shown)) == (0, 1, False)
+
+
+def test_a_folder_is_imported_with_a_line_for_each_project(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projects = folder / "config" / "projects"
+    files = with_agents()
+    for number, project in enumerate(("one", "two")):
+        (projects / project).mkdir(parents=True)
+        session = usual()
+        for line in session.lines:
+            line["sessionId"] = f"{number}{SESSION[1:]}"
+            line["cwd"] = f"/home/ann/{project}"
+            if line["type"] == "assistant":
+                line["message"]["id"] += project
+        (projects / project / f"{number}.jsonl").write_bytes(session.file().getvalue())
+    (projects / "two" / f"{SESSION}.jsonl").write_bytes(b"\n".join(files[""]) + b"\n")
+    agents = projects / "two" / SESSION / "subagents"
+    agents.mkdir(parents=True)
+    for name in filter(None, files):
+        (agents / name).write_bytes(b"\n".join(files[name]) + b"\n")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(folder / "config"))
+    said = command("import", "--all")
+    assert said.code == 0
+    rows = sorted(line.split() for line in said.out.splitlines()[1:])
+    assert rows == [
+        ["/home/ann/one", "1", "0", "0", "0"],
+        ["/home/ann/storefront", "1", "0", "0", "3"],
+        ["/home/ann/two", "1", "0", "0", "0"],
+    ]
+    again = command("import", str(projects), "--json").json["runs"]
+    assert {run["what"] for run in again} == {"there"}
+    # An agent's file stands for its session.
+    one = command("import", str(agents / "agent-a1.jsonl"), "--json").json["runs"]
+    assert len(one) == 4
+    assert command("import").code == 2

@@ -16,7 +16,8 @@ from runner.core.hook_decisions import payload
 from runner.core.hooks import Hook, HookRun
 from runner.core.run import Ended, Waiting
 from runner.core.sandbox import Sandbox
-from runner.exchange.sessions import SessionReader
+from runner.exchange.session_files import whole_lines
+from runner.exchange.sessions import Session
 from runner.permissions import Rule
 from runner.permissions.decisions import Policy
 from runner.permissions.modes import rules_of
@@ -75,7 +76,7 @@ def test_a_hook_finds_the_conversation_so_far_in_the_transcript(bench: Bench) ->
     assert parents == [None, *(line["uuid"] for line in lines[:-1])]
     assert lines[-1]["message"]["content"] == [{"type": "text", "text": "Done."}]
     with path.open("rb") as file:
-        (session,) = SessionReader(file).runs()
+        (session,) = Session({"": whole_lines(file)[0]}).runs({}, {})
     assert (session.turns, session.state, len(session.rows["tool_calls"])) == (2, "succeeded", 1)
 
 

@@ -17,12 +17,11 @@ from runner.core.workspace import Verify
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
-from runner.exchange.sessions import SessionReader
 from runner.llm.prices import load_prices
 from runner.store.database import Database
 from runner.store.exports import load_recorded, run_ids
 from runner.store.fork import fork
-from runner.store.imports import import_sessions
+from runner.store.sessions import import_session
 from tests.core.story import replied
 from tests.exchange.atif_rules import problems
 from tests.exchange.samples import Session, text, use
@@ -174,8 +173,7 @@ def test_images_of_a_session_are_images_of_its_trajectory(database: Database) ->
     shown.reply("msg_1", use("toolu_1", "Read", file_path="a.png"))
     shown.result("toolu_1", [image, {"type": "document", "title": "x"}])
     shown.reply("msg_2", {"type": "server_tool_use", "name": "web_search"}, text("Seen."))
-    found = SessionReader(shown.file()).runs()
-    (brought,) = import_sessions(database, found, "session.jsonl", Author("ann"), NOW)
+    (brought,) = import_session(database, {"": shown.raw()}, "session.jsonl", Author("ann"), NOW)
     made = atif(database, brought.run_id)
     assert (made["agent"]["name"], made["agent"]["version"]) == ("claude-code", "2.1.37")
     path = {"media_type": "image/png", "path": "data:image/png;base64,aGk="}
@@ -224,8 +222,7 @@ def test_a_session_of_claude_codes_keeps_its_id(database: Database) -> None:
     shown = Session(isSidechain=True, agentId="a9f4657")
     shown.user("Go on.")
     shown.reply("msg_1", text("Done."), stop="end_turn")
-    found = SessionReader(shown.file()).runs()
-    (brought,) = import_sessions(database, found, "session.jsonl", Author("ann"), NOW)
+    (brought,) = import_session(database, {"": shown.raw()}, "session.jsonl", Author("ann"), NOW)
     for line, theirs in zip(session(database, brought.run_id), shown.lines, strict=True):
         for name in ("sessionId", "cwd", "version", "gitBranch", "isSidechain", "agentId", "type"):
             assert line[name] == theirs[name]

@@ -1,0 +1,268 @@
+"""Reads the lines of Claude Code's sessions: those that it keeps, and those that
+``claude -p --output-format stream-json`` prints.
+
+The format is not documented and varies from version to version: unknown lines and fields are ignored,
+missing ones have defaults. Content that cannot be read is an error, as it would be lost silently.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from runner.core.conversation import Block
+from runner.exchange.lines import parsed
+
+SpokenBy = Literal["person", "machine", "peer"]  # a peer is another agent
+
+_LATEST = 1e11  # the year 5138, in seconds since the epoch
+_TEXTS = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
+# The names that `stream-json` has for fields of the kept lines.
+_STREAMED = {
+    "session_id": "sessionId",
+    "claude_code_version": "version",
+    "parent_tool_use_id": "agentId",
+    "tool_use_result": "toolUseResult",
+    "compact_metadata": "compactMetadata",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    fields: Mapping[str, Any]
+    at: float  # seconds since the epoch; of the line before where the line says none
+    blocks: tuple[Block, ...] = ()  # of its message
+
+    @property
+    def kind(self) -> str:
+        return self.text("type") or ""
+
+    @property
+    def message(self) -> Mapping[str, Any]:
+        return as_object(self.fields.get("message"))
+
+    def text(self, name: str) -> str | None:
+        """Return a field that is a text and not empty, or None."""
+        return as_text(self.fields.get(name))
+
+    @property
+    def spoken_by(self) -> SpokenBy | None:
+        """Who said the words of a user's line; None if it does not tell."""
+        origin = as_object(self.fields.get("origin")).get("kind")
+        if isinstance(origin, str):
+            return _ORIGINS.get(origin, "machine")
+        if self.fields.get("isMeta") is True or self.fields.get("isSidechain") is True:
+            return "machine"
+        source = self.text("promptSource")
+        return None if source is None else "machine" if source == "system" else "person"
+
+
+_ORIGINS: dict[str, SpokenBy] = {
+    **dict.fromkeys(("human", "channel"), "person"),
+    **dict.fromkeys(("peer", "coordinator", "teammate"), "peer"),
+}
+_BY_MACHINES = re.compile(
+    r"<(?:task-notification|local-command-\w+|system-reminder|bash-std\w+)>|\[Request interrupted by "
+    r"user|Stop hook feedback:|Caveat: The messages below were generated"
+)
+
+
+def speaker_of(line: Line, words: str) -> SpokenBy:
+    """Who said words of a user's line; older versions leave it to the words themselves."""
+    if (known := line.spoken_by) is not None:
+        return known
+    if words.startswith("<teammate-message"):
+        return "peer"
+    return "machine" if _BY_MACHINES.match(words) else "person"
+
+
+def read_lines(raw: Iterable[bytes], started: float = 0.0) -> Iterator[Line]:
+    """Yield the lines of a file in order. A line without a time has that of the line before; the first
+    ones have ``started``. Raises ``ValueError`` for a line that cannot be read."""
+    at = started
+    for content in raw:
+        value = parsed(content)
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
+        for theirs, ours in _STREAMED.items():
+            if ours not in value and value.get(theirs) is not None:
+                value[ours] = value[theirs]
+        if value.get("agentId") is not None and "parent_tool_use_id" in value:
+            value["isSidechain"] = True
+        is_said = value.get("type") in ("user", "assistant")
+        at = _moment(value.get("timestamp"), at)
+        yield Line(value, at, tuple(blocks_of(value.get("message"))) if is_said else ())
+
+
+def blocks_of(message: Any) -> Iterator[Block]:
+    """Yield the blocks of a message, each with all that readers rely on. Raises ``ValueError``."""
+    if not isinstance(message, dict | None):
+        raise ValueError("its message is no object")
+    content = (message or {}).get("content")
+    if isinstance(content, str):
+        content = [content]
+    if not isinstance(content, list | None):
+        raise ValueError("its message's content is neither text nor a list of blocks")
+    for written in content or ():
+        block = {"type": "text", "text": written} if isinstance(written, str) else written
+        if not isinstance(block, dict) or not isinstance(kind := block.get("type"), str):
+            raise ValueError("a block of its message has no type")
+        for name in _TEXTS.get(kind, ()):
+            if not isinstance(block.get(name), str):
+                raise ValueError(f"a block of type {kind} has no {name}")
+        if kind == "tool_use":
+            block = {"input": {}, **block}
+        elif kind == "tool_result":
+            block = {**block, "content": "" if block.get("content") is None else block["content"]}
+            if not isinstance(block["content"], str | list):
+                raise ValueError(
+                    "the content of a tool_result is neither text nor a list of blocks"
+                )
+        yield block
+
+
+def _moment(value: Any, before: float) -> float:
+    """Return the seconds since the epoch of a time in ISO 8601, or ``before``."""
+    try:
+        at = datetime.fromisoformat(value)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):  # no text, no time, or a year that no clock has
+        return before
+    return seconds if 0 <= seconds <= _LATEST else before
+
+
+def as_text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def as_object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def shown_text(content: Any) -> str:
+    """Return the texts of a message's content or of a tool's result."""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    texts = (as_object(part).get("text") for part in parts or ())
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+# --- Attachments: what a version since 2.1 keeps beside the messages ---
+
+# What the model was given in the conversation, by who gave it.
+_GIVEN: dict[str, SpokenBy] = {
+    "queued_command": "person",
+    **dict.fromkeys(
+        ("file", "directory", "compact_file_reference", "selected_lines_in_ide", "mcp_resource"),
+        "machine",
+    ),
+    **dict.fromkeys(
+        ("edited_text_file", "nested_memory", "instructions", "invoked_skills"), "machine"
+    ),
+    **dict.fromkeys(("hook_blocking_error", "hook_additional_context", "hook_success"), "machine"),
+    **dict.fromkeys(("hook_stopped_continuation",), "machine"),
+}
+# What only a person was shown.
+NOTED_ATTACHMENTS = (
+    *("hook_system_message", "hook_cancelled", "hook_non_blocking_error"),
+    *("hook_error_during_execution", "hook_permission_decision", "command_permissions"),
+)
+_NAMES_OF_FILES = ("displayPath", "filename", "path", "hookName")
+_CONTENTS = ("content", "blockingError", "message", "snippet", "file", "stderr", "decision")
+
+
+def given_by(line: Line) -> tuple[SpokenBy, Sequence[Block]]:
+    """Return what an attachment gave to the model, and by whom; no blocks if it gave nothing."""
+    attachment = as_object(line.fields.get("attachment"))
+    kind = attachment.get("type")
+    if kind not in _GIVEN:
+        return "machine", ()
+    if kind == "queued_command":
+        said = tuple(blocks_of({"content": attachment.get("prompt")}))
+        by = speaker_of(Line(attachment, line.at), shown_text(said))
+        mode = attachment.get("commandMode")
+        return ("machine" if mode not in (None, "prompt", "bash") else by), said
+    rendered = line.fields.get("rendered")
+    contents = (as_object(each).get("content") for each in rendered or ()) if rendered else ()
+    texts = [each if isinstance(each, str) else shown_text(each) for each in contents]
+    text = "\n".join(filter(None, texts)) or attachment_text(attachment)
+    if not text or (kind == "hook_success" and not attachment.get("content")):
+        return "machine", ()
+    return _GIVEN[kind], ({"type": "text", "text": text},)
+
+
+def attachment_text(attachment: Mapping[str, Any]) -> str:
+    """Return the text of an attachment, after the name of its file or hook."""
+    name = next((text for each in _NAMES_OF_FILES if (text := as_text(attachment.get(each)))), None)
+    inner = "\n".join(text for each in _CONTENTS if (text := _inner_text(attachment.get(each))))
+    return "\n".join(filter(None, (name, inner)))
+
+
+def _inner_text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_inner_text, value)))
+    if isinstance(value, dict):
+        found = (value.get(name) for name in ("file", "text", "content", "blockingError"))
+        return next(filter(None, map(_inner_text, found)), "")
+    return value if isinstance(value, str) else ""
+
+
+def system_prompt(line: Line) -> str | None:
+    """Return the system prompt that a line says the model was given, or None."""
+    attachment = as_object(line.fields.get("attachment"))
+    if attachment.get("type") != "prompt_snapshot":
+        return None
+    return _inner_text(attachment.get("systemPrompt")) or None
+
+
+# --- Denials ---
+
+_DENIERS = {
+    "permission-rule": "a permission rule",
+    "user-rejected": "the user",
+    "automode-blocked": "the classifier of auto mode",
+    "automode-unavailable": "auto mode: its classifier could not be reached",
+    "sandbox-denied": "the sandbox",
+    "hook": "a hook",
+    "ungranted": "the permission mode: nobody had granted it",
+}
+_NO_DENIALS = ("cancelled", "interrupted")
+INTERRUPTED = "[Request interrupted by user"
+# What older versions told the model, from the start of the result.
+_DENYING_WORDS = tuple(
+    (kind, re.compile(words, re.DOTALL))
+    for kind, words in (
+        ("user-rejected", r"The user doesn't want to (?:proceed with|take)"),
+        ("automode-blocked", r"Permission for this action (?:has been|was) denied by the Claude"),
+        ("ungranted", r"Claude requested permissions? to .{0,4000}?haven't granted it yet"),
+        ("permission-rule", r"Permission to \w+ .{0,4000}? (?:has been|was) denied"),
+        ("permission-rule", r"File is in a directory that is denied by your permission"),
+        (
+            "hook",
+            r"(?:PreToolUse:\S+ |\S+ operation |Hook \S+ |Error: )?(?:hook (?:blocking )?error:)",
+        ),
+        ("hook", r"\S+ operation blocked by hook|Hook \S+ denied this tool"),
+    )
+)
+
+
+def denier_of(kind: str | None, shown: str, is_error: bool) -> str | None:
+    """Return who denied a call by its result, in words; None if nobody did."""
+    if kind is None and is_error and not shown.startswith(INTERRUPTED):
+        shown = shown.removeprefix("<tool_use_error>").removeprefix("Error: ")
+        kind = next((name for name, words in _DENYING_WORDS if words.match(shown)), None)
+    if kind is None or kind in _NO_DENIALS:
+        return None
+    return _DENIERS.get(kind, kind)
+
+
+_NOT_ASCII = re.compile(r"[^\x20-\x7e\t]")
+
+
+def as_ascii(line: bytes) -> bytes:
+    """Return a line with all but plain ASCII escaped, so that no terminal obeys it."""
+    found = _NOT_ASCII.sub(lambda each: json.dumps(each[0])[1:-1], line.decode("utf-8"))
+    return found.encode("ascii").replace(b"\x7f", b"\\u007f") + b"\n"
