@@ -52,7 +52,7 @@ class McpServers(Observer):
     def __init__(
         self,
         environment: Callable[[], Mapping[str, str]],
-        path: str | None,
+        path: str,
         job_of: Callable[[str], str],
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
@@ -117,7 +117,7 @@ class _Server:
     """One server. Its session is replaced when it was lost, after growing pauses."""
 
     def __init__(
-        self, server: McpServer, owner: str, environment: Mapping[str, str], path: str | None
+        self, server: McpServer, owner: str, environment: Mapping[str, str], path: str
     ) -> None:
         self._written = server
         self._owner = owner
@@ -209,7 +209,9 @@ class _Server:
         folder = Path(server.folder)
         if server.scope == "run":
             folder = call.surroundings.workspace or folder
-        session = _session(server, folder, run_id, self._path, inside)
+        in_image = server.scope == "run" and call.sandbox is not None and call.sandbox.image
+        path = None if in_image else self._path
+        session = _session(server, folder, run_id, path, inside)
         try:
             session.wait_open(interrupt)
         except SessionLost as lost:
@@ -248,13 +250,13 @@ def list_tools(servers: Sequence[McpServer]) -> dict[str, tuple[Tool, ...] | str
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(servers)) as pool:
         host = ToolHost(environment, Path(folder), watchdog_seconds=3_600.0)
         try:
-            look = partial(_tools_of, host=host, path=environment.get("PATH"))
+            look = partial(_tools_of, host=host, path=environment.get("PATH", os.defpath))
             return dict(zip((each.name for each in servers), pool.map(look, servers), strict=True))
         finally:
             host.close()
 
 
-def _tools_of(written: McpServer, host: ToolHost, path: str | None) -> tuple[Tool, ...] | str:
+def _tools_of(written: McpServer, host: ToolHost, path: str) -> tuple[Tool, ...] | str:
     from runner.tools.mcp_session import SessionLost
 
     found: dict[str, str] = {}
@@ -287,16 +289,23 @@ def _tools_of(written: McpServer, host: ToolHost, path: str | None) -> tuple[Too
 def _session(
     server: McpServer, folder: Path, run_id: str, path: str | None, starter: Starter
 ) -> Session:
-    """Return a new session with a server, its variables looked up. Raises ``ToolFailure`` if its
-    command is not on this host, ``HostLacks`` if the extra is not installed."""
+    """Return a new session with a server, its variables looked up.
+
+    Args:
+        path: where its command is looked for; None: in the image that it runs in.
+
+    Raises:
+        ToolFailure: its command is not on this host. HostLacks: the extra is not installed.
+    """
     if importlib.util.find_spec("mcp") is None:
         raise HostLacks(MISSING)
     from runner.tools.mcp_session import Session
 
     if server.command is None:
         return Session(server)
-    named = server.command if "/" not in server.command else str(folder / server.command)
-    program = shutil.which(named, path=path)
+    home = Path(server.folder)
+    named = str(home / server.command) if "/" in server.command else server.command
+    program = named if path is None else shutil.which(named, path=path)
     if program is None:
         raise ToolFailure(f"its command {server.command} is not on this host")
     if not folder.is_dir():
@@ -306,7 +315,7 @@ def _session(
         folder,
         run_id,
         timeout=float("inf"),
-        needs=[Path(server.folder), Path(program).parent, *boot_needs()],
+        needs=[home, *([] if path is None else [Path(program).parent, *boot_needs()])],
         variables=dict(server.env),
     )
 

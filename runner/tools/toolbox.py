@@ -75,7 +75,8 @@ class LocalTools:
         self._stored_output = stored_output
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
         self.sandboxes = Sandboxes(home, self.environment, job_of, lock_dir)
-        self.servers = McpServers(lambda: os.environ, self.environment.get("PATH"), job_of)
+        path = self.environment.get("PATH", os.defpath)
+        self.servers = McpServers(lambda: os.environ, path, job_of)
 
     def require(self, sandbox: Sandbox) -> None:
         self.sandboxes.require(sandbox)

@@ -14,16 +14,19 @@ import pytest
 from runner.core.conversation import Tool, ToolResult
 from runner.core.mcp import McpServer
 from runner.core.run import Ended, Lease
+from runner.core.sandbox import Sandbox
 from runner.errors import Interrupted
 from runner.permissions import Decision, digest_of
 from runner.permissions.decisions import Authorization
 from runner.ports import Claimed, Interrupt, ToolCall
 from runner.tools.mcp import list_tools
+from runner.tools.sandbox import Sandboxes
 
 from .conftest import Workbench, running, wait_until
 
 SERVER = Path(__file__).parents[1] / "mcp_server.py"
 OBJECT = {"type": "object"}
+CONTAINMENT = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe().kind
 
 
 class Ours:
@@ -31,6 +34,7 @@ class Ours:
 
     def __init__(self, bench: Workbench, **server: Any) -> None:
         self.bench = bench
+        self.sandbox: Sandbox | None = None
         self.notes = bench.workspace / "notes"
         given = {"command": sys.executable, "args": (str(SERVER), str(self.notes))}
         self.server = McpServer("ours", folder=str(bench.workspace), **{**given, **server})
@@ -43,10 +47,8 @@ class Ours:
             self.server.tool_name(tool), tool, OBJECT, read_only, source=self.server.source(tool)
         )
         authorization = Authorization(Decision("allow"), None, digest_of(given), self.bench.policy)
-        around = self.bench.surroundings
-        return ToolCall(
-            "call_1", run, described, given, authorization, around, seconds, server=self.server
-        )
+        about = (described, given, authorization, self.bench.surroundings, seconds, self.sandbox)
+        return ToolCall("call_1", run, *about, server=self.server)
 
     def call(
         self, tool: str, seconds: float = 60.0, run: str = "run_1", **given: Any
@@ -242,3 +244,27 @@ def test_a_server_that_cannot_be_listed_says_why(patient: Workbench) -> None:
 def process_ids_of(server: McpServer) -> list[int]:
     lines = Path(server.args[1]).read_text().splitlines()
     return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
+
+
+@pytest.mark.skipif(CONTAINMENT == "none", reason="nothing here contains calls")
+def test_a_runs_server_works_in_the_workspace_and_sandbox_of_the_run(
+    patient: Workbench, tmp_path: Path
+) -> None:
+    ours = Ours(patient, scope="run", env={"MODE": "quiet"})
+    ours.sandbox = Sandbox()
+    where = ours.where()
+    assert (where["cwd"], where["environ"]["MODE"]) == (str(patient.workspace), "quiet")
+    inside, outside = patient.workspace / "made", tmp_path / "beside"
+    assert ours.call("write", path=str(inside)).outcome == "succeeded"
+    refused = ours.call("write", path=str(outside))
+    assert refused.outcome == "failed"
+    assert refused.containment is not None
+    assert refused.containment.startswith(CONTAINMENT)
+    assert inside.exists()
+    assert not outside.exists()
+
+
+def test_a_jobs_server_is_outside_the_sandbox_and_its_calls_say_so(patient: Workbench) -> None:
+    ours = Ours(patient)
+    ours.sandbox = Sandbox()
+    assert ours.call("say", text="x").containment == "none"
