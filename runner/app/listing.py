@@ -188,4 +188,9 @@ def what_runs_wait_for(app: App, runs: Sequence[Mapping[str, Any]]) -> dict[str,
     waiting = [run for run in runs if run["state"] in ("queued", "waiting") and run["reason"]]
     if not waiting:
         return {}
-    return costs.waits_for(app, waiting) | times.waits_for_times(app, waiting)
+    found = costs.waits_for(app, waiting) | times.waits_for_times(app, waiting)
+    if any(run["reason"] == "batch" for run in waiting):
+        from runner.app.lanes import waits_for_batches  # late: few commands need it
+
+        found |= waits_for_batches(app, waiting)
+    return found

@@ -10,13 +10,14 @@ from itertools import chain, repeat
 from typing import Any
 
 from runner import wiring
-from runner.app import forecast
+from runner.app import forecast, lanes
 from runner.app.costs import cost_fields, spending_of, total_of
 from runner.app.handle import App
 from runner.app.humanize import cell, cost_line
 from runner.app.listing import what_holds_back, what_runs_wait_for, with_shown_state
 from runner.core.agents import is_within, place_of
 from runner.core.context import DEFAULT_WINDOW
+from runner.core.spec import JobSpec
 from runner.errors import UnreachableError, UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
 from runner.queries.calls import containments
@@ -39,6 +40,8 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
                 "held_back": what_holds_back(app, found.id),
             }
             values = with_shown_state(job, shown[found.id]) | {"spending": spending}
+            spec = JobSpec.from_json(job["spec"])
+            values["lane"] = lanes.lane_line(app, found.id, spec)
             values["forecast"] = forecast.forecasts(app, [job]).get(found.id)
         case "call":
             values = transcript.show_call(database, found.id)

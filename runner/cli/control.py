@@ -1,19 +1,20 @@
-"""``cancel``, ``pause``, ``resume``, ``retry``, ``say`` and ``fork``."""
+"""``cancel``, ``pause``, ``resume``, ``retry``, ``say``, ``fork``, ``priority`` and ``lane``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from runner.app import control, handle
+from runner.app import control, handle, lanes
 from runner.app.humanize import cell
 from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, usd
 from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
 from runner.core.run import Author
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
+from runner.core.spec import Lane
 from runner.errors import UsageError
 
 _id_argument = click.argument("id", type=JOB_OR_RUN, metavar="ID")
@@ -143,6 +144,28 @@ def priority(
         return
     word = next((f" ({name})" for name, each in PRIORITIES.items() if each == found), "")
     say_fields((("job", job_id), ("priority", f"{found:g}{word}")))
+
+
+@click.command()
+@click.argument("job")
+@click.argument("to", metavar="[LANE]", type=click.Choice(get_args(Lane)), required=False)
+@changing
+def lane(app: handle.App, job: str, to: Lane | None, author: Author, as_json: bool) -> None:
+    """Show how a job's model calls reach the API, or change it.
+
+    LANE is realtime (one by one), batch (in Message Batches, at half the price) or auto (batch while
+    there is time). Calls that are in a batch stay there.
+
+    \b
+    Example:
+      runner lane job_01jd9k batch
+      runner lane last realtime --reason "It has to be done by noon."
+    """
+    job_id, line = lanes.lane(app, job, to, author)
+    if as_json:
+        say_json({"job": job_id, "lane": line.partition(";")[0], "detail": line})
+    else:
+        say_fields((("job", job_id), ("lane", line)))
 
 
 def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:

@@ -38,6 +38,7 @@ _COMMANDS = {
         "say": ("control.say", "Send a message to a run"),
         "fork": ("control.fork", "Go on from a turn of a run as another run"),
         "priority": ("control.priority", "A job's share of the workers' slots"),
+        "lane": ("control.lane", "How a job's model calls reach the API"),
         "schedule": ("schedules.schedule", "Submit a job again and again"),
         "finish-by": ("schedules.finish_by", "Move the end of a job's working time"),
     },

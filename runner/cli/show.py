@@ -93,6 +93,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("not before", times.not_before),
             ("window", times.window),
             ("finish by", job["finish_by_text"]),
+            ("lane", job["lane"]),
             ("held back", job["held_back"]),
             ("denied", job["denials"] or None),
             ("submitted", moment(job["created_at"])),

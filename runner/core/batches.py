@@ -15,7 +15,8 @@ from hashlib import sha256
 from typing import Any
 
 from runner.core.spec import JobSpec
-from runner.core.state import RunState
+from runner.core.state import Rounds, RunState
+from runner.core.times import Times
 from runner.errors import ModelCallError
 
 # The API takes 100,000 requests or 256 MB; less keeps little in memory.
@@ -41,6 +42,9 @@ def refusal(error: ModelCallError) -> Mapping[str, Any]:
     names = ("kind", "message", "status", "request_id")
     return {"type": "refused", **{name: getattr(error, name) for name in names}}
 
+
+_UNKNOWN_TURNS = 10  # that are left, as long as no item of the job has succeeded
+_SPARE = 1.25  # of the time: rounds differ
 
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 _LONGEST_ID = 64
@@ -137,6 +141,42 @@ def candidates(
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class LaneChoice:
+    """The lane that ``auto`` takes for a run's next call."""
+
+    batch: bool
+    why: str
+    ends_at: float  # when the run is expected to end in batches, in seconds since the epoch
+
+
+def choose_lane(
+    times: Times,
+    finish_by: float | None,
+    rounds: Rounds,
+    now: float,
+    *,
+    turns: int = 0,
+    most_turns: int,
+    deadline: float | None = None,
+) -> LaneChoice:
+    """Return the lane for the next call of a run that has made some ``turns``: a batch, while there is time
+    for the turns that are left at the rounds seen so far. Times are in seconds since the epoch."""
+    expected = rounds.turns if rounds.turns is not None else turns + _UNKNOWN_TURNS
+    left = max(1.0, min(expected, most_turns) - turns)
+    ends_at = now + left * rounds.seconds * _SPARE
+    bounds = {"finish_by": finish_by, "the deadline": deadline}
+    if times.window is not None:
+        bounds["the end of the window"] = times.window.around(now)[1]
+    limits = {name: at for name, at in bounds.items() if at is not None}
+    if not limits:
+        return LaneChoice(True, "nothing says when it has to end", ends_at)
+    name = min(limits, key=limits.__getitem__)
+    fits = ends_at <= limits[name]
+    verb = "end" if fits else "would not end"
+    return LaneChoice(fits, f"{left:.0f} more rounds {verb} before {name}", ends_at)
+
+
 def may_begin(state: RunState, now: float) -> bool:
     """True if the job lets model calls begin now."""
     is_past = state.finish_by is not None and state.finish_by <= now
@@ -153,7 +193,25 @@ def goes_in_batch(state: RunState) -> bool:
     """True if a run's next call goes into a batch. The first one of a job does not: it writes the prefix
     that the others read from the cache, and finds a request that the API refuses at once. As long as
     that was refused, neither do the others."""
-    return not (state.lane == "realtime" or state.model.warms_cache or state.first_refused)
+    if state.lane == "realtime" or state.model.warms_cache or state.first_refused:
+        return False
+    if state.lane == "batch":
+        return True
+    return choose_lane(
+        state.spec.times,
+        state.finish_by,
+        state.rounds,
+        state.now,
+        turns=state.turns,
+        most_turns=state.limits.max_turns,
+        deadline=state.ends_at,
+    ).batch
+
+
+def refused_options(spec: JobSpec) -> list[str]:
+    """Return the model options of a job that the API does not take in a batch."""
+    given = {**spec.model_options, **(spec.model_options.get("extra_body") or {})}
+    return [name for name in BATCHES_REFUSE if name in given]
 
 
 def create_body(bodies: Sequence[tuple[str, bytes]]) -> bytes:

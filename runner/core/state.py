@@ -230,6 +230,14 @@ class HookState:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounds:
+    """What calls in batches took so far, for the lane ``auto``."""
+
+    seconds: float = 3_600.0  # from a batch's intent to its results; most take less than an hour
+    turns: float | None = None  # of the job's items that have succeeded; None: none has
+
+
+@dataclass(frozen=True, slots=True)
 class QueuedMessage:
     """A message to the model that a person has queued."""
 
@@ -292,6 +300,7 @@ class RunState(Progress):
     # Of the open call in a batch, as the API gave it, and the seconds that the batch took.
     batch_result: Mapping[str, Any] | None = field(default=None, compare=False)
     batch_seconds: float = field(default=0.0, compare=False)
+    rounds: Rounds = field(default=Rounds(), compare=False)
     # No run of the job has a reply yet, and one has failed without.
     first_refused: bool = field(default=False, compare=False)
     # For a decision: the time in seconds since the epoch, and True if the worker shuts down.

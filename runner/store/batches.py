@@ -7,23 +7,49 @@ otherwise (a cancel) marks its row in its own transaction, so whichever comes fi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from statistics import median
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from runner.core.batches import LOST, WITHDRAWN, ListedBatch, StoredBatch, WaitingCall
-from runner.core.run import RUNNER
-from runner.core.spec import JobSpec
+from runner.core.events import signed_event
+from runner.core.run import RUNNER, Author
+from runner.core.spec import JobSpec, Lane
+from runner.core.state import Rounds
 from runner.core.text import shorten, visible
 from runner.store import ids
-from runner.store.changes import MOST_AT_ONCE, in_lots, locked_runs, queued, signed_change
+from runner.store.changes import (
+    MOST_AT_ONCE,
+    add_job_events,
+    in_lots,
+    locked_runs,
+    queued,
+    signed_change,
+)
+from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
-from runner.store.statements import insert_or
+from runner.store.rules import lock_rules
+from runner.store.statements import execute, insert_or
 from runner.store.tables import batch_calls, batch_collectors, batches, jobs, runs, workers
 
 _DETAIL_LENGTH = 300
+_LEARNED_FROM = 20  # batches
 _WAITS = and_(runs.c.state == "waiting", runs.c.reason == "batch")
 _IS_OPEN = batch_calls.c.ended_at.is_(None)
 _IS_UNSENT = and_(batch_calls.c.batch_id.is_(None), _IS_OPEN, batch_calls.c.result.is_(None))
@@ -237,6 +263,49 @@ def abandoned(database: Database, batch: StoredBatch) -> bool:
     """True if no run takes anything of a batch any more."""
     open_call = select(batch_calls.c.run_id).where(batch_calls.c.batch_id == batch.id, _IS_OPEN)
     return not database.rows(open_call.limit(1))
+
+
+_newest = (
+    select((batches.c.ended_at - batches.c.asked_at).label("seconds"))
+    .where(batches.c.outcome == "ended")
+    .order_by(batches.c.id.desc())
+    .limit(literal_column(str(_LEARNED_FROM), Integer))
+    .subquery("newest")
+)
+_ROUNDS = select(_newest.c.seconds)
+_TURNS = select(func.avg(runs.c.turns).label("turns")).where(
+    runs.c.job_id == bindparam("job"), runs.c.state == literal_column("'succeeded'"), IS_ITEM_RUN
+)
+
+
+def rounds_of(connection: Connection, job_id: str) -> Rounds:
+    """Return what the newest batches took, and how many turns the job's items needed."""
+    found = [row.seconds for row in execute(connection, _ROUNDS, {})]
+    rounds = Rounds(seconds=median(found)) if found else Rounds()
+    for row in execute(connection, _TURNS, {"job": job_id}):
+        rounds = replace(rounds, turns=None if row.turns is None else float(row.turns))
+    return rounds
+
+
+def set_lane(database: Database, job_id: str, lane: Lane, now: float, *, author: Author) -> int:
+    """Let the next calls of a job take a lane. Calls that no batch has yet decide again. Returns how many
+    calls stay in batches. Raises ``NotFoundError``."""
+    of_job = batch_calls.c.job_id == job_id
+
+    def work(connection: Connection) -> int:
+        lock_rules(connection, job_id)
+        query = select(jobs.c.lane).where(jobs.c.id == job_id)
+        old = connection.execute(query).scalar() or "realtime"
+        connection.execute(update(jobs).where(jobs.c.id == job_id).values(lane=lane))
+        event = signed_event("lane_changed", author, old={"lane": old}, new={"lane": lane})
+        add_job_events(connection, job_id, [event], now)
+        if lane != "batch":
+            unsent = update(batch_calls).where(of_job, _IS_UNSENT)
+            connection.execute(unsent.values(result=WITHDRAWN))
+        sent = select(func.count()).where(of_job, _IS_OPEN, batch_calls.c.result.is_(None))
+        return int(connection.execute(sent).scalar_one())
+
+    return database.write(work)
 
 
 def wake(database: Database, now: float) -> list[str]:

@@ -31,6 +31,7 @@ from runner.core.state import Inbox, Progress, QueuedMessage, RunState
 from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets, caps, run_state
+from runner.store.batches import rounds_of
 from runner.store.changes import keep_claim
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
@@ -341,6 +342,8 @@ def _with_batches(connection: Connection, job_id: str, state: RunState) -> RunSt
         of_call = {"run": state.run_id, "number": call.number}
         for row in execute(connection, _RESULT, of_call):
             state = replace(state, batch_result=row.result, batch_seconds=row.seconds or 0.0)
+    if state.lane == "auto":
+        state = replace(state, rounds=rounds_of(connection, job_id))
     if not state.turns:
         refused = execute(connection, _FIRST_REFUSED, {"job": job_id})
         state = replace(state, first_refused=bool(refused))

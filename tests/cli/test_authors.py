@@ -136,8 +136,8 @@ def test_command_that_reads_changes_nothing(
 
 # Tried below, each with what it records; `import` in the tests of exchange.
 TRIED = {
-    *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "pause", "priority"),
-    *("prune", "resume"),
+    *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "lane", "pause"),
+    *("priority", "prune", "resume"),
     *("retry", "schedule add", "schedule pause", "schedule resume", "schedule rm", "rules revoke"),
     *("run", "say", "submit", "users add", "users remove", "workspace prune"),
 }
@@ -215,6 +215,12 @@ def test_priority_is_recorded_with_who_and_why(command: Command, database: Datab
     job_id = run_row(database, submit_one(database)).job_id
     assert command(*signing("priority", job_id, "high")).code == 0
     assert last_change(database, job_id) == ("priority_changed", "lena", "The wrong branch.")
+
+
+def test_lane_is_recorded_with_who_and_why(command: Command, database: Database) -> None:
+    job_id = run_row(database, submit_one(database)).job_id
+    assert command(*signing("lane", job_id, "batch")).code == 0
+    assert last_change(database, job_id) == ("lane_changed", "lena", "The wrong branch.")
 
 
 def test_budget_is_recorded_with_who_and_why(command: Command, database: Database) -> None:

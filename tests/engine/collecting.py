@@ -26,7 +26,7 @@ from runner.ports import Batches, Interrupt
 from runner.store import ids, jobs, leases, runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.tables import batches, model_calls
+from runner.store.tables import batch_collectors, batches, model_calls
 from runner.store.tables import runs as run_table
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -39,6 +39,9 @@ SPEC = JobSpec(
     lane="batch",
     batch_linger=5.0,
 )
+
+
+BATCH_SECONDS = 60.0
 
 
 class Died(BaseException):
@@ -172,6 +175,20 @@ class Office:
             if not self.boundary:
                 raise Died
 
+    def round(self, worker_id: str = "worker_a", seconds: float = BATCH_SECONDS) -> None:
+        """Work all that is due, collect, and let time pass."""
+        self.work()
+        self.collector(worker_id).collect()
+        self.clock.turn(seconds)
+
+    def finish(self, worker_id: str = "worker_a", most: int = 30) -> None:
+        """Go on until all runs have ended."""
+        for _ in range(most):
+            self.round(worker_id)
+            if not any(name.startswith(("queued", "waiting")) for name in self.states()):
+                return
+        raise AssertionError(self.states())
+
     def states(self) -> dict[str, int]:
         """How many runs are in each state, with its reason."""
         query = select(run_table.c.state, run_table.c.reason)
@@ -191,6 +208,30 @@ class Office:
         """Columns of all batches, the oldest first."""
         query = select(*(batches.c[name] for name in names)).order_by(batches.c.id)
         return [tuple(row) for row in self.database.rows(query)]
+
+    def run_ids(self) -> list[str]:
+        return [
+            row.id for row in self.database.rows(select(run_table.c.id).order_by(run_table.c.id))
+        ]
+
+    def reservations(self) -> list[tuple[int, bool]]:
+        """The most that each open call may cost, and if it goes into a batch."""
+        found = self.database.rows(select(run_table.c.progress))
+        calls = [row.progress["model"]["open_call"] for row in found]
+        held = [call["reservation"] for call in calls if call is not None]
+        return [(each["worst_cost"], each["batch"]) for each in held]
+
+    def holder(self) -> str:
+        """The worker that collects."""
+        (row,) = self.database.rows(select(batch_collectors.c.worker_id))
+        return str(row.worker_id)
+
+    def make_another(self, count: int) -> None:
+        """Somebody else makes a batch of so many requests."""
+        message = {"role": "user", "content": "Another."}
+        params = {"model": "claude-sonnet-5", "max_tokens": 9, "messages": [message]}
+        requests = [{"custom_id": f"o{n}", "params": params} for n in range(count)]
+        self.server.shelf.create({"requests": requests}, "2023-06-01")
 
     def paid(self) -> list[tuple[str, int]]:
         """Prompt and turn of each request that was paid for."""

@@ -1,44 +1,45 @@
-"""The collector over real databases and HTTP: waves, crashes at every point, unknown outcomes."""
+"""The lane of batches over real databases and HTTP: waves, what becomes of calls, and crashes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from runner.core.budget import Budget
+from runner.core.commands import Target
+from runner.core.run import RUNNER
+from runner.core.spec import Patience
+from runner.core.times import Moment, Times
+from runner.llm.prices import load_prices
+from runner.queries.costs import costs_by
+from runner.store import batches as store
+from runner.store import control
 from runner.store.database import Database
-from tests.engine.collecting import Died, Office, TurnedClock, two_turns
-from tests.messages_api import MessagesServer
+from runner.store.tables import batch_calls, job_budgets, metadata
+from runner.store.times import move_finish_by
+from tests.engine.collecting import BATCH_SECONDS, Died, Office, TurnedClock, two_turns
+from tests.engine.conftest import Opened
+from tests.messages_api import Break, MessagesServer, Received, Reply
+from tests.messages_api.batches import CreateFault
 
 COUNT = 3
 PAID_ONCE = sorted((f"Do {number}.", turn) for number in range(COUNT) for turn in range(2))
+ALL_SUCCEEDED = {"succeeded end_turn": COUNT}
+RESET = Break("reset_before_headers")
 
 
-@pytest.fixture
-def office(database: Database, tmp_path: Path) -> Iterator[Office]:
-    clock = TurnedClock()
-    with MessagesServer(two_turns, batch_now=clock.now, batch_takes=lambda n: 60.0) as server:
-        office = Office(database, server, tmp_path, clock)
-        yield office
-        office.close()
-
-
-def work_to_the_end(office: Office, worker_id: str = "worker_a", most: int = 30) -> None:
-    """Work and collect, a minute after another, until all runs have succeeded."""
-    for _ in range(most):
-        office.work()
-        office.collector(worker_id).collect()
-        if office.states().keys() == {"succeeded end_turn"}:
-            return
-        office.clock.turn(60.0)
-    raise AssertionError(office.states())
+def all_runs(job: str) -> Target:
+    return Target("job", job)
 
 
 @pytest.mark.dialect
 def test_calls_of_many_runs_share_batches_and_each_is_paid_once(office: Office) -> None:
     office.submit(COUNT)
-    work_to_the_end(office)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
     assert office.paid() == PAID_ONCE
     assert len(office.server.requests) == 1  # the first of the job goes alone
     assert office.batches("count", "outcome") == [(COUNT, "ended"), (COUNT - 1, "ended")]
@@ -53,28 +54,227 @@ def test_a_run_in_a_batch_is_a_row_that_waits(office: Office) -> None:
     assert office.work() == []
 
 
+def test_a_call_waits_for_others_while_its_job_is_at_work(office: Office) -> None:
+    office.submit(COUNT)
+    office.submit(1, name="another")
+    office.work()
+    held = office.submit(1, name="a third")  # it is queued, so that more may come
+    office.collector().collect()
+    assert [count for (count,) in office.batches("count")] == [COUNT + 1]
+    control.cancel(office.database, all_runs(held), office.clock.now())
+
+
+def test_calls_in_a_batch_cost_half(office: Office) -> None:
+    prices = load_prices()
+    for lane in ("realtime", "batch"):
+        office.submit(COUNT, lane=lane, name=lane)
+        office.finish()
+    by_job = costs_by(office.database, prices, "job")
+    realtime, batch = (each.spending.usd for each in sorted(by_job, key=lambda each: each.key))
+    calls = costs_by(office.database, prices, "run")
+    first = calls[COUNT].spending.usd  # whose first call goes alone
+    others = [each.spending.usd for each in calls[COUNT + 1 :]]
+    assert others == [realtime / COUNT / 2] * (COUNT - 1)
+    assert batch == first + sum(others)
+
+
+def test_a_batch_of_reserved_calls_is_inside_the_budget_of_its_job(office: Office) -> None:
+    office.submit(COUNT, budget=Budget(usd=10.0))
+    office.work()
+    (budget,) = office.database.rows(select(job_budgets))
+    held = [cost for cost, batch in office.reservations() if batch]
+    assert len(held) == COUNT
+    assert budget.reserved_cost == sum(held)
+    office.finish()
+    (budget,) = office.database.rows(select(job_budgets))
+    spent = sum(each.spending.usd for each in costs_by(office.database, load_prices(), "run"))
+    assert (budget.reserved_cost, budget.spent_cost) == (0, int(spent * 10**9))
+
+
+# --- What becomes of calls ---
+
+
+def test_a_request_that_the_api_refuses_is_found_before_any_is_batched(open_office: Opened) -> None:
+    bad = Reply(broken=Break("status", status=400, message="thinking: not for this model"))
+    office = open_office(lambda request: bad)
+    office.submit(COUNT)
+    office.finish()
+    assert office.states() == {"failed invalid_request_error": COUNT}
+    assert office.batches("id") == []
+
+
+@pytest.mark.slow
+def test_a_call_that_failed_in_its_batch_is_tried_again_and_not_charged(
+    open_office: Opened,
+) -> None:
+    seen: set[tuple[str, int]] = set()
+
+    def overloaded_once(request: Received) -> Reply:
+        this = request.first_text, request.position
+        if request.custom_id is None or this in seen:
+            return two_turns(request)
+        seen.add(this)
+        return Reply(broken=Break("status", status=529))
+
+    office = open_office(overloaded_once)
+    office.submit(COUNT)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    failed = [charged for error, charged in office.calls("error", "charged_tokens") if error]
+    assert failed == [0] * (2 * COUNT - 1)
+
+
+@pytest.mark.slow
+def test_a_bad_request_in_a_batch_fails_its_run_alone(open_office: Opened) -> None:
+    def bad_for_one(request: Received) -> Reply:
+        if request.first_text == "Do 1.":
+            return Reply(broken=Break("status", status=400, message="no"))
+        return two_turns(request)
+
+    office = open_office(bad_for_one)
+    office.submit(COUNT)
+    office.finish()
+    assert office.states() == {"succeeded end_turn": 2, "failed invalid_request_error": 1}
+
+
+def test_a_prompt_that_is_too_long_for_the_batch_is_made_shorter_as_elsewhere(
+    open_office: Opened,
+) -> None:
+    long = "prompt is too long: 210000 tokens > 200000 maximum"
+
+    def too_long(request: Received) -> Reply:
+        if request.position:
+            return Reply(broken=Break("status", status=400, message=long))
+        return two_turns(request)
+
+    office = open_office(too_long)
+    office.submit(COUNT)
+    office.finish()
+    assert office.states() == {"stopped context_window": COUNT}
+
+
+@pytest.mark.slow
+def test_an_expired_batch_charges_nothing_and_its_calls_are_made_again(open_office: Opened) -> None:
+    office = open_office(seconds=25 * 3600.0)
+    office.submit(1, retry=Patience(max_attempts=2))
+    for _ in range(4):
+        office.round(seconds=25 * 3600.0)
+    office.work()
+    assert office.states() == {"failed batch_expired": 1}
+    errors = [charged for error, charged in office.calls("error", "charged_tokens") if error]
+    assert errors == [0, 0]
+
+
+def test_a_cancelled_run_leaves_its_item_to_be_ignored(office: Office) -> None:
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    (first, *_) = office.run_ids()
+    control.cancel(office.database, Target("run", first), office.clock.now())
+    office.clock.turn(BATCH_SECONDS)
+    office.finish()
+    assert office.states() == {"succeeded end_turn": COUNT - 1, "cancelled cancelled": 1}
+    assert office.database.rows(select(batch_calls).where(batch_calls.c.result.is_not(None))) == []
+
+
+def test_a_batch_that_holds_nothing_else_is_cancelled_with_its_job(office: Office) -> None:
+    job = office.submit(COUNT)
+    office.round(seconds=1.0)
+    control.cancel(office.database, all_runs(job), office.clock.now())
+    office.clock.turn(10.0)
+    office.round()
+    office.round()
+    (batch,) = office.server.shelf.batches.values()
+    assert {result["type"] for result in batch.results.values()} == {"canceled"}
+    assert office.batches("outcome") == [("ended",)]
+
+
+def test_a_cancelled_call_that_no_batch_has_costs_nothing(office: Office) -> None:
+    job = office.submit(COUNT)
+    office.work()
+    control.cancel(office.database, all_runs(job), office.clock.now())
+    office.round()
+    assert office.server.shelf.batches == {}
+    charged = [tokens for number, tokens in office.calls("number", "charged_tokens") if tokens == 0]
+    assert len(charged) == COUNT
+
+
+def test_a_paused_run_takes_its_reply_when_it_is_resumed(office: Office) -> None:
+    job = office.submit(COUNT)
+    office.round()
+    control.pause(office.database, all_runs(job), office.clock.now())
+    office.round()
+    office.round()
+    assert office.states() == {"waiting paused": COUNT}
+    control.resume(office.database, all_runs(job), office.clock.now())
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert office.paid() == PAID_ONCE
+
+
+def test_a_call_that_waits_past_the_window_of_its_job_is_not_sent(office: Office) -> None:
+    job = office.submit(COUNT, times=Times(finish_by=Moment("later", "", office.clock.now() + 30)))
+    office.work()
+    office.clock.turn(40.0)
+    office.round()
+    office.round()
+    assert office.server.shelf.batches == {}
+    assert office.states() == {"waiting finish_by": COUNT}
+    later = Moment("later", "", office.clock.now() + 9_000)
+    move_finish_by(office.database, job, later, office.clock.now(), author=RUNNER)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+
+
+def test_calls_that_wait_go_one_by_one_when_the_lane_of_their_job_changes(office: Office) -> None:
+    job = office.submit(COUNT)
+    office.work()
+    store.set_lane(office.database, job, "realtime", office.clock.now(), author=RUNNER)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert office.server.shelf.batches == {}
+    assert office.paid() == PAID_ONCE
+
+
+def test_auto_takes_batches_while_there_is_time_for_the_turns_left(office: Office) -> None:
+    soon, late = office.clock.now() + 3600.0, office.clock.now() + 30 * 3600.0
+    office.submit(COUNT, lane="auto", times=Times(finish_by=Moment("soon", "", soon)))
+    office.finish()
+    assert office.server.shelf.batches == {}
+    office.submit(COUNT, lane="auto", times=Times(finish_by=Moment("late", "", late)))
+    office.finish()
+    assert len(office.server.shelf.batches) == 2
+
+
+# --- Crashes and unknown outcomes ---
+
+
 @pytest.mark.slow
 def test_a_collector_that_dies_at_any_point_pays_no_call_twice(
     database: Database, tmp_path: Path
 ) -> None:
-    """Where it died between the intent and the request, the intent's calls are charged and made again."""
-    boundary, died = 1, True
+    """Where it died between the intent and the request, calls are charged and made again."""
+    boundary, outcomes = 1, set[tuple[Any, ...]]()
+    died = True
     while died:
         clock = TurnedClock()
-        with MessagesServer(two_turns, batch_now=clock.now, batch_takes=lambda n: 60.0) as server:
+        takes = {"batch_now": clock.now, "batch_takes": lambda number: BATCH_SECONDS}
+        with MessagesServer(two_turns, **takes) as server:  # type: ignore[arg-type]
             office = Office(database, server, tmp_path, clock)
             office.submit(COUNT)
-            died = _die(office, boundary)
+            died = die(office, boundary)
             office.clock.turn(20.0)  # the leases of the dead worker have expired
-            work_to_the_end(office, "worker_b")
+            office.finish("worker_b")
+            assert office.states() == ALL_SUCCEEDED, boundary
             assert office.paid() == PAID_ONCE, boundary
+            outcomes |= {*office.batches("outcome", "adopted")}
             office.close()
         boundary += 1
-        _empty(database)
-    assert boundary > 20
+        empty(database)
+    assert boundary > 40
+    assert outcomes == {("ended", False), ("ended", True), ("lost", False)}
 
 
-def _die(office: Office, boundary: int) -> bool:
+def die(office: Office, boundary: int) -> bool:
     """Work with a collector until it dies at a boundary. False if the runs ended before."""
     for _ in range(30):
         office.work()
@@ -85,18 +285,99 @@ def _die(office: Office, boundary: int) -> bool:
             except Died:
                 return True
         boundary = left()
-        if office.states().keys() == {"succeeded end_turn"}:
+        if office.states() == ALL_SUCCEEDED:
             return False
-        office.clock.turn(60.0)
+        office.clock.turn(BATCH_SECONDS)
     raise AssertionError(office.states())
 
 
-def _empty(database: Database) -> None:
+def empty(database: Database) -> None:
     """Delete all rows, for another story in the same database."""
-    from runner.store.tables import metadata
 
-    def work(connection):  # type: ignore[no-untyped-def]
+    def work(connection: Any) -> None:
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
 
     database.write(work)
+
+
+@pytest.mark.parametrize("fault", [RESET, Break("status", status=500)])
+def test_a_batch_whose_creation_has_an_unknown_outcome_is_found_in_the_list(
+    office: Office, fault: Break
+) -> None:
+    office.server.shelf.faults.append(CreateFault(fault, made=True))
+    office.submit(COUNT)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert office.paid() == PAID_ONCE
+    assert office.batches("adopted") == [(True,), (False,)]
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_not_listed_after_the_grace_time_is_charged_and_made_again(
+    office: Office,
+) -> None:
+    office.server.shelf.faults.append(CreateFault(RESET, made=False))
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    office.round(seconds=1.0)
+    assert office.states() == {"waiting batch": COUNT}
+    office.clock.turn(300.0)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert office.paid() == PAID_ONCE
+    lost = [error for (error,) in office.calls("error") if error]
+    assert [error.partition(":")[0] for error in lost] == ["batch_lost"] * COUNT
+    assert office.batches("outcome")[0] == ("lost",)
+
+
+def test_two_batches_that_may_be_ours_are_not_adopted(office: Office) -> None:
+    office.server.shelf.faults.append(CreateFault(RESET, made=True))
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    office.make_another(COUNT)
+    office.clock.turn(400.0)
+    office.round()
+    assert office.batches("outcome", "adopted") == [("lost", False)]
+
+
+@pytest.mark.slow
+def test_a_wrong_adoption_is_found_at_its_end_and_the_calls_are_made_again(office: Office) -> None:
+    office.server.shelf.faults.append(CreateFault(RESET, made=False))
+    office.submit(COUNT)
+    office.make_another(COUNT)
+    office.round()
+    office.round()
+    assert office.batches("adopted") == [(True,)]
+    office.round()
+    assert office.batches("adopted", "not_ours") == [(False, ["msgbatch_000001"])]
+    office.clock.turn(300.0)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert [each for each in office.paid() if each[0] != "Another."] == PAID_ONCE
+
+
+def test_a_batch_that_the_api_refuses_for_now_is_made_later(office: Office) -> None:
+    busy = Break("status", status=429, headers={"retry-after": "30"})
+    office.server.shelf.faults.append(CreateFault(busy, made=False))
+    office.submit(COUNT)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert office.paid() == PAID_ONCE
+    assert [error for (error,) in office.calls("error") if error] == []
+    assert office.batches("outcome") == [("refused",), ("ended",), ("ended",)]
+
+
+def test_another_worker_leaves_the_batches_to_the_one_that_collects(office: Office) -> None:
+    office.submit(COUNT)
+    office.work()
+    office.collector("worker_a").collect()
+    office.clock.turn(BATCH_SECONDS / 10)
+    office.collector("worker_a")  # it lives
+    office.clock.turn(10.0)
+    office.collector("worker_b").collect()
+    holder = office.holder()
+    assert holder == "worker_a"
+    office.clock.turn(20.0)
+    office.collector("worker_b").collect()
+    assert office.holder() == "worker_b"
