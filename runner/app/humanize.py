@@ -475,7 +475,8 @@ def _hook_note(data: Mapping[str, Any]) -> Note:
     hook = f"hook {_get(data, 'hook')} at {_get(data, 'event')}{_get(data, 'name', ' of ')}"
     tone: Tone = "plain" if data.get("outcome") == "succeeded" else "bad"
     is_against = data.get("decision") in ("ask", "deny")
-    words = f"{hook}: {told}{_get(data, 'reason', ': ')}{time}"
+    said = _get(data, "system_message", "; it says: ")
+    words = f"{hook}: {told}{_get(data, 'reason', ': ')}{time}{cell(said)}"
     return Note(words, "wait" if is_against else tone)
 
 

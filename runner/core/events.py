@@ -301,9 +301,13 @@ def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Iter
         "context": bool(answer.context),
         "stops": answer.stops,
     }
-    reason = shorten(answer.reason, _REASON_LENGTH)
+    reason, message = (shorten(text, _REASON_LENGTH) for text in (answer.reason, result.message))
     more = _given(
-        decision=answer.decision, reason=reason, tree=entry.snapshot, containment=result.containment
+        system_message=message,
+        decision=answer.decision,
+        reason=reason,
+        tree=entry.snapshot,
+        containment=result.containment,
     )
     yield Event("hook_finished", data | more)
 

@@ -63,10 +63,15 @@ def end_turns(spec: JobSpec) -> bool:
 
 def is_matched(hook: Hook, call: Call) -> bool:
     """True if a hook matches a located call with its current input."""
-    if not hook.matcher:
+    return all(_is_one_of(call, matchers) for matchers in (hook.matcher, hook.condition))
+
+
+def _is_one_of(call: Call, matchers: tuple[str, ...]) -> bool:
+    """True if one of these matchers matches a call, or there are none."""
+    if not matchers:
         return True
-    rules = tuple(Rule("ask", text) for text in hook.matcher if is_rule(text))
-    if any(name_pattern(text).search(call.name) for text in hook.matcher if not is_rule(text)):
+    rules = tuple(Rule("ask", text) for text in matchers if is_rule(text))
+    if any(name_pattern(text).search(call.name) for text in matchers if not is_rule(text)):
         return True
     if not isinstance(call.input_to_run, Mapping) or call.tool_context is None:
         return False

@@ -37,6 +37,7 @@ class Hook:
     timeout: float = HOOK_SECONDS
     on_failure: OnHookFailure = "deny"  # what a failed PreToolUse hook means for the call
     repeatable: bool = False  # runs again if its worker died in the middle of it
+    condition: tuple[str, ...] = ()  # as ``matcher``: one of these must match too (the key ``if``)
 
 
 _LIST_OF_NAMES = re.compile(r"[A-Za-z0-9_\- ,|]*")
@@ -95,6 +96,7 @@ class HookResult:
     duration: float = 0.0  # seconds
     connections: tuple[Connection, ...] = ()  # as in ``ToolResult``
     containment: str | None = None  # what contained it; None: the job asks for nothing
+    message: str = ""  # for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
         duration=said.duration,
         connections=said.connections,
         containment=said.containment,
+        message=_system_message(said) if answer.outcome == "succeeded" else "",
     )
 
 
@@ -231,6 +234,14 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
         raise _Unfit(f"{UNUSABLE_INPUT}an object; it sent {sent}")
     context = _text(specific, "additionalContext")
     return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
+
+
+def _system_message(said: Said) -> str:
+    """Return the text for people in an answer that could be read."""
+    if said.exit_code or b"systemMessage" not in said.output or said.output.lstrip()[:1] != b"{":
+        return ""
+    message = read_json(said.output.decode(), once=True).get("systemMessage")
+    return _cut(plain(message)) if isinstance(message, str) else ""
 
 
 def _known(data: Mapping[str, Any], name: str, known: _Decisions) -> HookDecision | None:

@@ -43,9 +43,10 @@ def check(data: Mapping[str, Any]) -> Section:
         _check_coordinator(top, top["coordinator"])
     placed_hooks = ((event, *placed) for event, hooks in top["hooks"].items() for placed in hooks)
     for event, at, hook in placed_hooks:
-        if hook["matcher"] and event not in TOOL_EVENTS:
-            wanted = " and ".join(TOOL_EVENTS)
-            at.note(f"is only for {wanted}: no call is there to match", "matcher")
+        for name in ("matcher", "if"):
+            if hook[name] and event not in TOOL_EVENTS:
+                wanted = " and ".join(TOOL_EVENTS)
+                at.note(f"is only for {wanted}: no call is there to match", name)
         if "on_failure" in hook and event != "PreToolUse":
             at.note("is only for PreToolUse: nothing else can be denied", "on_failure")
     _check_options(top["model_options"], top["limits"]["max_output_tokens"])

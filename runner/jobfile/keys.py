@@ -401,6 +401,8 @@ HOOK = Table("hooks.EVENT", (
     Key("matcher", matcher(), [], "Which calls it is run for: one part of the call that one of the "
         "rules matches is enough. Only for `PreToolUse` and `PostToolUse`. "
         '`"Edit\\|Write"` is a list of two, `"mcp__.*"` a regular expression.', "every call"),
+    Key("if", matcher(), [], "Which of these calls it is run for: the same, and both must match, as in "
+        "Claude Code's settings.", "every call"),
     Key("command", text(), None, "A command for bash.", ""),
     Key("function", text(500), None, "A function of your own, `package.module:function`, called with "
         "the event. Exactly one of the two.", ""),

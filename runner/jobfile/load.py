@@ -438,7 +438,7 @@ class _Job:
             at = section.at("from")
             if taken := at.attempt(_read_settings, self.folder / section["from"], self.listed):
                 rules += taken.rules
-                notes = tuple(f"left out: {line}" for line in taken.left_out)
+                notes = (*taken.doubts, *(f"left out: {line}" for line in taken.left_out))
                 for line in taken.problems:
                     at.note(line)
         if section["mode"] is not None:
@@ -544,9 +544,11 @@ class _Job:
                 at.note(message, *(() if "[" in at.place.split(".")[0] else ("function",)))
         hooks = []
         for at, section, hook in written:
-            matcher = self._matcher(at.at("matcher"), section["matcher"])
+            matcher, condition = (
+                self._matcher(at.at(name), section[name]) for name in ("matcher", "if")
+            )
             function = hook.function and found.get(hook.function)
-            hooks.append(replace(hook, matcher=matcher, function=function))
+            hooks.append(replace(hook, matcher=matcher, condition=condition, function=function))
         return tuple(hooks)
 
     def _matcher(self, at: Node, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -197,3 +197,9 @@ def test_instructions_need_a_folder(problems_of: Problems, load_text: Load) -> N
     assert load_text(f"{JOB}instructions = true\n").spec.instructions
     (problem,) = problems_of('model = "m"\nprompt = "p"\ninstructions = true\n')
     assert problem.startswith("line 3: instructions: needs a folder with AGENTS.md or CLAUDE.md")
+
+
+def test_a_hook_takes_a_condition_as_claude_code_has_it(load_text: Load) -> None:
+    text = f"{JOB}[[hooks.PreToolUse]]\nmatcher = 'Bash'\nif = 'Bash(git *)'\ncommand = 'true'\n"
+    (hook,) = load_text(text).spec.hooks
+    assert (hook.matcher, hook.condition) == (("Bash",), ("Bash(git *)",))

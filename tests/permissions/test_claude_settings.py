@@ -24,6 +24,7 @@ def test_rules_are_taken_with_where_they_are_from():
         ),
         (),
         (),
+        (),
     )
 
 
@@ -37,6 +38,7 @@ def test_what_is_left_out_is_said_line_by_line():
             "made_up": True,
         },
         "hooks": {},
+        "env": {"A": "b"},
         "model": "x",
     }
     taken = from_settings(data, ORIGIN, TOOLS)
@@ -58,6 +60,8 @@ def test_what_is_left_out_is_said_line_by_line():
         f"{ORIGIN}: permissions.defaultMode: say 'mode' or 'default' in the job file",
         f"{ORIGIN}: permissions.additionalDirectories: tools work in the job's workspace",
         f"{ORIGIN}: permissions.made_up: Runner does not know it",
+        f"{ORIGIN}: env: set variables in the environment of the worker",
+        f"{ORIGIN}: model: say 'model' in the job file",
         f"{ORIGIN}: hooks: Runner runs only the job file's hooks: write hooks that refuse calls there",
     )
 
@@ -104,8 +108,37 @@ def test_a_denial_that_cannot_be_read_is_a_problem_unless_the_job_lacks_its_tool
 )
 def test_a_file_of_another_shape_is_a_problem(permissions, words):
     taken = from_settings({"permissions": permissions}, ORIGIN, TOOLS)
-    assert taken == ImportedRules((), (), (f"{ORIGIN}: {words}",))
+    assert taken == ImportedRules((), (), (), (f"{ORIGIN}: {words}",))
 
 
 def test_a_file_without_rules_has_none():
-    assert from_settings({}, ORIGIN, TOOLS) == ImportedRules((), (), ())
+    assert from_settings({}, ORIGIN, TOOLS) == ImportedRules((), (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("Bash(cat :*)", "Bash(cat:*)"),
+        ("Bash(git push  :*)", "Bash(git push:*)"),
+        ("Bash(command:rm *)", "Bash(rm *)"),
+        ("Read(file_path:/etc/*)", "Read(/etc/*)"),
+    ],
+)
+@pytest.mark.parametrize("effect", ["deny", "ask", "allow"])
+def test_a_rule_that_matches_nothing_is_told_with_what_it_was_meant_to_be(text, meant, effect):
+    taken = from_settings({"permissions": {effect: [text]}}, ORIGIN, TOOLS)
+    assert [rule.text for rule in taken.rules] == [text]
+    wanted = f"{ORIGIN}: permissions.{effect}: {text!r} matches no call: did you mean {meant!r}?"
+    assert taken.doubts == (wanted,)
+
+
+@pytest.mark.parametrize("text", ["Bash(cat:*)", "Bash(cat *)", "Bash(url:*)", "Read", "Read(a:b)"])
+def test_a_rule_that_matches_something_draws_no_doubt(text):
+    assert from_settings({"permissions": {"deny": [text]}}, ORIGIN, TOOLS).doubts == ()
+
+
+@pytest.mark.parametrize("key", ["permission", "Permissions", "permisions"])
+def test_a_mistyped_key_of_all_rules_is_told(key):
+    taken = from_settings({key: {"deny": ["Bash"]}, "env": {}}, ORIGIN, TOOLS)
+    assert taken.rules == ()
+    assert taken.doubts == (f"{ORIGIN}: {key!r} holds no rules: did you mean 'permissions'?",)

@@ -162,3 +162,17 @@ def test_a_stored_hook_is_read_back_as_it_was():
     hook = Hook("PreToolUse", ("Bash",), function="a:b@/c", timeout=5.0, on_failure="continue")
     stored = json.dumps(JobSpec("job", "model", hooks=(hook,)).to_json())
     assert JobSpec.from_json(json.loads(stored)).hooks == (hook,)
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "message"),
+    [
+        ({"systemMessage": "Mind\x1b the gap."}, 0, "Mind\\x1b the gap."),
+        ({"systemMessage": 7}, 0, ""),
+        (b"{systemMessage", 0, ""),
+        ({"systemMessage": "x"}, 1, ""),
+        (b"systemMessage", 0, ""),
+    ],
+)
+def test_a_message_for_people_is_read(printed, code, message):
+    assert answered("PreToolUse", printed, code=code).message == message

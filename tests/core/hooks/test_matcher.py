@@ -47,3 +47,18 @@ def test_a_matcher_is_searched_for_in_names_as_claude_code_does(
 def test_a_stored_matcher_that_is_broken_matches_every_call() -> None:
     """A job file is refused for it; a guard that came another way must not fall away."""
     assert is_matched(Hook("PreToolUse", ("mcp__[",), "true"), CALL)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "condition", "matched"),
+    [
+        ("Bash", "Bash(git push *)", True),
+        ("Bash", "Bash(git pull *)", False),
+        ("Edit", "Bash(git push *)", False),
+        ("", "Bash(git push *)", True),
+        ("Bash", "", True),
+    ],
+)
+def test_of_a_hook_with_a_condition_both_match(matcher: str, condition: str, matched: bool) -> None:
+    hook = Hook("PreToolUse", matchers_in(matcher), "true", condition=matchers_in(condition))
+    assert is_matched(hook, CALL) is matched
