@@ -45,7 +45,9 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     many = Table("crowd500", "(c) 500 runs of 6 turns at once in one process: memory")
     for kind in databases.kinds[:1] if quick else databases.kinds:
         with serving(latency=2.0, replay=True) as server:
-            numbers = _runner(databases, kind, folder, workspace, server.url, runs=500, slots=500)
+            numbers = runner_crowd(
+                databases, kind, folder, workspace, server.url, runs=500, slots=500
+            )
         target = held(numbers["MiB"], MOST_MIB[500])
         many.rows.append({"side": f"runner, {kind}", **numbers, "target": target})
     many.notes.append("at 2 s model latency, so that all of them are under way at once")
@@ -57,9 +59,9 @@ def _interleaved(
 ) -> dict[str, list[dict[str, float]]]:
     taken: dict[str, list[dict[str, float]]] = {"bare": []}
     for _ in range(repetitions):
-        taken["bare"].append(_bare(workspace, url, runs=200, threads=50))
+        taken["bare"].append(bare_crowd(workspace, url, runs=200, threads=50))
         for kind in databases.kinds:
-            numbers = _runner(databases, kind, folder, workspace, url, runs=200, slots=50)
+            numbers = runner_crowd(databases, kind, folder, workspace, url, runs=200, slots=50)
             taken.setdefault(f"runner, {kind}", []).append(numbers)
     return taken
 
@@ -79,7 +81,8 @@ def _row(side: str, taken: Mapping[str, list[dict[str, float]]]) -> dict[str, An
     return row
 
 
-def _bare(workspace: Path, url: str, *, runs: int, threads: int) -> dict[str, float]:
+def bare_crowd(workspace: Path, url: str, *, runs: int, threads: int) -> dict[str, float]:
+    """Return the seconds and MiB of the bare loop in a process of its own."""
     file = str(workspace / "notes.txt")
     command = [
         sys.executable,
@@ -101,7 +104,7 @@ def _bare(workspace: Path, url: str, *, runs: int, threads: int) -> dict[str, fl
     return _numbers(began, told["began"], told["ended"], told["cpu_seconds"], memory)
 
 
-def _runner(
+def runner_crowd(
     databases: Databases,
     kind: str,
     folder: Path,
@@ -111,6 +114,7 @@ def _runner(
     runs: int,
     slots: int,
 ) -> dict[str, float]:
+    """Return the seconds and MiB of a worker with an empty database of a kind."""
     with (
         databases.empty(kind) as database_url,
         tempfile.TemporaryDirectory(prefix="home-", dir=folder) as home,
