@@ -37,6 +37,7 @@ class Problem:
     place: str
     message: str
     line: int | None = None
+    excerpt: str = ""  # the line itself, and below it carets under the value
 
     def __str__(self) -> str:
         at = f"line {self.line}: " if self.line else ""

@@ -17,7 +17,7 @@ import click
 import runner
 from runner.cli import exit_codes
 from runner.cli.options import global_options
-from runner.cli.terminal import note, refuse
+from runner.cli.terminal import note, refuse, refuse_file
 from runner.errors import RunnerError, SpecError
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         code = exit_codes.INTERRUPTED
     except SpecError as error:
-        for problem in error.problems:
-            refuse(f"{error.source}: {problem}")
+        refuse_file(error)
         code = exit_codes.USAGE
     except RunnerError as error:
         refuse(str(error))

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from runner.app.humanize import DiffKind, cell, lines
-from runner.errors import UsageError
+from runner.errors import SpecError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,6 +73,20 @@ def refuse(reason: object) -> None:
     """Print in one line why a command refuses; secrets in it are left out."""
     line = cell(" ".join(str(reason).split("\n")))
     note(f"runner: {Settings.load().secrets().hide(line)}")
+
+
+def refuse_file(error: SpecError) -> None:
+    """Print every problem of a job file, with its line and carets under the value, and its path once."""
+    if len(error.problems) == 1:
+        refuse(f"{error.source}: {error.problems[0]}")
+    else:
+        refuse(f"{error.source}: {len(error.problems)} problems")
+    secrets = Settings.load().secrets()
+    for problem in error.problems:
+        if len(error.problems) > 1:
+            note(f"{MARGIN}{cell(secrets.hide(str(problem)))}")
+        for line in secrets.hide(problem.excerpt).splitlines():
+            note(f"{MARGIN * 3}{cell(line)}")
 
 
 def say_json(value: Any, *, on_one_line: bool = False) -> None:

@@ -8,8 +8,9 @@ import re
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,10 @@ from runner.jobfile import table, values
 from runner.jobfile.check import check, note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
 from runner.jobfile.keys import MOST_NAME, REPLY
-from runner.jobfile.lines import locate
+from runner.jobfile.lines import Excerpts, locate
 from runner.jobfile.mcp import ListMcpTools, choose_tools, read_servers
 from runner.jobfile.overrides import Overrides
-from runner.jobfile.table import Node, Section
+from runner.jobfile.table import UNKNOWN, Node, Section
 from runner.jobfile.values import BadValueError, is_url, kind, line_problem, shown, text_problem
 from runner.permissions import Effect, Rule
 from runner.permissions.claude_settings import ImportedRules, from_settings
@@ -176,14 +177,17 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 def _with_lines(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
     """Return the problems with their lines, in file order; problems of missing keys first."""
-    lines = locate(text)
+    lines, excerpts = locate(text), Excerpts(text)
 
-    def line(place: str) -> int | None:
+    def placed_at(problem: Problem) -> Problem:
+        place = problem.place
         while place and place not in lines:
             place = place[: max(place.rfind("."), place.rfind("["), 0)]
-        return lines.get(place)
+        is_of_key = problem.message.startswith(UNKNOWN) or place != problem.place
+        excerpt = excerpts.mark(place, the_key=is_of_key)
+        return replace(problem, line=lines.get(place), excerpt=excerpt)
 
-    placed = [replace(problem, line=line(problem.place)) for problem in problems]
+    placed = [placed_at(problem) for problem in problems]
     return tuple(sorted(placed, key=lambda problem: problem.line or 0))
 
 
@@ -240,7 +244,12 @@ class _Job:
         section = self.top["workspace"]
         notes: tuple[str, ...] = ()
         found: Mapping[str, Any] | None = {}
-        if section is None or (section["mode"] in ("shared", "copy") and section["path"] is None):
+        if section is None:
+            return ()
+        if section.at("mode").is_wrong():
+            self.root = None  # nobody knows where items.glob was to look
+            return ()
+        if section["mode"] in ("shared", "copy") and section["path"] is None:
             return ()
         if section["mode"] == "git":
             found, notes = self._find_repository(section, look_at)
@@ -455,9 +464,13 @@ class _Job:
     def _check_rules(self, rules: Iterable[tuple[Node, Rule]]) -> None:
         """Note each rule that is about no tool or type of sub-agent of the job."""
 
-        def said(what: str, name: str, there: Iterable[str]) -> str:
-            has = ", ".join(there) or "none"
-            return f"no {what} of this job is called {shown(name)}; it has {has}"
+        def said(what: str, name: str, there: Collection[str]) -> str:
+            near = get_close_matches(name, there, 1, 0.8)
+            has = f"did you mean {near[0]}?" if near else f"it has {', '.join(there) or 'none'}"
+            return f"no {what} of this job is called {shown(name)}; {has}"
+
+        if self._lacks_tools_by_mistake():
+            return
 
         for node, rule in rules:
             agent = parse(rule.text).specifier
@@ -467,6 +480,13 @@ class _Job:
                 node.note(said("tool", name_of(rule.text), self.listed))
             elif isinstance(agent, AgentPattern) and agent.agent_type not in self.types:
                 node.note(said("type of sub-agent", agent.agent_type, self.types))
+
+    def _lacks_tools_by_mistake(self) -> bool:
+        """True if a problem with ``tools``, or a key that could be meant for it, is noted already."""
+        top = self.top
+        unknown = top.written.keys() - set(top.table.names)
+        is_misspelled = "tools" not in top and get_close_matches("tools", unknown, 1)
+        return bool(is_misspelled) or any(each.place == "tools" for each in top.problems)
 
     def _in_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """Return the rules, with rules about the workspace's folder rewritten for a run's copy."""

@@ -99,6 +99,12 @@ class Table:
         return tuple(key.name for key in self.keys)
 
 
+UNKNOWN = "unknown"  # begins the message of a problem that is the key's own
+_ADVICE = {
+    "concurrency": "; how many runs one process works at once is `-c N`, not in the job file"
+}
+
+
 class Section(Node):
     """A table of a job file, read; ``section[key]`` is the value of a key, or its default."""
 
@@ -157,7 +163,7 @@ class Section(Node):
         for key in self.written:
             if key in known:
                 continue
-            message = f"unknown {noun} {shown(key)}"
+            message = f"{UNKNOWN} {noun} {shown(key)}"
             near = difflib.get_close_matches(key, known, 1, 0.8 if key in elsewhere else 0.6)
             far = difflib.get_close_matches(key, elsewhere.keys() - {key}, 1, 0.8)
             if near and difflib.get_close_matches(key, near + far, 1) == near:
@@ -168,7 +174,7 @@ class Section(Node):
                 message += f"; did you mean {far[0]}, which belongs {elsewhere[far[0]]}?"
             else:
                 message += f"; known {'here:' if noun == 'key' else 'are'} {', '.join(known)}"
-            self.note(message, key)
+            self.note(message + _ADVICE.get(key, ""), key)
 
 
 def checked(words: str, schema: Mapping[str, Any], check: Check) -> Type:

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
@@ -272,7 +273,11 @@ def _specifier(name: str, text: str) -> Specifier:
         if not AGENT_NAME.fullmatch(text):
             raise ValueError("does not name a type of sub-agent, as in Agent(reviewer)")
         return AgentPattern(text)
-    raise ValueError(f"has brackets, which mean nothing for {name}: write {name!r}")
+    near = get_close_matches(
+        name, ("Bash", "WebFetch", "Agent", *sorted(READING | WRITING)), 1, 0.75
+    )
+    how = f"did you mean {near[0]}({text})?" if near else f"write {name!r}"
+    raise ValueError(f"has brackets, which mean nothing for {name}: {how}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,3 +77,25 @@ def test_a_misspelled_model_is_refused_and_an_unknown_one_is_told(
     assert "line 2: model: 'claude-sonet-5-5' is no known model; did you mean" in refused.err
     told = command("submit", write(folder, model="house-model-7")).err
     assert told.startswith("warning: 'house-model-7' is not in the price list")
+
+
+def test_problems_of_a_job_file_name_it_once_and_mark_the_values(
+    command: Callable[..., Result], folder: Path
+) -> None:
+    lines = ['model = "m"', 'prompt = "x"', "[limits]", 'max_turns = "9"']
+    (folder / "job.toml").write_text("\n".join(lines))
+    refused = command("submit", "job.toml")
+    assert refused.err.splitlines()[0].startswith(f"runner: {folder / 'job.toml'}: line ")
+    (folder / "job.toml").write_text("\n".join([*lines, "[permissions]", 'allow = ["Bsh(ls)"]']))
+    refused = command("submit", "job.toml")
+    assert refused.code == 2
+    assert refused.err.count("job.toml") == 1
+    assert refused.err.splitlines()[-6:] == [
+        "  line 4: limits.max_turns: must be an integer, not a string",
+        '      max_turns = "9"',
+        "                  ^^^",
+        "  line 6: permissions.allow[0]: the rule 'Bsh(ls)' has brackets, which mean nothing for Bsh: "
+        "did you mean Bash(ls)?",
+        """      allow = ["Bsh(ls)"]""",
+        "               ^^^^^^^^^",
+    ]

@@ -301,9 +301,10 @@ def test_every_problem_of_a_job_file_is_a_line_and_nothing_is_created(
     write_job(folder, {"a": [DONE]}, more="[limits]\nmax_turn = 3\ntool_timeout = 'long'")
     result = command("run", "job.toml")
     assert (result.code, result.out) == (2, "")
-    lines = result.err.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("runner: ") and "job.toml" in line for line in lines)
+    path, first, _, _, second, _, _ = result.err.splitlines()
+    assert path == f"runner: {folder / 'job.toml'}: 2 problems"
+    assert "limits.max_turn: " in first
+    assert "limits.tool_timeout: " in second
     assert command("submit", "job.toml").code == 2
     assert not (folder / ".runner").exists()
 

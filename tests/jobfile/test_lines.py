@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.jobfile.lines import locate, place
+from runner.jobfile.lines import Excerpts, locate, place
 
 TEXT = '''\
 # a comment with [brackets] and = signs
@@ -118,3 +118,29 @@ def test_places_are_exactly_those_that_tomllib_reads(tables: list[dict[str, str]
         for number, table in enumerate(tables)
     )
     assert set(locate(text)) == places_of(tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("at", "marked"),
+    [
+        ("mode", 'mode = "gti"  # no\n       ^^^^^'),
+        ("limits.max", "  max=  [1,\n        ^^^"),
+        ("limits.max[1]", "2]\n^"),
+        ("'a key'.b", '"a key".b = { c = "ü" }\n            ^^^^^^^^^^^'),
+        ("'a key'.b.c", '"a key".b = { c = "ü" }\n                  ^^^'),
+        ("limits", "[limits]\n^^^^^^^^"),
+        ("of[1]", "[[of]]\n^^^^^^"),
+        ("nothing", ""),
+        ("far", ""),
+    ],
+)
+def test_carets_are_below_the_value_of_a_place(at: str, marked: str) -> None:
+    text = (
+        'mode = "gti"  # no\r\n"a key".b = { c = "ü" }\r\n'
+        f"{' ' * 200}far = 1\n[limits]\n  max=\t[1,\n2]\n[[of]]\n[[of]]\n"
+    )
+    assert Excerpts(text).mark(at) == marked
+
+
+def test_carets_are_below_a_key_on_demand() -> None:
+    assert Excerpts("a = 1\nmod = 2\n").mark("mod", the_key=True) == "mod = 2\n^^^"

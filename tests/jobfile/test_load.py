@@ -101,6 +101,21 @@ deadline = "soon"
     ]
 
 
+def test_one_mistake_is_one_problem(problems_of: Problems) -> None:
+    misspelled = 'tool = ["Read"]\n[permissions]\nallow = ["Read", "Bash"]'
+    (problem,) = problems_of(LEAST + misspelled)
+    assert problem.endswith("tool: unknown key 'tool'; did you mean tools?")
+    mode = '[items]\nglob = "*.nothing"\n[workspace]\nrepo = "nowhere"\nmode = "gti"'
+    (problem,) = problems_of(LEAST + mode)
+    assert problem.endswith("not 'gti'; did you mean git?")
+
+
+def test_runs_at_once_in_a_process_are_no_key(problems_of: Problems) -> None:
+    (problem,) = problems_of("concurrency = 3\n" + LEAST)
+    assert "did you mean max_concurrency?" in problem
+    assert "`-c N`" in problem
+
+
 def test_a_missing_key_is_noted_on_the_line_of_its_section(problems_of: Problems) -> None:
     assert problems_of(LEAST + "\n[workspace]\n")[0].startswith("line 4: workspace: the key path")
 
