@@ -29,9 +29,9 @@ def check(data: Mapping[str, Any]) -> Section:
     at_the_top = "at the top of the file, above the first [section]"
     top_keys = [key.name for key in TOP.keys if key.type.table is None]
     top = Section(TOP, data, Node((), [], dict.fromkeys(top_keys, at_the_top)))
-    if top["provider"] == "scripted" and "script" not in top:
+    if top["provider"]["name"] == "scripted" and "script" not in top:
         top.note('is missing: provider = "scripted" plays the replies of a script file', "script")
-    elif top["provider"] != "scripted" and "script" in top:
+    elif top["provider"]["name"] != "scripted" and "script" in top:
         top.note('is only for provider = "scripted"; take it out or set the provider', "script")
     _check_folder(top)
     if top["on_failure"] == "fail" and "verify_rounds" in top:
@@ -59,7 +59,7 @@ def _check_lane(top: Section) -> None:
         if "batch_linger" in top and not top.at("lane").is_wrong():
             top.note('is only for lane = "batch" or "auto"', "batch_linger")
         return
-    if top["provider"] == "scripted":
+    if top["provider"]["name"] == "scripted":
         top.note('is only for provider = "anthropic": a script has no batches', "lane")
     for section in (top["model_options"], top["model_options"]["extra_body"]):
         for name in BATCHES_REFUSE:
@@ -171,7 +171,9 @@ def note_misfits(top: Section, agents: Iterable[AgentType], prices: PriceList) -
         return not any(place.startswith(places) for place in wrong)
 
     def missing(model: str) -> list[str]:
-        return missing_prices(prices, top["provider"], model, top["model_options"].written, context)
+        return missing_prices(
+            prices, top["provider"]["name"], model, top["model_options"].written, context
+        )
 
     limits, context = top["limits"].fill(Limits), top["context"].fill(Context)
     if not wrong & {"model", "context.window", "context.reserve", "limits.max_output_tokens"}:

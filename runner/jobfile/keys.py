@@ -571,10 +571,36 @@ MODEL_OPTIONS = Table("model_options", (
     Key("user_profile_id", _header_value),
     Key("workspace_id", _header_value),
 ), is_open=True)
+_provider_name = choice(*get_args(Provider))
+PROVIDER = Table("provider", (
+    Key("name", _provider_name, "anthropic", "Who answers, as `provider = …` says it."),
+    Key("max_requests_per_minute", integer(1_000_000), None, "Model calls of the job that may begin in a "
+        "minute.", "unlimited"),
+    Key("max_input_tokens_per_minute", integer(10**12), None, "Input tokens of its calls in a minute, "
+        "without reads from the cache. They are estimated as a call begins, and corrected as it ends.",
+        "unlimited"),
+    Key("max_concurrent", _count, None, "Calls of the job under way at once.", "unlimited"),
+))
+
+
+def _provider() -> Type:
+    """A name, or a table with one and with limits: read as the table."""
+    words = f"{_provider_name.words}, or a table"
+
+    def read(value: Any, node: Node) -> Section:
+        if isinstance(value, str):
+            return Section(PROVIDER, {"name": _provider_name.read(value, node)}, node)
+        if not isinstance(value, Mapping):
+            raise BadValueError(f"must be {words.replace('`', '')}, not {kind(value)}")
+        return Section(PROVIDER, value, node)
+
+    return Type(words, {"anyOf": [_provider_name.schema, schema_of(PROVIDER)]}, read)
+
+
 TOP = Table("", (
     Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
-    Key("provider", choice(*get_args(Provider)), "anthropic",
-        "Who answers: the Messages API, or a [script](#scripted-jobs)."),
+    Key("provider", _provider(), "anthropic", "Who answers: the Messages API, or a "
+        "[script](#scripted-jobs). A table [limits the job's calls](#provider), too."),
     Key("model", _line, None, "The model's id, passed on as it is. A scripted job may call it anything.",
         needed="the id of the model to call, such as claude-sonnet-5-5", example="claude-sonnet-5-5"),
     Key("script", _path, None, 'The script\'s file, `.toml` or `.json`. Only for `provider = "scripted"`.',
@@ -649,7 +675,7 @@ REPLY = Table("reply", (
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
-          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, CONTEXT, RETRY, REPLY)
+          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, PROVIDER, CONTEXT, RETRY, REPLY)
 # fmt: on
 
 

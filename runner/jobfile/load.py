@@ -25,6 +25,7 @@ from runner.core.hooks import Hook, is_rule
 from runner.core.mcp import PREFIX as MCP_PREFIX
 from runner.core.pauses import Breaker, Pilot
 from runner.core.prices import PriceList
+from runner.core.rate_limits import Caps
 from runner.core.sandbox import Sandbox, seems_to_reach
 from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
 from runner.core.times import Times
@@ -306,7 +307,7 @@ class _Job:
         """Return the spec with the items of these keys, and notes on its settings file."""
         top, script = self.top, None
         rules, notes = self._rules()
-        if top["provider"] == "scripted" and top["script"]:
+        if top["provider"]["name"] == "scripted" and top["script"]:
             at = top.at("script")
             script = _read_script(self.folder / top["script"], at, keys, list(self.types))
         limits, asking = top["limits"], top["permissions"]
@@ -323,6 +324,8 @@ class _Job:
         spec = top.fill(
             JobSpec,
             name=self.name,
+            provider=top["provider"]["name"],
+            caps=top["provider"].fill(Caps),
             system=self._read(top, "system"),
             tools=(*self.tools, *self._ending_tools()),
             rules=rules,
@@ -402,7 +405,7 @@ class _Job:
             at = at.at(*section.written)
             keyed = read_items(section, self.folder, self.root or ())
         if not at.is_wrong():
-            scripted = self.top["provider"] == "scripted"
+            scripted = self.top["provider"]["name"] == "scripted"
             note_taken_keys(at, keyed, scripted=scripted, has_agents=bool(self.types))
         return keyed
 

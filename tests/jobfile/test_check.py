@@ -49,7 +49,7 @@ def test_a_minimal_job_has_the_defaults_of_the_core() -> None:
     assert (top["limits"]["budget_usd"], top["limits"]["budget_tokens"]) == (None, None)
     assert top["context"].fill(Context) == Context()
     assert top["retry"].fill(Patience) == Patience()
-    assert (top["provider"], top["parallel_tools"]) == ("anthropic", "safe")
+    assert (top["provider"]["name"], top["parallel_tools"]) == ("anthropic", "safe")
     assert (top["workspace"], top["verify"], top["output_schema"]) == (None, (), None)
     assert (top["prompt"], top["prompt_file"], top["items"]) == ("Do it.", None, None)
 
@@ -220,7 +220,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"prompt_file": "p"}, "prompt_file: give only one of prompt and prompt_file"),
     ({"system": "a", "system_file": "b"}, "system_file: give only one of system and system_file"),
     ({"provider": "antropic"}, "not 'antropic'; did you mean anthropic?"),
-    ({"provider": 1}, 'provider: must be "anthropic" or "scripted", not an integer'),
+    ({"provider": 1}, 'provider: must be "anthropic" or "scripted", or a table, not an integer'),
+    ({"provider": {"name": "antropic"}}, "provider.name: must be"),
+    ({"provider": {"max_concurrent": 0}}, "provider.max_concurrent: must be"),
+    ({"provider": {"max_request_per_minute": 9}}, "did you mean max_requests_per_minute?"),
     ({"provider": "scripted"}, "script: is missing"),
     ({"script": "s.toml"}, 'script: is only for provider = "scripted"'),
     ({"parallel_tools": "none"}, 'parallel_tools: must be "safe" or "all" or "off", not \'none\''),

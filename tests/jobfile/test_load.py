@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.budget import Limits
+from runner.core.rate_limits import Caps
 from runner.core.spec import JobSpec, NewRun
 from runner.core.workspace import TOOL_CACHES, Workspace
 from runner.errors import SpecError
@@ -24,6 +25,16 @@ from .conftest import (
 )
 
 LEAST = 'model = "m"\nprompt = "Do it."\n'
+
+
+def test_a_provider_is_a_name_or_a_table_with_limits(load_text: Load) -> None:
+    named = load_text(LEAST + 'provider = "anthropic"\n').spec
+    assert (named.provider, named.caps) == ("anthropic", Caps())
+    limited = load_text(
+        LEAST + "[provider]\nmax_requests_per_minute = 9\nmax_concurrent = 2\n"
+    ).spec
+    assert (limited.provider, limited.caps) == ("anthropic", Caps(9, None, 2))
+    assert JobSpec.from_json(json.loads(json.dumps(limited.to_json()))) == limited
 
 
 def test_a_whole_job_is_loaded(load_text: Load, tmp_path: Path) -> None:
