@@ -245,10 +245,13 @@ def why_asked(app: App, group: Group) -> list[str]:
 
 
 def editable(question: Question) -> str:
-    """Return the input of a call as ``edited_input`` reads it: the command of Bash, else JSON."""
+    """Return the input of a call as ``edited_input`` reads it: the command of Bash, else JSON. Where a
+    character hides or steers it is JSON that escapes it, so that an edit changes nothing else."""
+    text = json.dumps(question.input, indent=2, ensure_ascii=False)
     if question.tool == "Bash" and isinstance(command := question.input.get("command"), str):
-        return command
-    return json.dumps(question.input, indent=2, ensure_ascii=False)
+        text = command
+    is_plain = all(line.expandtabs() == visible_lines(line) for line in text.split("\n"))
+    return text if is_plain else json.dumps(question.input, indent=2)
 
 
 def edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str, Any]:

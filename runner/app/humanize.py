@@ -443,11 +443,13 @@ def _note_on_commands(type_: str, data: Mapping[str, Any]) -> Note | None:
         case "message_queued":
             return Note(f"message queued{_who(data)}: {_get(data, 'text')}")
         case "approval_answered":
-            call = f"{data['name']}, call {data['call_index'] + 1} of turn {data['turn']}"
+            index = data.get("call_index")  # an imported event may have any shape
+            number = index + 1 if isinstance(index, int) else "?"
+            call = f"{_get(data, 'name')}, call {number} of turn {_get(data, 'turn')}"
             edited = ", with another input" if data.get("edited") else ""
             rule = _get(data, "rule", " by the rule ")
-            words = f"{call}: {data['answer']}{edited}{rule}{_who(data)}"
-            return Note(words, TONES.get(data["answer"], "plain"))
+            words = f"{call}: {_get(data, 'answer')}{edited}{rule}{_who(data)}"
+            return Note(words, TONES.get(_get(data, "answer"), "plain"))
         case "instructions_read":
             files = data.get("files")
             names = [str(file.get("path")) for file in files] if isinstance(files, list) else []

@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from runner.app.humanize import edit_of
 from runner.app.transcript import Message, Part, SubAgent, Transcript, text_of
 from runner.core.text import visible
 
@@ -81,6 +82,7 @@ def html_environment() -> Environment:
     found.filters |= {
         "contents": _contents,
         "digest": digest,
+        "edit": edit_of,
         "fold": _fold,
         "json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         "kind": lambda value: type(value).__name__,

@@ -148,6 +148,13 @@ def matching(app: App, job_id: str, filters: RunFilters) -> Matching:
     return Matching(min(count, MOST_AT_ONCE), count > MOST_AT_ONCE, first)
 
 
+def asked_of(app: App, job_id: str, filters: RunFilters) -> int:
+    """Return how many calls of the runs that match wait for an answer."""
+    ids = [key[1] for key in run_ids(app.database, job_id, filters, limit=MOST_AT_ONCE)]
+    waiting = decisions.open_approval_counts(app.database, job_id)
+    return sum(waiting.get(run_id, 0) for run_id in ids)
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """What an action on all that match came to."""
@@ -159,11 +166,9 @@ class Done:
     details: Sequence[Change | Answered] = field(default=(), repr=False)
 
 
-def act_on_all(
-    app: App, job_id: str, filters: RunFilters, action: str, author: Author, *, reason: str = ""
-) -> Done:
-    """Do one of ``ACTIONS`` with all runs of a job that match by now, sub-agents included. ``reason`` is
-    for the model, of a denial. Raises ``UsageError`` if there is no such action."""
+def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: Author) -> Done:
+    """Do one of ``ACTIONS`` with all runs of a job that match by now, sub-agents included. The model reads
+    why it is denied. Raises ``UsageError`` if there is no such action."""
     ids = [key[1] for key in run_ids(app.database, job_id, filters, limit=MOST_AT_ONCE)]
     target = Target("job", job_id)
     if action in ("approve", "deny"):
@@ -171,7 +176,7 @@ def act_on_all(
         asked = questions.waiting(app.database, target)
         chosen = [each.id for each in asked if lineage(each.run_id)[0] in among]
         effect: Any = "approved" if action == "approve" else "denied"
-        reply = Reply(effect, str(author.name), reason or author.why)
+        reply = Reply(effect, str(author.name), author.why)
         answered = approvals.answer(app, chosen, reply) if chosen else []
         return _done(app, answered, [])
     options: Any = {"author": author, "among": ids}

@@ -216,6 +216,12 @@ def _session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str
         yield "too low", f"{replies} fewer tokens of output than its text has"
 
 
+def parts_of(app: App, run: Mapping[str, Any], turns: Turns) -> Iterator[Part]:
+    """Return the parts of some turns of a run, whose row has what ``tree_of`` gives. What was said before
+    turn 1 belongs to turn 0. Sub-agents are left out."""
+    return _Composer(app, run, turns, None).parts()
+
+
 def request_as_sent(app: App, name: str, turn: int) -> bytes:
     from runner.llm.requests import request_body
 
@@ -235,16 +241,17 @@ class _Composer:
     ``now`` is the time of its sub-agents' transcripts; None leaves them out."""
 
     def __init__(
-        self, app: App, run: dict[str, Any], turns: Turns | None, now: float | None
+        self, app: App, run: Mapping[str, Any], turns: Turns | None, now: float | None
     ) -> None:
         database, run_id = app.database, run["id"]
         self._app, self._run, self._turns, self._now = app, run, turns, now
-        self._labels = database.read(lambda connection: call_labels(connection, [run_id]))
-        self._denied = {each["id"]: each for each in decisions.denied_calls(database, run_id)}
-        asked = decisions.approvals_of_run(database, run_id)
+        self._labels = database.read(lambda connection: call_labels(connection, [run_id], turns))
+        denied = decisions.denied_calls(database, run_id, turns)
+        self._denied = {each["id"]: each for each in denied}
+        asked = decisions.approvals_of_run(database, run_id, turns)
         self._asked = {each["call_id"]: each for each in asked}
         self._spent: dict[tuple[str, int], list[CallCost]] = defaultdict(list)
-        for call in call_costs(database, app.prices(), run_id):
+        for call in call_costs(database, app.prices(), run_id, turns):
             is_of_turn = call.purpose == "turn"
             self._spent[call.purpose, call.turn if is_of_turn else call.number].append(call)
 
@@ -256,7 +263,7 @@ class _Composer:
 
         database, run_id = self._app.database, self._run["id"]
         beside: list[tuple[_Place, Iterable[Part]]] = []
-        for event in history_of_run(database, run_id):
+        for event in history_of_run(database, run_id, self._turns):
             if shown(event.place.turn):
                 is_first = event.type == "run_submitted"
                 place = (-1, 0, 0) if is_first else (event.place.turn, event.place.stage, 3)

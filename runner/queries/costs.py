@@ -91,11 +91,16 @@ def costs_by(
     return [Cost(key, labels.get(key, ""), _total(sums[key])) for key in sorted(sums)]
 
 
-def call_costs(database: Database, prices: PriceList, run_id: str) -> list[CallCost]:
-    """The model calls of a run that have ended, in order, with their costs."""
+def call_costs(
+    database: Database, prices: PriceList, run_id: str, turns: tuple[int, int] | None = None
+) -> list[CallCost]:
+    """The model calls of a run (of the turns from the first number to the last) that have ended, in order,
+    with their costs."""
     more = (model_calls.c[name] for name in ("number", "turn", "latency"))
     calls = _ended_calls(prices, literal("")).add_columns(literal(1).label("calls"), *more)
     query = calls.where(runs.c.id == run_id).order_by(model_calls.c.number)
+    if turns is not None:
+        query = query.where(model_calls.c.turn.between(*turns))
     priced = database.read(lambda connection: _priced(connection, prices, query))
     return [CallCost(row.number, row.turn, row.purpose, row.latency, cost) for row, cost in priced]
 

@@ -85,9 +85,12 @@ DeniedCall: TypeAlias = dict[str, Any]
 DeniedKind: TypeAlias = dict[str, Any]
 
 
-def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
-    """Return the denied calls of a run in order, without calls that a fork copied: with ``id``,
-    ``run_id``, ``item_key``, ``turn``, ``tool``, and the keys of ``Why`` and of the answer."""
+def denied_calls(
+    database: Database, run_id: str, turns: tuple[int, int] | None = None
+) -> list[DeniedCall]:
+    """Return the denied calls of a run (of the turns from the first number to the last) in order, without
+    calls that a fork copied: with ``id``, ``run_id``, ``item_key``, ``turn``, ``tool``, and the keys of
+    ``Why`` and of the answer."""
     call = (*(tool_calls.c[name] for name in ("run_id", "position", "turn")), runs.c.item_key)
     why = (tool_calls.c.name.label("tool"), *_WHY, tool_calls.c.matched)
     query = (
@@ -95,6 +98,8 @@ def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
         .where(tool_calls.c.run_id == run_id, IS_OWN_CALL, _WAS_DENIED)
         .order_by(tool_calls.c.message, tool_calls.c.position)
     )
+    if turns is not None:
+        query = query.where(tool_calls.c.turn.between(*turns))
     rows = [dict(row._mapping) for row in database.rows(query)]
     return [
         {"id": ids.call_id(row["run_id"], row["turn"], row.pop("position")), **row} for row in rows
@@ -174,14 +179,19 @@ def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
     return {"rule_why": why, "rule_origin": origin, "approval": asked if asked["id"] else None}
 
 
-def approvals_of_run(database: Database, run_id: str) -> list[dict[str, Any]]:
-    """All questions of a run with their answers, in order; ``call_id`` names the call."""
+def approvals_of_run(
+    database: Database, run_id: str, turns: tuple[int, int] | None = None
+) -> list[dict[str, Any]]:
+    """The questions of a run (of the turns from the first number to the last) with their answers, in order;
+    ``call_id`` names the call."""
     names = ("run_id", "message", "position", "turn", "tool")
     query = (
         select(*(approvals.c[name] for name in names), *_APPROVAL)
         .where(approvals.c.run_id == run_id)
         .order_by(approvals.c.message, approvals.c.position)
     )
+    if turns is not None:
+        query = query.where(approvals.c.turn.between(*turns))
     return [
         {"call_id": ids.call_id(row.run_id, row.turn, row.position), **row._mapping}
         for row in database.rows(query)

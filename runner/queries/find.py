@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter, eq
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, false, select
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, false, func, select
 
 from runner.core.agents import call_label
 from runner.store import ids
@@ -59,17 +59,27 @@ def in_batches(values: Sequence[T], size: int = _MOST_VALUES) -> Iterator[Sequen
 Call = tuple[str, int, int]  # run, turn, position
 
 
-def call_labels(connection: Connection, run_ids: Collection[str]) -> dict[Call, str]:
-    """The labels of the tool calls of these runs: ``3.2`` is the second call of the third sub-agent.
-    Calls count from a run's first, including the calls that a fork is a copy of."""
+def call_labels(
+    connection: Connection, run_ids: Collection[str], turns: tuple[int, int] | None = None
+) -> dict[Call, str]:
+    """The labels of the tool calls of these runs (of one: of the turns from the first number to the
+    last): ``3.2`` is the second call of the third sub-agent. Calls count from a run's first, including the
+    calls that a fork is a copy of."""
     found: dict[Call, str] = {}
+    before = 0
+    if turns is not None:
+        (run_id,) = run_ids
+        earlier = (tool_calls.c.run_id == run_id) & (tool_calls.c.turn < turns[0])
+        before = connection.execute(select(func.count()).where(earlier)).scalar_one()
     for some in in_batches(sorted(set(run_ids))):
         query = (
             select(tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
             .where(tool_calls.c.run_id.in_(some))
             .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
         )
+        if turns is not None:
+            query = query.where(tool_calls.c.turn.between(*turns))
         for run_id, calls in groupby(connection.execute(query), key=attrgetter("run_id")):
-            for number, call in enumerate(calls, 1):
+            for number, call in enumerate(calls, before + 1):
                 found[run_id, call.turn, call.position] = call_label(run_id, number)
     return found

@@ -9,7 +9,7 @@ from math import isfinite
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, null, or_, select
+from sqlalchemy import Connection, Row, and_, func, null, or_, select
 
 from runner.core.agents import is_within, item_of, place_of, tree_order
 from runner.core.events import SIGNED
@@ -54,6 +54,17 @@ def events_after(
         return _with_places(connection, [row for _, row in sorted(keyed, key=itemgetter(0))])
 
     return database.read(work)
+
+
+def newest_events(
+    database: Database, run_id: str, before: int | None, limit: int
+) -> list[dict[str, Any]]:
+    """The newest events of a run, or the newest ``before`` a number, from the newest on."""
+    query = select(events).where(events.c.run_id == run_id)
+    if before is not None:
+        query = query.where(events.c.number < before)
+    found = database.rows(query.order_by(events.c.number.desc()).limit(limit))
+    return [dict(row._mapping) for row in found]
 
 
 # The job's own event covers all runs that were submitted with it.
@@ -147,10 +158,12 @@ def _events_of_run(
     *,
     without: Sequence[str] = (),
     only_its_own: bool = False,
+    since: float | None = None,
+    until: float | None = None,
 ) -> Iterator[HistoryEvent]:
     """The events of a run (``without`` some types) in the order of the record, whatever the clocks of two
     workers say, merged by time with the events of its job while the run existed (``only_its_own``: without
-    the job's events about other runs)."""
+    the job's events about other runs). ``since`` and ``until``: only of this time."""
     own = (
         select(events.c.at, events.c.type, events.c.data, events.c.attempt)
         .where(events.c.run_id == run.id, events.c.type.not_in(without))
@@ -165,6 +178,10 @@ def _events_of_run(
     )
     if run.ended_at is not None:
         of_job = of_job.where(event.at <= run.ended_at)
+    if since is not None:
+        own, of_job = own.where(events.c.at >= since), of_job.where(event.at >= since)
+    if until is not None:
+        own, of_job = own.where(events.c.at <= until), of_job.where(event.at <= until)
     found = map(HistoryEvent.of, connection.execute(of_job))
     jobs = deque(each for each in found if not only_its_own or _concerns(each.data, run.id))
     for each in map(HistoryEvent.of, connection.execute(own)):
@@ -192,20 +209,44 @@ _TOLD_ELSEWHERE = (
 )
 
 
-def history_of_run(database: Database, run_id: str) -> list[HistoryEvent]:
-    """Return people's actions, waits, retries and the end of a run, in order."""
+def history_of_run(
+    database: Database, run_id: str, turns: tuple[int, int] | None = None
+) -> list[HistoryEvent]:
+    """Return people's actions, waits, retries and the end of a run, in order; with ``turns`` at least those
+    from the first number to the last."""
 
     def work(connection: Connection) -> list[HistoryEvent]:
         names = ("id", "job_id", "fork_turn", "created_at", "ended_at")
         query = select(*(runs.c[name] for name in names)).where(runs.c.id == run_id)
         run = connection.execute(query).one()
         start = Position(run.fork_turn or 0, ENDED)
-        of_run = _events_of_run(connection, run, without=_TOLD_ELSEWHERE, only_its_own=True)
+        since = until = None
+        if turns is not None:
+            since, until = _times_of(connection, run_id, turns)
+        if turns is not None and since is not None:
+            start = Position(turns[0] - 1, ENDED)
+        of_run = _events_of_run(
+            connection, run, without=_TOLD_ELSEWHERE, only_its_own=True, since=since, until=until
+        )
         found = list(_history(of_run, start))
         is_unplaced = all(each.place == start for each in found)
         return _placed_by_time(connection, run_id, found) if is_unplaced else found
 
     return database.read(work)
+
+
+def _times_of(
+    connection: Connection, run_id: str, turns: tuple[int, int]
+) -> tuple[float | None, float | None]:
+    """When the calls for the first of the turns began, and when the reply of the turn after the last came:
+    what happened in these turns lies between them. None: from the start, or until the end."""
+    call, (first, last) = model_calls.c, turns
+    began = select(func.min(call.started_at)).where(call.run_id == run_id, call.turn == first)
+    replied = select(func.max(call.ended_at)).where(call.run_id == run_id, call.turn == last + 1)
+    replied = replied.where(call.stop_reason.is_not(None))
+    is_from_start = first <= 1
+    since = None if is_from_start else connection.execute(began).scalar()
+    return since, connection.execute(replied).scalar()
 
 
 def _history(found: Iterable[HistoryEvent], place: Position) -> Iterator[HistoryEvent]:

@@ -18,7 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 from starlette.responses import Response
 
-from runner.app import humanize, page
+from runner.app import approvals, humanize, page
 from runner.core.run import STATES
 from runner.web import charts
 
@@ -33,11 +33,13 @@ def templates() -> Environment:
     found = base.overlay(loader=loader)
     found.filters = {
         **base.filters,
+        "answer": humanize.answer,
+        "asks": lambda why: f"asked by {humanize.decider(why)}",
         "attr": attr,
+        "contained": humanize.contained,
+        "cost": humanize.cost,
         "duration": humanize.duration,
-        "edit": humanize.edit_of,
-        "diff_kinds": humanize.diff_kinds,
-        "first_line": humanize.first_line,
+        "editable": approvals.editable,
         "number": "{:,}".format,
         "share": lambda share: f"{share:.0%}",
         "tone": lambda state: humanize.TONES.get(str(state).split(",")[0], "plain"),

@@ -17,16 +17,31 @@ from starlette.types import ASGIApp
 
 from runner.app import approvals, people
 from runner.app.handle import App
+from runner.app.people import Role
 from runner.errors import UsageError
-from runner.web import pages
+from runner.web import actions, pages, run_pages
 from runner.web.render import html, static
 from runner.web.safety import Access, Guard, Sessions
 from runner.web.visit import Handler, Visit, route
 
-_READS: tuple[tuple[str, Handler], ...] = (
+READS: tuple[tuple[str, Handler], ...] = (
     ("/", pages.jobs),
     ("/jobs/{job}", pages.job),
     ("/jobs/{job}/charts", pages.charts),
+    ("/runs/{run}", run_pages.run),
+    ("/runs/{run}/changes", run_pages.changes),
+    ("/runs/{run}/costs", run_pages.costs),
+    ("/runs/{run}/tree", run_pages.tree),
+    ("/runs/{run}/events", run_pages.events),
+    ("/runs/{run}/sent/{turn:int}", run_pages.sent),
+    ("/calls/{call}", run_pages.call),
+    ("/inbox", actions.inbox),
+    ("/jobs/{job}/all", actions.confirm),
+)
+_WRITES: tuple[tuple[str, Handler, Role], ...] = (
+    ("/answer", actions.answer, "answer"),
+    ("/jobs/{job}/all", actions.act_on_all, "answer"),
+    ("/do", actions.do, "operate"),
 )
 
 
@@ -45,7 +60,8 @@ def web_app(app: App, access: Access, sessions: Sessions) -> ASGIApp:
         query = request.query_params
         return html("login.html", {"failed": "failed" in query, "next": query.get("next", "/")})
 
-    routes: list[BaseRoute] = [route(app, extra, path, handler) for path, handler in _READS]
+    routes: list[BaseRoute] = [route(app, extra, path, handler) for path, handler in READS]
+    routes += [route(app, extra, *one, writes=True) for one in _WRITES]
     routes.append(Route("/static/{digest}/{name}", _static))
     routes.append(Route("/login", login))
     if access.auth == "local":

@@ -66,9 +66,26 @@ class Visit:
         """Say something on the next page of this session."""
         self.session.told.append((tone, words))
 
+    def later(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return ``work`` for a thread of its own: what goes wrong is told on a later page."""
+
+        def do() -> None:
+            try:
+                work()
+            except RunnerError as error:
+                self.tell("bad", str(error))
+            except Exception:
+                logger.exception("what goes on after a page failed: %s", self.path)
+                self.tell("bad", "it failed by a bug of Runner's: its log has more")
+
+        return do
+
     def go_back(self) -> Response:
         """Return to the page that a form was on."""
-        return RedirectResponse(self.back, 303)
+        return self.go_to(self.back)
+
+    def go_to(self, address: str) -> Response:
+        return RedirectResponse(address, 303)
 
 
 Handler = Callable[[Visit], Response]
@@ -80,8 +97,8 @@ def route(
     extra: Extra,
     path: str,
     handler: Handler,
-    *,
     role: Role = "look",
+    *,
     writes: bool = False,
 ) -> Route:
     """Return the route of a handler, which works in a thread. ``role``: who may use it."""

@@ -44,10 +44,10 @@ class Browser:
             answer = self.get(answer.headers["location"])
         return answer
 
-    def submit(self, page: str, action: str, **fields: str) -> Answer:
+    def submit(self, page: str, to: str, **fields: str) -> Answer:
         """Fill in a form of a page, and return the page that it leads to."""
         token = self.csrf(page)
-        answer = self.post(action, {"csrf": token, "back": page, **fields})
+        answer = self.post(to, {"csrf": token, "back": page, **fields})
         assert answer.status == 303, answer.text[:500]
         return self.follow(answer.headers["location"])
 
