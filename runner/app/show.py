@@ -26,6 +26,7 @@ from runner.queries.names import Kind
 from runner.store.conditions import in_tree
 
 _LOOK_SECONDS = 0.5
+_HOW_TO_GO_ON = ": go on with `runner run --resume JOB` or `runner worker`"
 
 
 def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
@@ -163,24 +164,35 @@ def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict
 
 
 def follow(
-    app: App, name: str, *, whole_tree: bool, tell: Callable[[str], None]
+    app: App, name: str, *, whole_tree: bool, tell: Callable[[str], None], only_new: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run, or of its ``whole_tree``, until it has ended, and between them the
-    model's live text in events of the type ``text_delta``. ``tell`` gets the reason if there is no
-    text. Raises ``UnreachableError`` if the database does not answer."""
+    """Yield the events of a run, or of its ``whole_tree``, until it has ended (``only_new``: those from now
+    on), and between them the model's live text in events of the type ``text_delta``. ``tell`` gets
+    the reason if there is no text, and why nothing goes on if no worker works the run. Raises
+    ``UnreachableError`` if the database does not answer."""
     found = app.find(name, "job", "run")
     if found.kind == "job":
         raise UsageError("-f follows one run: name a run of the job (see `runner list JOB`)")
     run_id, last = found.id, dict[str, int]()
+    if only_new:
+        for event in timeline.events_after(app.database, run_id, whole_tree=whole_tree):
+            last[event["run_id"]] = event["number"]
+    shown, looked_at = "", 0.0
     with ExitStack() as opened:
         try:
             texts = opened.enter_context(wiring.follow_text(app.settings, run_id))
         except UnreachableError as error:
-            tell(str(error))
+            tell(f"no live text: {error}")
             texts = map(time.sleep, repeat(_LOOK_SECONDS))  # None each time
         for text in chain((None,), texts):
             if text is not None:
                 yield {"type": "text_delta", "run_id": run_id, **place_of(run_id), "text": text}
+            if time.monotonic() - looked_at >= _LOOK_SECONDS:
+                looked_at, before = time.monotonic(), shown
+                shown = workers.shown_states(app.database, app.now(), [run_id]).get(run_id, "")
+                if shown and shown != before:
+                    how = _HOW_TO_GO_ON if workers.NO_WORKER in shown else ""
+                    tell(f"{run_id} is {shown}{how}")
             has_ended = runs.has_ended(app.database, run_id, whole_tree=whole_tree)
             new = timeline.events_after(app.database, run_id, last, whole_tree=whole_tree)
             for event in new:

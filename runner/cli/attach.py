@@ -15,7 +15,7 @@ from runner.app.watch import Look
 from runner.cli import exit_codes
 from runner.cli.interruption import Interruption
 from runner.cli.log import log_to_stderr
-from runner.cli.options import json_option, quiet_option, signed_as, with_app
+from runner.cli.options import JOB, json_option, quiet_option, signed_as, with_app
 from runner.cli.report import summarise
 from runner.cli.screen import Screen
 from runner.cli.terminal import note, refuse, say_json
@@ -28,7 +28,7 @@ _BY_CTRL_C = "Ctrl-C in `runner run`"
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @quiet_option
 @signed_as
 @json_option

@@ -13,8 +13,9 @@ import click
 
 from runner.app import handle, humanize, listing, transcript
 from runner.app import show as app_show
-from runner.app.humanize import cell, cost_line, counts, duration, lines, moment, usd_of
+from runner.app.humanize import cell, cost_line, counts, duration, moment, usd_of
 from runner.cli.costs import budget_fields
+from runner.cli.following import follow_in_words
 from runner.cli.options import JOB_OR_RUN, json_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
@@ -270,8 +271,8 @@ def events(app: handle.App, id: str, follow: bool, whole_tree: bool, as_json: bo
     Of a job it shows who submitted it, and every change since: who made it (`runner` is what Runner
     does by itself), when, why, and the values before and after.
 
-    With -f it goes on until the run has ended, and shows the model's text as it is written. With
-    --json -f each line is an object.
+    With -f it goes on until the run has ended: a line for each event that matters, and the model's text as
+    it is written. With --json -f each line is an object, and every event has one.
 
     With --tree it is of the run and of all the sub-agents below it, in order of time. Before its type an
     event has whose it is: 3 is the third sub-agent that the run has started, 3.1 the first that this
@@ -300,21 +301,15 @@ def events(app: handle.App, id: str, follow: bool, whole_tree: bool, as_json: bo
 
 
 def _follow(app: handle.App, id: str, *, whole_tree: bool, as_json: bool) -> None:
-    def tell(reason: str) -> None:
-        note(f"runner: no live text: {cell(reason)}")
+    if not as_json:
+        follow_in_words(app, id, whole_tree=whole_tree)
+        return
 
-    in_text = False
+    def tell(reason: str) -> None:
+        note(f"runner: {cell(reason)}")
+
     for event in app_show.follow(app, id, whole_tree=whole_tree, tell=tell):
-        if as_json:
-            say_json(event, on_one_line=True)
-        elif event["type"] == "text_delta":
-            sys.stdout.write(lines(event["text"]))
-            in_text = not event["text"].endswith("\n")
-        else:
-            if in_text:
-                say()
-            in_text = False
-            _say_event(event)
+        say_json(event, on_one_line=True)
         sys.stdout.flush()
 
 

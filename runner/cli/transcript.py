@@ -20,6 +20,7 @@ from runner.app import handle
 from runner.app import page as pages
 from runner.app import transcript as told
 from runner.app.humanize import Note, Tone, cell, input_lines, moment
+from runner.cli.following import follow_in_words
 from runner.cli.options import RUN, json_option, with_app
 from runner.cli.terminal import MARGIN, Line, note, output, print_lines, say_bytes, say_json
 from runner.errors import UsageError
@@ -77,6 +78,7 @@ def _turns(text: str) -> tuple[int, int]:
     is_flag=True,
     help="With the conversations of the sub-agents it started.",
 )
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
 @json_option
 @with_app
 def transcript(
@@ -86,6 +88,7 @@ def transcript(
     full: bool | None,
     whole_tree: bool,
     no_pager: bool,
+    follow: bool,
     page: Path | None,
     turn: int | None,
     as_json: bool,
@@ -96,7 +99,7 @@ def transcript(
     Shows all of it, also parts that were truncated or summarised in requests. At a terminal it has
     colours (NO_COLOR: none) and a pager (PAGER, else less), and long outputs are folded. --html
     writes one file that needs no network. --as-sent prints the body of the request that the model
-    got in a turn, byte for byte (at a terminal: on more lines).
+    got in a turn, byte for byte (at a terminal: on more lines). -f goes on as `runner events -f` does.
 
     A call that started a sub-agent shows its outcome. With --tree its conversation follows, each
     line behind its label in the tree: 3 is the third sub-agent of the run, 3.1 that one's first; a
@@ -105,10 +108,13 @@ def transcript(
     \b
     Example:
       runner transcript k3x9f2
+      runner transcript k3x9f2 -f
       runner transcript k3x9f2 --turns 10-20 --full
       runner transcript k3x9f2 --html run.html
       runner transcript k3x9f2 --as-sent 12
     """
+    if follow and (page or turn or turns or as_json):
+        raise UsageError("-f shows the conversation as it goes on: give no other form of it")
     forms = {"--html": page is not None, "--as-sent": turn is not None, "--json": as_json}
     _refuse_misfits(forms, {"--turns": turns is not None, "--tree": whole_tree}, full)
     if turn is not None:
@@ -120,7 +126,10 @@ def transcript(
     found = told.transcript_of(app, run, time.time(), turns, whole_tree=whole_tree)
     if page is None:
         is_folded = sys.stdout.isatty() if full is None else not full
-        print_lines(lines_of(found, is_folded=is_folded), paged=not no_pager)
+        paged = not (no_pager or follow)
+        print_lines(lines_of(found, is_folded=is_folded), paged=paged)
+        if follow:
+            follow_in_words(app, run, whole_tree=whole_tree, only_new=True)
         return
     to_stdout = str(page) == "-"
     with output(None if to_stdout else page) as write:

@@ -172,7 +172,9 @@ def submit(
 @click.command()
 @slots_option
 @click.option("--burst", is_flag=True, help="End when nothing is due.")
-@click.option("--job", metavar="JOB", help="Work this job alone; end when its runs have ended.")
+@click.option(
+    "--job", type=JOB, metavar="JOB", help="Work this job alone; end when its runs have ended."
+)
 @click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
 @click.option(
     "--metrics",

@@ -182,6 +182,8 @@ def test_untrusted_content_steers_no_terminal(
         ("transcript", run_id),
         ("events", run_id),
         ("cancel", run_id),
+        ("events", run_id, "-f"),
+        ("transcript", run_id, "-f"),
     ):
         result = command(*arguments)
         assert result.code == 0
