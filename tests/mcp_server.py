@@ -1,8 +1,9 @@
 """An MCP server over stdio, of the standard library alone, that can be made to misbehave.
 
-    mcp_server.py [NOTES] [--mute | --fails | --then-fails]
+    mcp_server.py [NOTES] [--mute | --fails | --quiet]
 
-It appends a line to the file NOTES when it starts (its process id) and for each call of ``note``.
+It appends a line to the file NOTES when it starts (its process id, unless ``--quiet``) and for each
+call of ``note``.
 """
 
 from __future__ import annotations
@@ -144,9 +145,10 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    if "--fails" in FLAGS or ("--then-fails" in FLAGS and NOTES.exists()):
+    if "--fails" in FLAGS:
         sys.exit("cannot begin: no database")
-    note(f"pid {os.getpid()}")
+    if "--quiet" not in FLAGS:
+        note(f"pid {os.getpid()}")
     print("this line is no message", flush=True)
     for line in sys.stdin:
         message = json.loads(line)

@@ -14,7 +14,7 @@ from sqlalchemy import Row
 
 from tests.crash import repository
 from tests.crash.record import Record, hold
-from tests.crash.scenario import LOG, Scenario
+from tests.crash.scenario import LOG, SERVED, Scenario
 
 _OURS = (".git", ".runner-")
 
@@ -107,7 +107,7 @@ def _check_log(record: Record, tree: str, stores: _Stores) -> None:
     lines = stores.files(tree).get(LOG, b"").decode().split()
     done: list[str] = []
     for call in _wrote(record):
-        if call.name == "Bash" and call.outcome != "denied":
+        if call.name in ("Bash", SERVED.name) and call.outcome != "denied":
             done.append(call.tool_use_id.removeprefix("toolu_").replace("_", "."))
         if call.tree_after == tree:
             last = len(done)

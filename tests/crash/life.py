@@ -120,7 +120,13 @@ DROPPED = 10  # exit status: another attempt has the run
 _SAY_ALIVE_SECONDS = 0.1
 _LOOK_SECONDS = 0.01
 LOG = "log"
-_IMPORTED_LATE = ("anthropic.types", "psycopg", "runner.llm.connections", "runner.llm.stream")
+_IMPORTED_LATE = (
+    "runner.tools.mcp_session",
+    "anthropic.types",
+    "psycopg",
+    "runner.llm.connections",
+    "runner.llm.stream",
+)
 
 
 @dataclass(frozen=True)

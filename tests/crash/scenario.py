@@ -4,6 +4,7 @@ limit at the end. ``tests.crash.variants`` has the ways in which that goes."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from runner.core.budget import Budget, Limits
 from runner.core.context import CompactionKind, Context
 from runner.core.conversation import Tool, Usage
+from runner.core.mcp import McpServer
 from runner.core.prices import Terms
 from runner.core.run import EndState
 from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission
@@ -27,7 +29,17 @@ SAID_FIRST = "Said before the run began."
 SAID_LATER = "Said while the model was at its third reply."
 SAID_LATER_AT = 2  # the reply's position
 
-LOG = "log.txt"  # each Bash call appends its name, as in its id
+LOG = "log.txt"  # each call of Bash and of the MCP server appends its name, as in its id
+SERVER = McpServer(
+    "ours",
+    sys.executable,
+    (str(Path(__file__).parents[1] / "mcp_server.py"), LOG, "--quiet"),
+    scope="run",
+    folder=str(Path(__file__).parent),
+)
+SERVED = Tool(
+    SERVER.tool_name("note"), "Note a text.", {"type": "object"}, source=SERVER.source("note")
+)
 EDITED, EDIT_MARK = "tasks.txt", "[x]"
 NOTED = "noted.txt"
 DENIED = "denied.txt"
@@ -116,7 +128,8 @@ class Scenario:
             name="sweep",
             model=MODEL,
             system="Be brief.",
-            tools=tools if schema is None else (*tools, result_tool(schema)),
+            tools=(*tools, SERVED) if schema is None else (*tools, SERVED, result_tool(schema)),
+            mcp=(SERVER,),
             rules=self.rules,
             limits=self.limits,
             budget=self.budget,
@@ -175,6 +188,11 @@ def bash(position: int, index: int, after: str) -> dict[str, object]:
     """A command that appends its name."""
     command = f"echo {position}.{index} >> {LOG}{after}"
     return tool_use(f"toolu_{position}_{index}", "Bash", {"command": command})
+
+
+def served(position: int, index: int) -> dict[str, object]:
+    """A call of an MCP server that appends its name."""
+    return tool_use(f"toolu_{position}_{index}", SERVED.name, {"text": f"{position}.{index}"})
 
 
 def read(position: int, index: int) -> dict[str, object]:

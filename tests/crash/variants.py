@@ -1,7 +1,8 @@
 """The scenario's variants. Four in a workspace that nothing is recorded of, or a copy: one ends at its
 turn limit, one at its token ceiling, one is about calls that a person is asked about, and one passes
-its window again and again, at its job's cost. Three in a worktree: what cannot be done twice, atomic
-batches of writing calls, and workers on hosts that share nothing but a remote."""
+its window again and again, at its job's cost. Four in a worktree: what cannot be done twice, the
+same by an MCP server, atomic batches of writing calls, and workers on hosts that share nothing but a
+remote."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from tests.crash.scenario import (
     asked,
     bash,
     read,
+    served,
 )
 from tests.messages_api import Reply, text, tool_use
 
@@ -217,6 +219,18 @@ COMPACTED = Scenario(
 
 BATCHES = replace(ALL_AT_ONCE, workspace="git")
 HOSTS = replace(OWN_FILES, files=replace(OWN_FILES.files, hosts=True))
+# Its calls cannot be done twice because an MCP server does them.
+SERVING = replace(
+    OWN_FILES,
+    script={
+        **_FILES_SCRIPT,
+        1: Reply([*_FILES_SCRIPT[1].blocks[:1], served(1, 1), *_FILES_SCRIPT[1].blocks[2:]]),
+        2: Reply([served(2, 0)]),
+    },
+    files=replace(
+        OWN_FILES.files, external=(), external_calls=frozenset({"toolu_1_1", "toolu_2_0"})
+    ),
+)
 SCENARIOS = {
     "all": ALL_AT_ONCE,
     "safe": READS_AT_ONCE,
@@ -225,4 +239,5 @@ SCENARIOS = {
     "files": OWN_FILES,
     "batches": BATCHES,
     "hosts": HOSTS,
+    "served": SERVING,
 }

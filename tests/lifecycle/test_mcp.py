@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.lifecycle.site import Site, done, wait_until
@@ -54,8 +55,8 @@ def last_pid(site: Site) -> int:
 
 
 def test_a_call_whose_worker_was_killed_is_unknown_and_never_repeated(site: Site) -> None:
-    script = {"a": [use("slow", text="paid"), use("note", text="after"), done()]}
-    job = served(site, script)
+    replies = [use("spawn"), use("slow", text="paid"), use("note", text="after"), done()]
+    job = served(site, {"a": replies})
     worker = site.start("worker")
     wait_until(lambda: "paid" in noted(site), "the call to begin")
     worker.kill()
@@ -63,7 +64,8 @@ def test_a_call_whose_worker_was_killed_is_unknown_and_never_repeated(site: Site
     site.run("worker", "--burst")
     run = site.runs(job)["a"]
     assert run["state"] == "succeeded"
-    first, second = site.tool_results(run["id"])
+    child, first, second = site.tool_results(run["id"])
+    assert not psutil.pid_exists(int(child))
     assert first.startswith("The outcome of this call is unknown")
     assert second == "(no output)"
     assert noted(site).count("paid") == 1
