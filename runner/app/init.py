@@ -193,9 +193,14 @@ def _pattern(files: Sequence[str], suffixes: Sequence[str]) -> str | None:
     tops = Counter(f.split("/")[0] if "/" in f else "" for f in own)
     top = max(tops, key=lambda each: tops[each])
     if not top:
-        return f"*{suffix}"
+        return _names(suffix)
     folder = os.path.commonpath([os.path.dirname(f) for f in own if f.startswith(f"{top}/")])  # noqa: PTH120
-    return f"{escape(folder)}/**/*{suffix}"
+    return f"{escape(folder)}/**/{_names(suffix)}"
+
+
+def _names(suffix: str) -> str:
+    """Return a pattern of names: of Python not ``__init__.py`` and its like, which are mostly empty."""
+    return f"{'[!_]' if suffix == '.py' else ''}*{suffix}"
 
 
 def files_matching(found: Found, pattern: str) -> int:

@@ -97,6 +97,8 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
         note(f"\nlook further: runner transcript {telling['id']}")
         note(f"              runner events {telling['id']}")
         note(f"              runner report {report.job['id']}")
+        if any(e.run["state"] == "succeeded" and e.snapshots.is_recorded for e in report.runs):
+            note(f"take it:      runner patch {report.job['id']} -o patches")
     return code
 
 

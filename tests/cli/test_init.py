@@ -38,8 +38,8 @@ REPOSITORIES: Mapping[str, dict[str, str]] = {
     "none": {"README.md": "", 'docs/it\'s "here".md': "", "docs/b.md": ""},
 }
 EXPECTED = {
-    "python": ("shop/**/*.py", "python3 -m unittest discover -s tests"),
-    "pytest": ("src/shop/**/*.py", "uv run python3 -m pytest -q"),
+    "python": ("shop/**/[!_]*.py", "python3 -m unittest discover -s tests"),
+    "pytest": ("src/shop/**/[!_]*.py", "uv run python3 -m pytest -q"),
     "node": ("lib/**/*.js", "npm test"),
     "rust": ("src/**/*.rs", "cargo test --quiet"),
     "go": ("*.go", "go test ./..."),
@@ -129,7 +129,7 @@ def test_a_person_is_asked_three_questions(folder: Path) -> None:
     with at_terminal(folder, "init") as (process, person):
         for words, answer in (
             ("What is to be done [", 'Say "hi"\\n in {{ item }}.\n'),
-            ("To which files (a pattern) [shop/**/*.py]", "lib/*.py\n"),
+            ("To which files (a pattern) [shop/**/[!_]*.py]", "lib/*.py\n"),
             ("0 files", ""),
             ("To which files (a pattern) [lib/*.py]", "shop/a.*\n"),
             ("Which command says that it is right [", "make a && make b\n"),

@@ -14,11 +14,12 @@ _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```", re.DOTALL | re.MULTILINE
 _AUTHOR = {"NAME": "Ada", "EMAIL": "ada@example.com"}
 # What differs from one time to the next: ids, times, tokens, who runs it, and the width of columns.
 _CHANGING = (
+    (r" \([\d,]+ unknown\)", ""),  # whether a call was cut off when its worker was killed
     (r"(?m)(^|(?<= ))[0-9a-hjkmnp-tv-z]{8}(?= |_1_1)", "SHORT_ID"),
     (r"\b(job|run|apr|call|grp)_[0-9a-z_]+", r"\1_ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
     (r"\b\d+(\.\d+)?(ms|s|m)\b", "DURATION"),
-    (r"\b\d(,\d{3})+\b|\b\d+ tokens|\b\d+%|(?<= )\d{3}(?= )", "NUMBER"),
+    (r"\b\d+(,\d{3})+\b|\b\d+ tokens|\b\d+%|(?<= )\d{3}(?= )", "NUMBER"),
     (r"denied by \w+", "denied by SOMEBODY"),
     (r" +", " "),
 )
