@@ -166,6 +166,13 @@ def _run_row(
         *(run[name] or "" for name in some),
         *(run["turns"], tokens_of(run[tokens], run[unknown]), run[denials] or ""),
         "; ".join(
-            filter(None, (waiting.get(run["id"]) or run["detail"] or origin, run["near_limits"]))
+            filter(
+                None,
+                (
+                    waiting.get(run["id"]) or run["detail"] or origin,
+                    run["title"],
+                    run["near_limits"],
+                ),
+            )
         ),
     )

@@ -408,6 +408,10 @@ class Session:
         return agent
 
     @property
+    def cwd(self) -> str | None:
+        return self._main.first("cwd")
+
+    @property
     def reply_ids(self) -> Sequence[str]:
         """The API's ids of all replies."""
         found = (message.id for one in self._conversations for message in one.messages)
@@ -580,7 +584,7 @@ class SessionRun:
         self.started_at = next((line.at for line in own if line.at), talk.lines[0].at)
         self.ended_at = max(line.at for line in talk.lines)
         self.id = id_ or _run_id(session.id, talk.agent, self.started_at)
-        cwd = talk.first("cwd")
+        cwd = talk.first("cwd") or session.cwd
         self.project = visible(cwd or "unknown")
         self.item = {
             SESSION: {
@@ -751,6 +755,8 @@ class SessionRun:
         self._add_blocks(number, "assistant", reply.said)
         if reply.model != _SYNTHETIC and self.turns not in self._shared[0]:
             self._add_model_call(reply)
+        else:  # what happens next is told after it
+            self._add_event(reply.lines[-1].at, "turn_ended", {"turn": self.turns})
         for position, use in enumerate(reply.uses):
             self._add_call(number, position, use, reply.results.get(position))
 
@@ -846,6 +852,8 @@ def _end_of(talk: _Conversation) -> tuple[str, str]:
         last is not None and last.role == "assistant" and last.is_error
     ):
         return "failed", "api_error"
+    if talk.result is not None and talk.result.text("subtype") == "success":
+        return "succeeded", "end_turn"
     if last is not None and last.role == "assistant" and len(last.results) == len(last.uses):
         if last.stop_reason == "refusal":
             return "failed", "refused"

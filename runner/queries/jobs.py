@@ -31,6 +31,7 @@ from runner.store.tables import (
     model_calls,
     permission_rules,
     runs,
+    sessions,
 )
 
 # A job in numbers: its columns, its budget (None without one), its ``state``, its ``pause`` by Runner
@@ -38,8 +39,8 @@ from runner.store.tables import (
 # sub-agents, too. A run that was started afresh counts as its successor in ``state`` and ``runs``.
 JobSummary: TypeAlias = dict[str, Any]
 # A run in one line: its columns, its ``Place``, ``below`` (how many runs of sub-agents are below it),
-# the ``tree_turns``, ``tree_tokens`` and ``tree_denials`` of all of these together, and ``fresh_run``,
-# which it was started afresh as.
+# the ``tree_turns``, ``tree_tokens`` and ``tree_denials`` of all of these together, ``fresh_run``,
+# which it was started afresh as, and of an imported session its ``title`` and ``session_id``.
 RunSummary: TypeAlias = dict[str, Any]
 
 _COUNTERS = (
@@ -116,13 +117,15 @@ def list_runs(
     """The runs of a job, or those in a state, in the order of its items; with ``whole_trees`` also the
     runs of sub-agents, each after its parent. ``among``: only of the trees of these runs of items."""
     columns = (*(runs.c[name] for name in _RUN_COLUMNS), UNKNOWN_TOKENS.label("unknown_tokens"))
+    of_session = sessions.c.title, sessions.c.session_id  # None unless it was imported
     afresh = select(runs.c.fresh_of, runs.c.id)
     if among is None:
         of_trees = runs.c.job_id == job_id
         afresh = afresh.where(of_trees, runs.c.fresh_of.is_not(None))
     else:  # without the job: SQLite would look through all of its runs
         of_trees, afresh = in_trees(among), afresh.where(runs.c.fresh_of.in_(among))
-    query = select(*columns).where(of_trees).order_by(runs.c.id)
+    query = select(*columns, *of_session).outerjoin(sessions, sessions.c.run_id == runs.c.id)
+    query = query.where(of_trees).order_by(runs.c.id)
     if not whole_trees:
         query = query.where(IS_ITEM_RUN)
     if state is not None:

@@ -9,7 +9,18 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, literal, or_, select, true, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Table,
+    and_,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+)
 
 from runner.core.agents import lineage, tree_order
 from runner.core.prices import PriceList
@@ -143,11 +154,15 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
             at = (child["parent_message"], child["parent_position"])
             place = None if at[1] is None else at
             children[place] = (*children.get(place, ()), child["id"])
+        spec = JobCache().on(connection).spec_of_run(job["id"], run_id)
+        session = _session(connection, run_id)
+        if session is not None and session.system:
+            spec = replace(spec, system=session.system)
         return Recorded(
             run=run,
             item=items[0]["item"] if items else None,
             job_name=job["name"],
-            spec=JobCache().on(connection).spec_of_run(job["id"], run_id),
+            spec=spec,
             blocks=blocks,
             calls={(row["message"], row["position"]): row for row in calls},
             model_calls=model_calls,
@@ -155,7 +170,7 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
             verifications=verifications,
             prices=prices,
             children=children,
-            lines=tuple(_own_lines(connection, run_id)),
+            lines=tuple(_own_lines(connection, session)),
         )
 
     return database.read(work)
@@ -170,10 +185,13 @@ def lines_of_sessions(connection: Connection, run_ids: Sequence[str]) -> dict[st
     return found
 
 
-def _own_lines(connection: Connection, run_id: str) -> Sequence[bytes]:
+def _session(connection: Connection, run_id: str) -> Row[Any] | None:
+    return connection.execute(select(sessions).where(sessions.c.run_id == run_id)).one_or_none()
+
+
+def _own_lines(connection: Connection, session: Row[Any] | None) -> Sequence[bytes]:
     """Return the lines of the file of an imported session or agent; none if they are in another file or
     were not kept."""
-    session = connection.execute(select(sessions).where(sessions.c.run_id == run_id)).one_or_none()
     if session is None:
         return ()
     query = select(sessions.c.run_id).where(sessions.c.session_id == session.session_id)

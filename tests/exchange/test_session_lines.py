@@ -358,6 +358,7 @@ def test_a_call_that_only_the_last_word_says_was_denied_was_denied() -> None:
 @pytest.mark.parametrize(
     ("fields", "end"),
     [
+        ({}, ("succeeded", "end_turn")),
         ({"subtype": "error_max_turns", "is_error": True}, ("stopped", "max_turns")),
         ({"subtype": "error_during_execution", "is_error": True}, ("failed", "api_error")),
     ],

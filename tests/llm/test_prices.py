@@ -38,7 +38,7 @@ def test_shipped_prices_hang_together() -> None:
     prices = load_prices()
     assert len(prices.models) > 15
     for model, price in prices.models.items():
-        assert re.fullmatch(r"claude-[a-z]+-\d(-\d)?", model)
+        assert re.fullmatch(r"claude-[a-z]+-\d(-\d)?|claude-3-\d-[a-z]+", model)
         for rates in all_rates(price):
             assert rates.cache_write_5m == rates.input * Decimal("1.25"), model
             assert rates.cache_write_1h == rates.input * 2, model
@@ -114,3 +114,19 @@ def test_list_that_is_none_is_refused_in_a_line(own: Path, text: str, said: str)
 def test_list_that_is_not_there_is_refused(own: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_prices(own)
+
+
+@pytest.mark.parametrize(
+    ("model", "output"),
+    [
+        ("claude-opus-4-1-20250805", 75),
+        ("claude-opus-4-20250514", 75),
+        ("claude-sonnet-4-20250514", 15),
+        ("claude-3-7-sonnet-20250219", 15),
+        ("claude-3-5-haiku-20241022", 4),
+    ],
+)
+def test_models_of_2025_have_prices(model: str, output: int) -> None:
+    price = load_prices().price(model)
+    assert price is not None
+    assert price.standard.output == output

@@ -13,6 +13,7 @@ from runner.app.exchange import export_runs
 from runner.app.handle import App
 from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
+from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.exchange.sessions import Files
 from runner.llm.prices import load_prices
@@ -165,6 +166,8 @@ def test_what_was_sent_in_a_session_is_not_made_up(database: Database) -> None:
     with pytest.raises(UsageError, match="does not say what Claude Code sent"):
         sent_request(database, run.run_id, 1)
     assert system_prompt(database, run.run_id) == "You are brief."
+    first, *_ = trajectory(load_recorded(database, run.run_id, PRICES), "1")["steps"]
+    assert (first["source"], first["message"]) == ("system", "You are brief.")
 
 
 def test_agents_are_children_and_come_back_with_their_files(
