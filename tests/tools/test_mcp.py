@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -268,3 +269,24 @@ def test_a_jobs_server_is_outside_the_sandbox_and_its_calls_say_so(patient: Work
     ours = Ours(patient)
     ours.sandbox = Sandbox()
     assert ours.call("say", text="x").containment == "none"
+
+
+@pytest.mark.slow
+def test_published_servers_list_and_run_their_tools(patient: Workbench) -> None:
+    command = ["init", "-q", "-b", "main", str(patient.workspace)]
+    subprocess.run(["git", *command], check=True)
+    clock = Ours(patient, args=("-m", "mcp_server_time"))
+    history = Ours(patient, args=("-m", "mcp_server_git"))
+    clock.server = replace(clock.server, name="time")
+    history.server = replace(history.server, name="git", trust_hints=True)
+    listed = list_tools([clock.server, history.server])
+    names = {name: {tool.name for tool in tools} for name, tools in listed.items()}  # type: ignore[union-attr]
+    assert names["time"] == {"mcp__time__convert_time", "mcp__time__get_current_time"}
+    assert {"mcp__git__git_status", "mcp__git__git_commit"} <= names["git"]
+    zones = {"source_timezone": "Europe/Berlin", "target_timezone": "Asia/Tokyo"}
+    told = json.loads(clock.call("convert_time", time="12:00", **zones).content)
+    assert told["target"]["timezone"] == "Asia/Tokyo"
+    status = history.call("git_status", repo_path=str(patient.workspace))
+    assert "On branch main" in status.content
+    wrong = history.call("git_status", repo_path="/nowhere")
+    assert wrong.outcome == "failed"
