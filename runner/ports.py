@@ -456,6 +456,9 @@ class Observer:
     def reaped(self, count: int) -> None:
         """Runs were taken over from dead workers."""
 
+    def governed(self, key: PoolKey, shared: Shared, waiting: int) -> None:
+        """The worker's share of a pool of rate limits is known, and how many of its calls wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observers(Observer):
@@ -480,3 +483,7 @@ class Observers(Observer):
     def reaped(self, count: int) -> None:
         for observer in self.each:
             observer.reaped(count)
+
+    def governed(self, key: PoolKey, shared: Shared, waiting: int) -> None:
+        for observer in self.each:
+            observer.governed(key, shared, waiting)

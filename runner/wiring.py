@@ -326,7 +326,7 @@ def _surroundings(
         *([telemetry] if telemetry is not None else []),
     ]
     observer = Observers(observers)
-    governor = Governor(StoredRateLimits(database), clock)
+    governor = Governor(StoredRateLimits(database), clock, observer)
     prices = load_prices(settings)
     ports = _ports(database, clock, tools, live, workspaces, prices, observer, governor)
     machine = Machine(

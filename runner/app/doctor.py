@@ -18,7 +18,9 @@ from runner.app import caps, handle
 from runner.app.handle import App
 from runner.app.humanize import duration, plural
 from runner.errors import RunnerError
+from runner.queries import rate_limits
 from runner.queries.jobs import runs_without_workspace
+from runner.queries.rate_limits import PoolEventRow, PoolSummary
 from runner.queries.search.search import open_index
 from runner.queries.workers import WorkerSummary, backlog, live_workers
 from runner.queries.workers import list_workers as stored_workers
@@ -54,6 +56,11 @@ def reindex(app: App, warn: Callable[[str], None], show: Callable[[int, int], No
 def list_workers(app: App, *, ended: bool) -> list[WorkerSummary]:
     """Return the workers that are alive, the oldest first; with ``ended`` also the others."""
     return stored_workers(app.database, app.now(), ended=ended)
+
+
+def list_rate_limits(app: App) -> tuple[list[PoolSummary], list[PoolEventRow]]:
+    """Return the rate limits in use, and the newest of their changes, the oldest first."""
+    return rate_limits.pools(app.database, app.now()), rate_limits.newest_events(app.database)
 
 
 @dataclass(frozen=True, slots=True)

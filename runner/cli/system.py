@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -130,19 +130,26 @@ def doctor(settings: Settings, as_json: bool) -> int:
 
 @click.command()
 @click.option("--all", "ended", is_flag=True, help="Also those that have ended or died.")
+@click.option("--limits", is_flag=True, help="The rate limits that they share, and their changes.")
 @json_option
 @with_listing
-def workers(app: handle.App, ended: bool, as_json: bool) -> None:
+def workers(app: handle.App, ended: bool, limits: bool, as_json: bool) -> None:
     """List the workers that are alive, and how many runs each has in hand.
 
     A worker is draining when it was told to end, and faulty while something is wrong with its host, which
-    it says: it then takes nothing new. A dead one has not renewed its lease in time.
+    it says: it then takes nothing new. A dead one has not renewed its lease in time. Below them stand the
+    rate limits of the API, and of jobs, that hold their calls back.
 
     \b
     Example:
       runner workers
       runner workers --all --json
+      runner workers --limits
     """
+    pools, events = app_doctor.list_rate_limits(app)
+    if limits:
+        _say_limits(pools, events, as_json)
+        return
     found = app_doctor.list_workers(app, ended=ended)
     if as_json:
         say_json(found)
@@ -150,6 +157,51 @@ def workers(app: handle.App, ended: bool, as_json: bool) -> None:
     names = ("worker", "host", "pid", "version", "state", "slots", "runs", "since", "heartbeat")
     spare = ("version", "slots", "pid", "since", "heartbeat")
     say_table((*names, "detail"), map(_worker_row, found), spare=spare)
+    for pool in pools:
+        say(_pool_line(pool))
+
+
+def _say_limits(
+    pools: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], as_json: bool
+) -> None:
+    if as_json:
+        say_json({"limits": pools, "events": events})
+        return
+    for pool in pools:
+        say(_pool_line(pool))
+    rows = (
+        (
+            moment(event["at"]),
+            event["group"],
+            event["type"],
+            ", ".join(_change(*change) for change in event["data"].items()),
+        )
+        for event in events
+    )
+    say_table(("at", "group", "event", "detail"), rows)
+
+
+def _change(name: str, value: Any) -> str:
+    if value is None:
+        return f"{name} none"
+    if isinstance(value, str):
+        return value.replace("_", " ")
+    return f"{name} {moment(value) if name == 'until' else f'{value:,.0f}'}"
+
+
+def _pool_line(pool: Mapping[str, Any]) -> str:
+    """A pool of rate limits in one line."""
+    of = f" of {pool['organization']}" if pool["organization"] else ""
+    parts = [
+        f"{limit['limit']:,.0f} {kind.replace('_', ' ')} a minute ({limit['left']:,.0f} left)"
+        for kind, limit in pool["limits"].items()
+    ]
+    if pool["concurrency"] is not None:
+        parts.append(f"{plural(math.floor(pool['concurrency']), 'call')} at once")
+    parts.append(f"{pool['under_way']:,} under way, {pool['waiting']:,} waiting")
+    if pool["held_until"] is not None:
+        parts.append(f"all held back until {moment(pool['held_until'])}")
+    return cell(f"limits for {pool['group']}{of}: {'; '.join(parts)}")
 
 
 def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:

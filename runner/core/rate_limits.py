@@ -221,6 +221,9 @@ def observed(headers: Mapping[str, str], now: float, fast: bool = False) -> Obse
     return Observation(now, found) if found else None
 
 
+PoolEvent: TypeAlias = tuple[str, Mapping[str, Any]]  # its type and data
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """A pool as one worker shares it."""
@@ -229,12 +232,13 @@ class Shared:
     report: Report = Report()  # the worker's, with what it was granted
     granted: int = 0  # permits
     workers: int = 1  # that use the pool, this one included
+    events: tuple[PoolEvent, ...] = ()  # what happened to the pool
 
 
 def share(pool: Pool, mine: Report, others: Sequence[Report], news: News, now: float) -> Shared:
     """Take a worker's news into the pool, and grant it permits for what it demands: to the most urgent
     calls of all workers first, and among equals by the number of their calls."""
-    pool = _heard(pool, news, now)
+    before, pool = pool, _heard(pool, news, now)
     in_use = mine.busy + sum(other.busy for other in others)
     pool = _with_concurrency(pool, news.refusals, in_use, now)
     granted = 0
@@ -243,7 +247,8 @@ def share(pool: Pool, mine: Report, others: Sequence[Report], news: News, now: f
     elif now >= pool.held_until:
         granted = _granted(pool, mine, others, now)
     users = sum(bool(other.busy or other.demands) for other in others)
-    return Shared(pool, _served(mine, granted), granted, 1 + users)
+    events = tuple(changes(before, pool, now))
+    return Shared(pool, _served(mine, granted), granted, 1 + users, events)
 
 
 def _served(report: Report, calls: int) -> Report:
@@ -334,9 +339,9 @@ def _granted(pool: Pool, mine: Report, others: Sequence[Report], now: float) -> 
     return granted
 
 
-def changes(before: Pool, after: Pool, now: float) -> list[tuple[str, dict[str, Any]]]:
+def changes(before: Pool, after: Pool, now: float) -> list[PoolEvent]:
     """Return what happened to a pool, as events for people: their types and data."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: list[PoolEvent] = []
     for kind, bucket in after.buckets.items():
         old = before.buckets.get(kind)
         if old is None or old.limit != bucket.limit:

@@ -39,7 +39,8 @@ from runner.core.rate_limits import (
 )
 from runner.core.state import RunState
 from runner.errors import UnreachableError
-from runner.ports import Clock, Interrupt, RateLimits
+from runner.logs import log_event
+from runner.ports import Clock, Interrupt, Observer, RateLimits
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Governor:
 
     Args:
         limits: the database's side.
-        told: receives the state of each pool after an exchange, and the calls that wait here.
+        observer: is told of each exchange.
         jitter: random numbers from 0 to 1.
     """
 
@@ -162,12 +163,12 @@ class Governor:
         self,
         limits: RateLimits,
         clock: Clock,
-        told: Callable[[PoolKey, Pool, int], None] = lambda key, pool, waiting: None,
+        observer: Observer | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._limits = limits
         self._clock = clock
-        self._told = told
+        self._observer = observer or Observer()
         self._jitter = jitter
         self._lock = threading.Lock()
         self._poked = threading.Event()
@@ -380,7 +381,10 @@ class Governor:
             share.workers = shared.workers
             share.is_reported = bool(shared.report.busy or shared.report.demands)
             self._serve(self._clock.now())
-        self._told(share.key, share.pool, waiting)
+        self._observer.governed(share.key, shared, waiting)
+        about = {"organization": share.key.organisation, "group": share.key.group}
+        for kind, data in shared.events:
+            log_event(logger, kind.replace("_", " "), **about, **data)
 
     def _report(self, share: _Share, passed: float, now: float) -> Report:
         """The worker's report on a share after so many seconds; more permits than it needs are left out,

@@ -6,11 +6,12 @@ One transaction of a worker locks a pool, takes in what the worker heard, and gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, select
 
-from runner.core.rate_limits import News, Pool, PoolKey, Report, Shared, changes, share
+from runner.core.rate_limits import News, Pool, PoolEvent, PoolKey, Report, Shared, share
 from runner.store.conditions import is_live
 from runner.store.database import Database
 from runner.store.statements import insert_or
@@ -47,7 +48,7 @@ class StoredRateLimits:
             others = _other_reports(connection, worker_id, key, now)
             shared = share(pool, report, others, news, now)
             _store(connection, worker_id, key, shared, now)
-            _tell(connection, key, pool, shared.pool, now)
+            _tell(connection, key, shared.events, now)
             return shared
 
         return self.database.write(work)
@@ -97,11 +98,8 @@ def _store(
         connection.execute(insertion.on_conflict_do_update(index_elements=list(named), set_=row))
 
 
-def _tell(connection: Connection, key: PoolKey, before: Pool, after: Pool, now: float) -> None:
-    happened = [
-        {**_columns(key), "at": now, "type": kind, "data": data}
-        for kind, data in changes(before, after, now)
-    ]
+def _tell(connection: Connection, key: PoolKey, events: Sequence[PoolEvent], now: float) -> None:
+    happened = [{**_columns(key), "at": now, "type": kind, "data": data} for kind, data in events]
     if happened:
         connection.execute(rate_events.insert(), happened)
         newest = select(rate_events.c.id).order_by(rate_events.c.id.desc())

@@ -7,6 +7,7 @@ https://prometheus.io/docs/practices/naming/. No label holds what a model made u
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import socketserver
 import threading
@@ -30,6 +31,7 @@ from prometheus_client.registry import Collector
 
 from runner.core.entries import ModelCallFailed, ModelReplied, SummaryReplied, ToolFinished
 from runner.core.fold import Applied
+from runner.core.rate_limits import PoolKey, Shared
 from runner.core.run import Ended, Lease, Outcome
 from runner.errors import RunnerError, UsageError
 from runner.ports import Claimed, NoOutcome, Observer, Stored
@@ -84,6 +86,18 @@ class Metrics(Observer):
         )
         self._renewals = counter("lease_renewals", "Renewals of the worker's leases.")
         self._reaped = counter("reaped_runs", "Runs taken over from dead workers.")
+
+        def of_pool(name: str, text: str, *labels: str) -> Gauge:
+            names = ("organization", "group", *labels)
+            return Gauge(f"runner_rate_limit_{name}", text, names, registry=registry)
+
+        self._limit = of_pool("per_minute", "A rate limit that workers share.", "kind")
+        self._left = of_pool("remaining", "What is left of it.", "kind")
+        self._concurrency = of_pool("concurrency", "Calls that may be under way at once.")
+        self._calls_waiting = of_pool("calls_waiting", "Calls of this worker that wait.")
+        self._limit_events = counter(
+            "rate_limit_events", "Changes of rate limits that this worker heard of.", "type"
+        )
         self._tool_seconds = Histogram(
             "runner_tool_seconds",
             "Duration of tool calls.",
@@ -123,6 +137,17 @@ class Metrics(Observer):
 
     def reaped(self, count: int) -> None:
         self._reaped.inc(count)
+
+    def governed(self, key: PoolKey, shared: Shared, waiting: int) -> None:
+        labels, pool = (key.organisation, key.group), shared.pool
+        for kind, bucket in pool.buckets.items():
+            self._limit.labels(*labels, kind).set(bucket.limit)
+            self._left.labels(*labels, kind).set(bucket.level(bucket.at))
+        limited = math.inf if pool.concurrency is None else pool.concurrency
+        self._concurrency.labels(*labels).set(limited)
+        self._calls_waiting.labels(*labels).set(waiting)
+        for event, _ in shared.events:
+            self._limit_events.labels(event).inc()
 
     def _count(self, applied: Applied) -> None:
         before, spec = applied.before, applied.before.spec

@@ -12,11 +12,22 @@ from sqlalchemy import text, update
 
 import runner
 from runner.core.commands import Target
+from runner.core.rate_limits import (
+    NOTHING,
+    Demand,
+    News,
+    Observation,
+    Pool,
+    PoolKey,
+    Refusal,
+    Report,
+)
 from runner.store import jobs as jobs_store
 from runner.store import leases
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.migrate import HEAD
+from runner.store.rate_limits import StoredRateLimits
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.tables import workers
 from runner.tools import cgroups
@@ -217,6 +228,32 @@ def test_workers_are_listed_with_their_faults(
 
 
 @pytest.mark.slow
+def test_rate_limits_in_use_stand_below_the_workers(
+    command: Callable[..., Result], database: Database
+) -> None:
+    now, limits = time.time(), StoredRateLimits(database)
+    about = {"hostname": "node-1", "host_id": "host", "pid": 7, "slots": 4, "version": "1"}
+    leases.register(database, "worker_1", now=now, **about)
+    found = Observation(now, {"requests": (480, 22)})
+    wants = Report(NOTHING, 0, (Demand(4.0, 9, {**NOTHING, "requests": 9}),))
+    news = News(found, (Refusal(now, now, 60.0),))
+    limits.exchange("worker_1", PoolKey("org_1", "sonnet-5"), wants, news, Pool(), now)
+    shown = command("workers").out
+    assert "limits for sonnet-5 of org_1: 480 requests a minute (1" in shown
+    assert "0 under way, 9 waiting; all held back until" in shown
+    told = command("workers", "--limits").out
+    assert "requests, old none, new 480" in told
+    said = command("workers", "--limits", "--json").json
+    assert [event["type"] for event in said["events"]] == [
+        "limit_changed",
+        "concurrency_lowered",
+        "held_back",
+    ]
+    (pool,) = said["limits"]
+    assert (pool["organization"], pool["concurrency"], pool["waiting"]) == ("org_1", 1.0, 9)
+    assert isinstance(command("workers", "--json").json, list)
+
+
 def test_doctor_tells_of_workers_and_of_what_waits_for_one(
     command: Callable[..., Result], database: Database
 ) -> None:
