@@ -32,9 +32,11 @@ _DONE = {
 
 def inbox(visit: Visit) -> Response:
     """All questions that wait, or those of a job or a run, grouped by what is asked."""
+    watched = visit.watch("inbox")
     name = visit.query.get("run") or visit.query.get("job")
     groups = approvals.waiting_groups(visit.app, name)
-    return visit.page("inbox.html", {"groups": groups[:100], "total": len(groups), "of": name})
+    values = {"groups": groups[:100], "total": len(groups), "of": name, "watched": watched}
+    return visit.page("inbox.html", values)
 
 
 def answer(visit: Visit) -> Response:

@@ -11,20 +11,24 @@ from runner.web.visit import Visit
 
 
 def jobs(visit: Visit) -> Response:
+    watched = visit.watch("jobs")
     lines, older = overview.jobs_page(visit.app, visit.query.get("before"))
-    return visit.page("jobs.html", {"lines": lines, "older": older and url("/", before=older)})
+    values = {"lines": lines, "older": older and url("/", before=older), "watched": watched}
+    return visit.page("jobs.html", values)
 
 
 def job(visit: Visit) -> Response:
     """The runs of a job, and actions on all that match the filters."""
     app = visit.app
     job_id = app.find_job(visit.parts["job"])
+    watched = visit.watch(f"job:{job_id}")
     filters = run_table.filters_of(visit.query)
     sorting = Sorting.parse(visit.query.get("sort"))
     given = run_table.as_given(filters)
     page = run_table.runs_page(app, job_id, filters, sorting, visit.query.get("after"))
     options = {"sort": None if str(sorting) == "submitted" else str(sorting), **given}
     values = {
+        "watched": watched,
         "line": overview.job_line(app, job_id),
         "page": page,
         "given": given,

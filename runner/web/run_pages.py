@@ -13,13 +13,15 @@ from runner.web.visit import Visit
 
 def run(visit: Visit) -> Response:
     """Some turns of a transcript: the newest, those up to the ``last`` one, or those around a ``turn``."""
+    watched = visit.watch(f"run:{visit.app.find(visit.parts['run'], 'run').id}")
     head = run_page.head_of(visit.app, visit.parts["run"])
     last, turn = number(visit, "last"), number(visit, "turn")
     if turn is not None:
         last = min(max(turn, 1) + run_page.TURNS // 2, max(head.run["turns"], 1))
         last = None if last >= head.run["turns"] else last
     page = run_page.turns_page(visit.app, head, last)
-    return visit.page("run.html", {"head": head, "page": page, "is_newest": last is None})
+    values = {"head": head, "page": page, "is_newest": last is None, "watched": watched}
+    return visit.page("run.html", values)
 
 
 def changes(visit: Visit) -> Response:

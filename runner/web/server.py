@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from runner.app.handle import App
 from runner.app.people import Role
 from runner.errors import UsageError
 from runner.web import actions, pages, run_pages
+from runner.web.live import Hub, live
 from runner.web.render import html, static
 from runner.web.safety import Access, Guard, Sessions
 from runner.web.visit import Handler, Visit, route
@@ -45,7 +47,7 @@ _WRITES: tuple[tuple[str, Handler, Role], ...] = (
 )
 
 
-def web_app(app: App, access: Access, sessions: Sessions) -> ASGIApp:
+def web_app(app: App, access: Access, sessions: Sessions, hub: Hub) -> ASGIApp:
     """Return the app: its routes behind the guard."""
 
     def extra(app: App) -> Mapping[str, Any]:
@@ -64,6 +66,7 @@ def web_app(app: App, access: Access, sessions: Sessions) -> ASGIApp:
     routes += [route(app, extra, *one, writes=True) for one in _WRITES]
     routes.append(Route("/static/{digest}/{name}", _static))
     routes.append(Route("/login", login))
+    routes.append(Route("/live", partial(live, hub, app)))
     if access.auth == "local":
         routes.append(route(app, extra, "/link", new_link, role="operate", writes=True))
     inner = Starlette(routes=routes, exception_handlers={404: _not_found})
@@ -85,9 +88,9 @@ def serve(
 ) -> None:
     """Serve the pages until SIGINT or SIGTERM, or ``stopping`` is set. ``tell`` gets the address to
     open."""
-    sessions = Sessions()
+    sessions, hub = Sessions(), Hub(app)
     config = uvicorn.Config(
-        web_app(app, access, sessions),
+        web_app(app, access, sessions, hub),
         log_config=None,
         access_log=False,  # its lines would have the login's token; the guard logs what matters
         lifespan="off",
@@ -97,14 +100,15 @@ def serve(
         timeout_graceful_shutdown=1,
     )
     tell(_link(access, sessions) if access.auth == "local" else access.home)
-    _Server(config, stopping or threading.Event()).run(sockets=[listener])
+    _Server(config, hub, stopping or threading.Event()).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Ends without raising the signal that it ended for."""
+    """Ends at once, whatever streams are open, and without raising the signal that it ended for."""
 
-    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, hub: Hub, stopping: threading.Event) -> None:
         super().__init__(config)
+        self._hub = hub
         self._stopping = stopping
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -112,6 +116,10 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         return self._stopping.is_set() or await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.close()
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from runner.app import live
 from runner.app.handle import App
 from runner.app.people import Role, may
 from runner.core.run import LONGEST_WHY, Author
@@ -34,6 +35,7 @@ class Visit:
     query: Mapping[str, str]
     form: Mapping[str, str]
     back: str  # the page that a form was on
+    is_refresh: bool  # a page that is open loads itself again
     extra: Callable[[App], Mapping[str, Any]]  # what every page shows beside its own values
 
     def author(self) -> Author:
@@ -48,8 +50,10 @@ class Visit:
 
     def common(self) -> dict[str, Any]:
         """Return what every page shows. Words for the next page are shown by this one."""
-        told = list(self.session.told)
-        self.session.told.clear()
+        told: list[tuple[str, str]] = []
+        if not self.is_refresh:
+            told = list(self.session.told)
+            self.session.told.clear()
         role = self.session.role
         return {
             "person": self.session.person,
@@ -61,6 +65,10 @@ class Visit:
             "told": told,
             **self.extra(self.app),
         }
+
+    def watch(self, topic: str) -> dict[str, Any]:
+        """Return what a page watches, and its version before the page is read."""
+        return {"topic": topic, "since": live.look(self.app, [topic]).get(topic, "")}
 
     def tell(self, tone: str, words: str) -> None:
         """Say something on the next page of this session."""
@@ -121,6 +129,7 @@ def _handle(app: App, extra: Extra, handler: Handler, role: Role, request: Reque
         query=request.query_params,
         form=form,
         back=back,
+        is_refresh="x-refresh" in request.headers,
         extra=extra,
     )
     try:

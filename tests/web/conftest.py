@@ -37,6 +37,7 @@ class Site:
         }
         self.access = Access(**{**options, **changes})
         self.told: list[str] = []
+        self._cookie = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -57,9 +58,10 @@ class Site:
     def browser(self) -> Browser:
         """A browser that is logged in."""
         browser = self.stranger()
-        link = self.link if not self.told[1:] else self.told.pop().removeprefix(self.origin)
-        self.told.append("")
-        assert browser.get(link).status == 303
+        if not self._cookie:
+            assert browser.get(self.link).status == 303
+            self._cookie = browser.cookie
+        browser.cookie = self._cookie
         return browser
 
     def close(self) -> None:
