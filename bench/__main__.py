@@ -32,6 +32,7 @@ NAMES = (
     "sandbox",
     "context",
     "governor",
+    "batch",
 )
 
 

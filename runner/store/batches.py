@@ -53,18 +53,19 @@ _LEARNED_FROM = 20  # batches
 _WAITS = and_(runs.c.state == "waiting", runs.c.reason == "batch")
 _IS_OPEN = batch_calls.c.ended_at.is_(None)
 _IS_UNSENT = and_(batch_calls.c.batch_id.is_(None), _IS_OPEN, batch_calls.c.result.is_(None))
+# Not by a join: there may be thousands of runs that wait, and few calls like these.
+_run_waits = select(runs.c.id).where(runs.c.id == batch_calls.c.run_id, _WAITS).exists()
 _WAITING = (
     select(batch_calls.c.run_id, batch_calls.c.number, batch_calls.c.job_id, batch_calls.c.asked_at)
-    .join(runs, runs.c.id == batch_calls.c.run_id)
-    .where(_IS_UNSENT, _WAITS)
+    .where(_IS_UNSENT, _run_waits)
     .order_by(batch_calls.c.asked_at, batch_calls.c.run_id)
 )
+_FIRST_WAITING = _WAITING.limit(1)
 _UNENDED = select(batches.c.account).where(batches.c.ended_at.is_(None)).limit(1)
 _READY = (
-    select(runs.c.id)
-    .join(batch_calls, batch_calls.c.run_id == runs.c.id)
-    .where(_WAITS, _IS_OPEN, batch_calls.c.result.is_not(None))
-    .order_by(runs.c.id)
+    select(batch_calls.c.run_id)
+    .where(_IS_OPEN, batch_calls.c.result.is_not(None), _run_waits)
+    .order_by(batch_calls.c.run_id)
     .limit(MOST_AT_ONCE)
 )
 _KNOWN = select(batches.c.api_id).where(batches.c.api_id.is_not(None))
@@ -75,7 +76,7 @@ _STORED = (
 
 def is_there_work(database: Database) -> bool:
     """True if a call waits for a batch, or a batch has not ended."""
-    return bool(database.find(_WAITING.limit(1), {}) or database.find(_UNENDED, {}))
+    return bool(database.find(_FIRST_WAITING, {}) or database.find(_UNENDED, {}))
 
 
 def collect(database: Database, account: str, worker_id: str, now: float) -> bool:
@@ -319,7 +320,7 @@ def wake(database: Database, now: float) -> list[str]:
         return [run.id for run in found]
 
     woken: list[str] = []
-    while run_ids := [row.id for row in database.find(_READY, {})]:
+    while run_ids := [row.run_id for row in database.find(_READY, {})]:
         woken += database.write(partial(work, run_ids=run_ids))
     return woken
 

@@ -26,7 +26,7 @@ from runner.ports import Batches, Interrupt
 from runner.store import ids, jobs, leases, runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.tables import batch_collectors, batches, model_calls
+from runner.store.tables import batch_collectors, batches, metadata, model_calls
 from runner.store.tables import runs as run_table
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -237,6 +237,61 @@ class Office:
         """Prompt and turn of each request that was paid for."""
         asked = [*self.server.requests, *self.server.worked_in_batches]
         return sorted((each.first_text, each.position) for each in asked)
+
+
+def sweep(database: Database, folder: Path, every: int = 1) -> dict[str, int]:
+    """Let the collector die at every n-th of its boundaries, each time in another story, until a story
+    ends before. Returns how many died, how batches ended, and how many calls were paid twice."""
+    boundary, died = 1, True
+    found = dict.fromkeys(("died", "adopted", "lost", "twice"), 0)
+    while died:
+        clock = TurnedClock()
+        server = MessagesServer(
+            two_turns, batch_now=clock.now, batch_takes=lambda number: BATCH_SECONDS
+        )
+        with server:
+            office = Office(database, server, folder, clock)
+            office.submit()
+            died = _die(office, boundary)
+            office.clock.turn(20.0)  # the leases of the dead worker have expired
+            office.finish("worker_b")
+            paid, ended = office.paid(), office.batches("outcome", "adopted")
+            office.close()
+        found["died"] += died
+        found["twice"] += len(paid) - len(set(paid))
+        found["lost"] += ended.count(("lost", False))
+        found["adopted"] += ended.count(("ended", True))
+        assert len(set(paid)) == 6, (boundary, paid)
+        boundary += every
+        _empty(database)
+    return found
+
+
+def _die(office: Office, boundary: int) -> bool:
+    """Work with a collector until it dies at a boundary. False if the runs ended before."""
+    for _ in range(30):
+        office.work()
+        collector = office.collector()
+        with office.dying_at(boundary) as left:
+            try:
+                collector.collect()
+            except Died:
+                return True
+        boundary = left()
+        if office.states().keys() == {"succeeded end_turn"}:
+            return False
+        office.clock.turn(BATCH_SECONDS)
+    raise AssertionError(office.states())
+
+
+def _empty(database: Database) -> None:
+    """Delete all rows, for another story in the same database."""
+
+    def work(connection: Any) -> None:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(table.delete())
+
+    database.write(work)
 
 
 class Mortal:

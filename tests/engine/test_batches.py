@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -18,11 +17,11 @@ from runner.queries.costs import costs_by
 from runner.store import batches as store
 from runner.store import control
 from runner.store.database import Database
-from runner.store.tables import batch_calls, job_budgets, metadata
+from runner.store.tables import batch_calls, job_budgets
 from runner.store.times import move_finish_by
-from tests.engine.collecting import BATCH_SECONDS, Died, Office, TurnedClock, two_turns
+from tests.engine.collecting import BATCH_SECONDS, Office, sweep, two_turns
 from tests.engine.conftest import Opened
-from tests.messages_api import Break, MessagesServer, Received, Reply
+from tests.messages_api import Break, Received, Reply
 from tests.messages_api.batches import CreateFault
 
 COUNT = 3
@@ -253,52 +252,11 @@ def test_a_collector_that_dies_at_any_point_pays_no_call_twice(
     database: Database, tmp_path: Path
 ) -> None:
     """Where it died between the intent and the request, calls are charged and made again."""
-    boundary, outcomes = 1, set[tuple[Any, ...]]()
-    died = True
-    while died:
-        clock = TurnedClock()
-        takes = {"batch_now": clock.now, "batch_takes": lambda number: BATCH_SECONDS}
-        with MessagesServer(two_turns, **takes) as server:  # type: ignore[arg-type]
-            office = Office(database, server, tmp_path, clock)
-            office.submit(COUNT)
-            died = die(office, boundary)
-            office.clock.turn(20.0)  # the leases of the dead worker have expired
-            office.finish("worker_b")
-            assert office.states() == ALL_SUCCEEDED, boundary
-            assert office.paid() == PAID_ONCE, boundary
-            outcomes |= {*office.batches("outcome", "adopted")}
-            office.close()
-        boundary += 1
-        empty(database)
-    assert boundary > 40
-    assert outcomes == {("ended", False), ("ended", True), ("lost", False)}
-
-
-def die(office: Office, boundary: int) -> bool:
-    """Work with a collector until it dies at a boundary. False if the runs ended before."""
-    for _ in range(30):
-        office.work()
-        collector = office.collector()
-        with office.dying_at(boundary) as left:
-            try:
-                collector.collect()
-            except Died:
-                return True
-        boundary = left()
-        if office.states() == ALL_SUCCEEDED:
-            return False
-        office.clock.turn(BATCH_SECONDS)
-    raise AssertionError(office.states())
-
-
-def empty(database: Database) -> None:
-    """Delete all rows, for another story in the same database."""
-
-    def work(connection: Any) -> None:
-        for table in reversed(metadata.sorted_tables):
-            connection.execute(table.delete())
-
-    database.write(work)
+    found = sweep(database, tmp_path)
+    assert found["died"] > 40
+    assert found["adopted"] > 0
+    assert found["lost"] > 0
+    assert found["twice"] == 0
 
 
 @pytest.mark.parametrize("fault", [RESET, Break("status", status=500)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.lifecycle.site import Site, wait_until
-from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
+from tests.messages_api import API_KEY, Break, MessagesServer, Received, Reply, text, tool_use
+from tests.messages_api.batches import CreateFault
 
 TURNS = 3
 
@@ -67,3 +70,31 @@ def test_all_but_the_first_call_of_a_job_go_in_batches_and_cost_half(lane: Lane)
     log = (lane.site.workspace / "log").read_text().splitlines()
     assert sorted(log) == sorted(f"Do {item}. {turn}" for item in items for turn in (1, 2))
     assert not lane.server.refusals
+
+
+def test_a_worker_killed_while_a_batch_is_made_pays_no_call_twice(lane: Lane) -> None:
+    items = [f"item {number}" for number in range(4)]
+    unanswered = CreateFault(Break("stall_before_headers"), made=True)
+    lane.server.shelf.faults.append(unanswered)
+    job = lane.submit(items)
+    worker = lane.site.start("worker", "-c", "4")
+    wait_until(lambda: lane.server.shelf.batches, "a batch to be made")
+    worker.kill()
+    worker.communicate()
+    lane.site.start("worker", "-c", "4")
+    lane.wait_for(job, "succeeded")
+    paid = [(each.first_text, each.position) for each in lane.server.requests] + lane.worked
+    assert sorted(paid) == [(f"Do {item}.", turn) for item in items for turn in range(TURNS)]
+
+
+def test_workers_killed_at_any_moment_pay_no_call_in_a_batch_twice(lane: Lane) -> None:
+    items, dice = [f"item {number}" for number in range(6)], random.Random(7)
+    job = lane.submit(items)
+    for _ in range(5):
+        worker = lane.site.start("worker", "-c", "4")
+        time.sleep(dice.uniform(2.0, 6.0))
+        worker.kill()
+        worker.communicate()
+    lane.site.start("worker", "-c", "4")
+    lane.wait_for(job, "succeeded")
+    assert sorted(lane.worked) == sorted(set(lane.worked))
