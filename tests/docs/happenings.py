@@ -261,7 +261,7 @@ def have_hooks(database: Database) -> None:
     attempt.append(HookFinished(1, contained, "tree 2"))
     attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
     stopped = HookAnswer("succeeded", "deny", "not on a Friday", stops=True)
-    attempt.append(HookFinished(2, HookResult(stopped)), Delivered("c0ffee"))
+    attempt.append(HookFinished(2, HookResult(stopped, message="Ask Lena.")), Delivered("c0ffee"))
 
 
 def change_rules(database: Database) -> None:
@@ -292,3 +292,4 @@ def be_a_session(database: Database) -> None:
     for _ in range(2):
         import_session(database, {"": session.raw()}, "session.jsonl", Author("ada"), NOW)
         session.user("And now?")
+        session.lines.append({"type": "pr-link", "prUrl": "https://example.org/pull/7"})
