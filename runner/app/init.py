@@ -20,6 +20,8 @@ from runner.app.humanize import cell
 from runner.app.page import environment
 from runner.errors import UsageError
 from runner.jobfile.items import matches_path
+from runner.permissions import Rule
+from runner.permissions.examples import matches
 from runner.permissions.rules import problem
 from runner.tools.environment import tool_environment
 from runner.workspace.git import Git, GitError
@@ -35,6 +37,7 @@ TASKS: Mapping[Template, str] = {
 }
 
 _MOST_BYTES = 200_000  # of a file that is looked into
+_MOST_FILES = 20_000  # that are looked at where there is no repository
 _TESTS = re.compile(
     r"(^|[/_.-])(tests?|specs?|__tests__|testdata|fixtures|conftest)([/_.-]|$)", re.I
 )
@@ -88,8 +91,13 @@ def _in_repository(git: Git) -> tuple[str, ...]:
 
 
 def _in_folder(root: Path) -> tuple[str, ...]:
-    paths = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return tuple(sorted(path for path in paths if not _GENERATED.search(f"/{path}")))
+    found: list[str] = []
+    for folder, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if not _GENERATED.search(f"/{name}/"))
+        found += (os.path.relpath(os.path.join(folder, file), root) for file in sorted(files))  # noqa: PTH118
+        if len(found) > _MOST_FILES:
+            break
+    return tuple(found[:_MOST_FILES])
 
 
 def _languages(root: Path, files: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
@@ -248,10 +256,15 @@ def render(
             allowed=[
                 (rule, command)
                 for rule, command in zip(rules, commands, strict=True)
-                if problem(rule, "allow") is None
+                if _fits(rule, command)
             ],
         )
     )
+
+
+def _fits(rule: str, command: str) -> bool:
+    """True if a rule is one, and allows this command."""
+    return problem(rule, "allow") is None and matches(Rule("allow", rule), f"Bash({command})")
 
 
 @cache

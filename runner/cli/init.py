@@ -58,10 +58,12 @@ def init(settings: Settings, template: app_init.Template, output: Path | None) -
         while found.files and not matching:
             pattern = click.prompt("To which files (a pattern)", pattern or "**/*")
             matching = app_init.files_matching(found, str(pattern))
-            note(f"{plural(matching, 'file')}, a run each")
+            note(
+                f"{plural(matching, 'file')}, a run each" if matching else "no file here matches it"
+            )
         verify = click.prompt("Which command says that it is right", verify or "true")
     text = app_init.render(found, template, task=task, pattern=pattern, verify=verify, file=file)
-    write_file(file, text.encode())
+    write_file(file, text.encode(errors="surrogateescape"))
     say(f"{file} is written")
     submission = load_job(settings, file, before="submission")
     say(

@@ -101,6 +101,9 @@ def _fields(plan: dry_run.Plan) -> list[tuple[str, Any]]:
         ("setup", "; ".join(workspace.setup) if workspace else ""),
         ("sandbox", plan.contained_by),
         ("verify", "; ".join(spec.verify.commands) if spec.verify else ""),
+        ("not before", spec.times.not_before),
+        ("window", spec.times.window),
+        ("finish by", spec.times.finish_by),
         ("limits", f"{', '.join(bounds)} a run"),
         ("at most", plan.cost_line),
     ]
