@@ -611,7 +611,7 @@ class SessionRun:
         self._add_messages(talk)
         for note in talk.notes:
             data = {"kind": shorten(note.kind, 60), "text": shorten(note.text, _LONGEST_NOTE)}
-            self._add_event(note.at, "session_note", data)
+            self.events.append(Happened(note.at, audit.Event("session_note", data)))
         models = [row["model"] for row in self.rows["model_calls"]]
         self.model = (
             models[-1] if models else talk.messages[-1].model if self._shared[0] else "unknown"
