@@ -316,7 +316,7 @@ def _surroundings(
     workspaces = RunWorkspaces(database, settings.home, tools)
     observers += [
         AttemptLog(),
-        tools.servers,  # before what looks at what their processes left
+        tools.servers,
         TmpRemover(settings.home),
         NotesStorer(
             settings.home,

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -61,7 +60,7 @@ class McpServers(Observer):
         self._job_of = job_of
         self.idle_seconds = idle_seconds
         self._lock = threading.Lock()
-        self._held: Counter[str] = Counter()  # runs in hand by job
+        self._held: dict[str, str] = {}  # runs in hand, with their jobs
         self._servers: dict[tuple[str, str], _Server] = {}  # by job or run, and name
 
     def call(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
@@ -70,7 +69,9 @@ class McpServers(Observer):
         server, parts = call.server, source_parts(call.tool.source)
         if server is None or parts is None:
             raise ToolFailure(f"{call.tool.name} is of an MCP server that its job does not have")
-        owner = call.run_id if server.scope == "run" else self._job_of(call.run_id)
+        owner = call.run_id
+        if server.scope == "job":
+            owner = self._held.get(call.run_id) or self._job_of(call.run_id)
         with self._lock:
             found = self._servers.get((owner, server.name))
             if found is None:
@@ -80,16 +81,17 @@ class McpServers(Observer):
 
     def claimed(self, claimed: Claimed) -> None:
         with self._lock:
-            self._held[claimed.job_id] += 1
+            self._held[claimed.lease.run_id] = claimed.job_id
 
     def released(self, lease: Lease, outcome: Outcome | NoOutcome) -> None:
         """End the run's own servers; and those of its job if no run of it is in hand for a while."""
-        job_id = self._job_of(lease.run_id)
-        self._close(lease.run_id)
         with self._lock:
-            self._held[job_id] -= 1
-            is_last = not self._held[job_id] and any(owner == job_id for owner, _ in self._servers)
-        if is_last:
+            job_id = self._held.pop(lease.run_id, None)
+            is_last = job_id not in self._held.values()
+            owners = {owner for owner, _ in self._servers}
+        if lease.run_id in owners:
+            threading.Thread(target=self._close, args=(lease.run_id,), daemon=True).start()
+        if job_id is not None and job_id in owners and is_last:
             timer = threading.Timer(self.idle_seconds, self._close_idle, (job_id,))
             timer.daemon = True
             timer.start()
@@ -101,7 +103,7 @@ class McpServers(Observer):
 
     def _close_idle(self, job_id: str) -> None:
         with self._lock:
-            if self._held[job_id]:
+            if job_id in self._held.values():
                 return
         self._close(job_id)
 

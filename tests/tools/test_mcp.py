@@ -173,8 +173,8 @@ def test_a_server_that_cannot_begin_is_told_with_its_stderr_and_tried_after_grow
 
 
 def test_runs_share_the_server_of_a_job_and_not_that_of_a_run(patient: Workbench) -> None:
-    tools = patient.tools
-    tools.servers._job_of = lambda run_id: "job_1"
+    for run_id in ("run_1", "run_2"):
+        patient.tools.servers.claimed(Claimed(Lease(run_id, 1, "worker_1"), "job_1", "a"))
     shared, own = Ours(patient), Ours(patient, scope="run")
     own.server = replace(own.server, name="own")
     assert shared.where("run_1")["pid"] == shared.where("run_2")["pid"]
@@ -186,16 +186,15 @@ def test_a_runs_server_ends_with_its_attempt_and_a_jobs_with_its_last_run_here(
     patient: Workbench,
 ) -> None:
     servers = patient.tools.servers
-    servers._job_of = lambda run_id: "job_1"
     servers.idle_seconds = 0.1
     shared, own = Ours(patient), Ours(patient, scope="run")
     own.server = replace(own.server, name="own")
-    leases = [Lease(f"run_{number}", 1, 1) for number in (1, 2)]
+    leases = [Lease(f"run_{number}", 1, "worker_1") for number in (1, 2)]
     for lease in leases:
         servers.claimed(Claimed(lease, "job_1", "a"))
     of_job, of_run = shared.where("run_1")["pid"], own.where("run_1")["pid"]
     servers.released(leases[0], Ended("succeeded", "end_turn"))
-    assert running([of_run]) == []
+    wait_until(lambda: not running([of_run]), "the run's server to end")
     assert running([of_job]) == [of_job]
     servers.released(leases[1], Ended("succeeded", "end_turn"))
     wait_until(lambda: not running([of_job]), "the job's server to end")
