@@ -146,6 +146,8 @@ def _answer_stop(state: RunState) -> Step | None:
     match stop.reason:
         case "end_turn" | "stop_sequence":
             return _finish(state, stop.reason)
+        case "max_tokens" if state.spec.on_max_tokens == "accept" and _speaks_last(state):
+            return _finish(state, stop.reason)
         case "max_tokens" if state.model.continuations >= MOST_CONTINUATIONS:
             detail = "the reply was cut at max_output_tokens three times in a row"
             return end("stopped", "max_tokens", detail)
@@ -160,6 +162,11 @@ def _answer_stop(state: RunState) -> Step | None:
         case _:
             detail = f"stop_reason {stop.reason!r} is not one that Runner knows"
             return end("failed", "unknown_stop_reason", detail)
+
+
+def _speaks_last(state: RunState) -> bool:
+    """True if the last reply had no tool calls, whose results the model has yet to read."""
+    return state.messages[-1].role == "assistant"
 
 
 def _end_children(state: RunState) -> Step | None:

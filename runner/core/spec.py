@@ -35,6 +35,7 @@ Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
 Lane = Literal["realtime", "batch", "auto"]
 OnTimeout = Literal["deny", "stop"]
+OnMaxTokens = Literal["continue", "accept"]
 Trust = Literal["contained"]  # because they run in a sandbox
 
 # Keys of a script: for items without replies of their own; for a type of sub-agent, followed by its
@@ -72,6 +73,7 @@ class JobSpec:
     caps: Caps = field(default_factory=Caps)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     parallel_tools: ParallelTools = "safe"
+    on_max_tokens: OnMaxTokens = "continue"  # what becomes of a reply that was cut off
     workspace: Workspace | None = None
     verify: Verify | None = None
     script: Mapping[str, Any] | None = None  # scripted replies by item key (provider "scripted")

@@ -18,7 +18,7 @@ from runner.core.mcp import Scope, has_variable
 from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
-from runner.core.spec import Lane, OnTimeout, ParallelTools, Provider, Trust
+from runner.core.spec import Lane, OnMaxTokens, OnTimeout, ParallelTools, Provider, Trust
 from runner.core.workspace import TOOL_CACHES, Accepted, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
 from runner.jobfile.table import (
@@ -613,6 +613,8 @@ TOP = Table("", (
     Key("tools", _names, [], "The [tools](#tools) that the model is offered, in this order."),
     Key("parallel_tools", choice(*get_args(ParallelTools)), "safe",
         "Which calls of one reply run together: neighbouring read-only ones, all, none."),
+    Key("on_max_tokens", choice(*get_args(OnMaxTokens)), "continue", "What becomes of a reply that "
+        "`limits.max_output_tokens` cut off: the model is asked to go on, or it is taken as it is."),
     Key("items", table_of(ITEMS), None, "[What the runs are about](#items).", "none: one run"),
     Key("workspace", table_of(WORKSPACE), None, "[Where the tools work](#workspace)."),
     Key("verify", _commands, [], "[Commands that decide whether a run has succeeded](#verifying)."),

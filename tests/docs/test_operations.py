@@ -152,6 +152,7 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
     of_core = {
         ("end_turn", "succeeded"),
         ("stop_sequence", "succeeded"),
+        ("max_tokens", "succeeded"),
         ("submitted", "succeeded"),
         (budgets.WARMING, "queued"),
         *((ceiling, "stopped") for ceiling in get_args(Ceiling)),

@@ -43,6 +43,18 @@ def test_tool_use_without_a_call_has_a_definite_end():
 # --- max_tokens ---
 
 
+def test_a_reply_that_was_cut_ends_the_run_where_the_job_accepts_it():
+    story = Story(on_max_tokens="accept")
+    outcome = outcome_of(story.reply("max_tokens", says("Half")))
+    assert (outcome.state, outcome.reason) == ("succeeded", "max_tokens")
+
+
+def test_the_results_of_a_cut_reply_are_read_although_the_job_accepts_it():
+    story = Story(on_max_tokens="accept")
+    story.reply("max_tokens", says("Half"), uses("Bash"))
+    assert isinstance(story.finish(0), CallModel)
+
+
 def test_a_cut_reply_is_asked_to_go_on():
     story = Story()
     assert isinstance(story.reply("max_tokens", says("Half")), CallModel)
