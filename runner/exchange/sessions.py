@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from runner.core import events as audit
 from runner.core.agents import child_id, place_of
 from runner.core.conversation import Block, Usage
+from runner.core.events import Event
 from runner.core.text import shorten, visible
 from runner.exchange import session_lines as kept
 from runner.exchange.recorded import SESSION
@@ -54,7 +55,7 @@ _NOTED = ("local_command", "api_error", "informational", "away_summary", "model_
 
 class Happened(NamedTuple):
     at: float  # seconds since the epoch
-    event: audit.Event
+    event: Event
 
 
 class UnreadableLineError(ValueError):
@@ -611,7 +612,7 @@ class SessionRun:
         self._add_messages(talk)
         for note in talk.notes:
             data = {"kind": shorten(note.kind, 60), "text": shorten(note.text, _LONGEST_NOTE)}
-            self.events.append(Happened(note.at, audit.Event("session_note", data)))
+            self.events.append(Happened(note.at, Event("session_note", data)))
         models = [row["model"] for row in self.rows["model_calls"]]
         self.model = (
             models[-1] if models else talk.messages[-1].model if self._shared[0] else "unknown"
@@ -741,7 +742,7 @@ class SessionRun:
         self.rows[table].append({"run_id": self.id, **row})
 
     def _add_event(self, at: float, kind: str, data: dict[str, Any]) -> None:
-        self.events.append(Happened(at, audit.Event(kind, data)))
+        self.events.append(Happened(at, Event(kind, data)))
 
     def _add_blocks(self, message: int, role: str, said: Sequence[_Said], first: int = 0) -> None:
         for position, each in enumerate(said, first):
