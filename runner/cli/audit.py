@@ -14,8 +14,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import wraps
 from typing import IO, TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ import click
 from runner.app import handle
 from runner.app.humanize import cell, dollars, duration, lines, moment
 from runner.cli.options import JOB, RUN, Command, seconds, with_app, with_listing
-from runner.cli.terminal import note, say, say_table
+from runner.cli.terminal import iso_time, note, say, say_table
 from runner.core.prices import BY
 from runner.errors import UsageError
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl", "csv")
 MOST_ROWS = 2**31 - 1  # more than a database has, and a number that every database takes
 
-_AGO = re.compile(r"([0-9]{1,6})([smhdw])")
+_AGO = re.compile(r"([0-9]{1,6}) ?([smhdw])(?: ago)?")
+_DAYS = {"today": 0, "yesterday": 1}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_FILTERS = ("job", "run", "since", "until", "tool", "item", "model")
 
 _FORMULA = re.compile(r"^(?=[\t\r\n])|(?:^|[;\t\r\n])(?= *[=+\-@＝＋－＠])")
 _NUMBERS = ("integer", "real", "seconds", "usd")
@@ -57,46 +57,61 @@ _SAID: dict[str, Callable[[Any], str]] = {
 
 def _time(text: str) -> float:
     """Return a day, a time, or how long ago, as seconds since the epoch."""
-    if ago := _AGO.fullmatch(text.strip()):
+    text = text.strip()
+    if ago := _AGO.fullmatch(text):
         return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+    if (days := _DAYS.get(text.lower())) is not None:
+        return datetime.combine(date.today() - timedelta(days), datetime.min.time()).timestamp()
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
-            f"{text!r} is no time: use 2026-11-22, 2026-11-22T22:00, or how long ago: 3d, 12h, 30m"
+            f"{text!r} is no time: use 2026-11-22, 2026-11-22T22:00, yesterday, today, or how long ago: "
+            "3d, 12h, 30m"
         ) from None
 
 
-def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the filters, and pass the given ones to the command as ``only``: ``audit.Only``."""
+_FILTERS: dict[str, dict[str, Any]] = {
+    "job": {"type": JOB, "metavar": "ID", "help": "Only of this job."},
+    "run": {"type": RUN, "metavar": "ID", "help": "Only of this run and its sub-agents."},
+    "since": {
+        "type": _time,
+        "metavar": "TIME",
+        "help": "Only from this time on: 2026-11-22T22:00 or 2026-11-22 (here), yesterday, 12h (ago).",
+    },
+    "until": {"type": _time, "metavar": "TIME", "help": "Only before this time."},
+    "tool": {"metavar": "NAME", "help": "Only of this tool."},
+    "item": {"metavar": "KEY", "help": "Only of runs of this item, sub-agents too."},
+    "model": {"metavar": "NAME", "help": "Only of this model, as the API names it."},
+}
 
-    @wraps(command)
-    def run(*arguments: Any, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in _FILTERS}
-        only = {name: value for name, value in given.items() if value is not None}
-        for name, value in only.items():
-            try:
-                str(value).encode()
-            except UnicodeEncodeError as error:
-                words = f"--{name} is no text in UTF-8: nothing is named so"
-                raise click.UsageError(words) from error
-        if "since" in only and "until" in only and only["since"] >= only["until"]:
-            raise click.UsageError("--since is not before --until: nothing lies between them")
-        return command(*arguments, only=only, **options)
 
-    since = "Only from this time on: 2026-11-22, 2026-11-22T22:00 (here), 3d, 12h, 30m (ago)."
-    times: Any = {"type": _time, "metavar": "TIME"}
-    for decorate in (
-        click.option("--model", metavar="NAME", help="Only of this model, as the API names it."),
-        click.option("--item", metavar="KEY", help="Only of runs of this item, sub-agents too."),
-        click.option("--tool", metavar="NAME", help="Only of this tool."),
-        click.option("--until", **times, help="Only before this time."),
-        click.option("--since", **times, help=since),
-        click.option("--run", type=RUN, metavar="ID", help="Only of this run and its sub-agents."),
-        click.option("--job", type=JOB, metavar="ID", help="Only of this job."),
-    ):
-        run = decorate(run)
-    return run
+def filters(*names: str) -> Callable[[Command], Command]:
+    """Take these of the filters, and pass the given ones to the command as ``only``: ``audit.Only``."""
+
+    def decorate(command: Command) -> Any:
+        @wraps(command)
+        def run(*arguments: Any, **options: Any) -> Any:
+            given = {name: options.pop(name) for name in names}
+            only = {name: value for name, value in given.items() if value is not None}
+            for name, value in only.items():
+                try:
+                    str(value).encode()
+                except UnicodeEncodeError as error:
+                    words = f"--{name} is no text in UTF-8: nothing is named so"
+                    raise click.UsageError(words) from error
+            if "since" in only and "until" in only and only["since"] >= only["until"]:
+                raise click.UsageError("--since is not before --until: nothing lies between them")
+            return command(*arguments, only=only, **options)
+
+        for name in reversed(names):
+            run = click.option(f"--{name}", **_FILTERS[name])(run)
+        return run
+
+    return decorate
+
+
+filter_options = filters(*_FILTERS)
 
 
 def limit_option(default: int) -> Callable[[Command], Command]:
@@ -112,6 +127,14 @@ def limit_option(default: int) -> Callable[[Command], Command]:
     )
 
 
+format_option = click.option(
+    "--format",
+    "format",
+    type=click.Choice(FORMATS),
+    help="Print a table (the default), a JSON array, JSON lines, or CSV (times in UTC).",
+)
+
+
 def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take how to print rows, and pass it to the command as ``format``, one of ``FORMATS``."""
 
@@ -123,12 +146,7 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, format="json" if as_json else given or "table", **options)
 
     run = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")(run)
-    return click.option(
-        "--format",
-        "format",
-        type=click.Choice(FORMATS),
-        help="Print a table (the default), a JSON array, JSON lines, or CSV (times in UTC).",
-    )(run)
+    return format_option(run)
 
 
 def say_rows(rows: Rows, format: str) -> None:
@@ -140,16 +158,17 @@ def say_rows(rows: Rows, format: str) -> None:
                 [column.name.replace("_", " ") for column in columns],
                 ([_shown(column, row[column.name]) for column in columns] for row in rows),
                 numbers=[at for at, column in enumerate(columns) if column.kind in _NUMBERS],
+                empty="nothing of that kind is in the record: widen the filters, if there are any",
             )
         case "json":
             between = "[\n"
             for row in rows:
-                sys.stdout.write(f"{between}  {json.dumps(row, default=str)}")
+                sys.stdout.write(f"{between}  {_json_row(columns, row)}")
                 between = ",\n"
             say("\n]" if between == ",\n" else "[]")
         case "jsonl":
             for row in rows:
-                say(json.dumps(row, default=str))
+                say(_json_row(columns, row))
         case "csv":
             _say_csv_row([column.name for column in columns])
             for row in rows:
@@ -169,15 +188,21 @@ def _shown(column: Column, value: Any) -> str:
     return f"{text[:_LONGEST_TEXT]}…" if is_cut else text
 
 
+def _json_row(columns: Sequence[Column], row: Mapping[str, Any]) -> str:
+    times = {column.name for column in columns if column.kind == "time"}
+    told = {
+        name: iso_time(value) if name in times and isinstance(value, int | float) else value
+        for name, value in row.items()
+    }
+    return json.dumps(told, default=str)
+
+
 def _csv_value(column: Column, value: Any) -> Any:
     match column.kind:
         case _ if value is None:
             return None
         case "time":
-            try:
-                return datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds")
-            except (ValueError, TypeError, OverflowError, OSError):
-                return str(value)
+            return iso_time(value) if isinstance(value, int | float) else str(value)
         case "boolean":
             return "true" if value else "false"
         case "json":
@@ -213,7 +238,7 @@ def audit() -> None:
 
 
 def question(
-    *takes: Callable[[Command], Command], limit: int = 100
+    *takes: Callable[[Command], Command], limit: int = 100, hidden: bool = False
 ) -> Callable[[Callable[[], None]], click.Command]:
     """Make a command that prints the rows of the ``runner.audit.Audit`` method with its name, and
     has parameters beside the common ones."""
@@ -231,7 +256,7 @@ def question(
         all_take: Any = (with_listing, format_options, limit_option(limit), filter_options)
         for take in (*all_take, *takes):
             command = take(command)
-        return audit.command()(command)
+        return audit.command(hidden=hidden)(command)
 
     return decorate
 
@@ -358,26 +383,28 @@ def limits() -> None:
     """
 
 
+# Older spellings of `runner costs` and `runner events`.
+
+
 @question(
-    click.option(
-        "--by",
-        type=click.Choice(BY),
-        default="job",
-        show_default=True,
-        help="A row for each of these. Days are UTC.",
-    )
+    click.option("--by", type=click.Choice(BY), default="job", help="A row for each."), hidden=True
 )
 def costs() -> None:
-    """Show the cost of model calls.
-
-    The most expensive first, with the same sums as in `runner costs`. Costs are list prices times
-    tokens, in USD. Calls of unknown usage are shown apart, with their highest possible cost. With
-    --tool only turns that called the tool count.
+    """Show the cost of model calls: the rows of `runner costs`.
 
     \b
     Example:
       runner audit costs --by day --since 30d
-      runner audit costs --by run --job job_01jd9k --limit 10
+    """
+
+
+@question(click.argument("id", type=RUN, metavar="RUN"), limit=0, hidden=True)
+def timeline() -> None:
+    """List all events of a run: the rows of `runner events`.
+
+    \b
+    Example:
+      runner audit timeline k3x9f2 --format csv
     """
 
 
@@ -391,20 +418,6 @@ def models() -> None:
     Example:
       runner audit models --since 30d
       runner audit models --job job_01jd9k --json
-    """
-
-
-@question(click.argument("id", type=RUN, metavar="RUN"), limit=0)
-def timeline() -> None:
-    """List all events of a run.
-
-    Turns, calls, decisions, waits, people's actions and costs, in order. People's actions on its
-    job are listed too.
-
-    \b
-    Example:
-      runner audit timeline k3x9f2
-      runner audit timeline k3x9f2 --tool Bash --format csv
     """
 
 

@@ -79,9 +79,19 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
     "--fresh", is_flag=True, help="Begin again as new runs, with nothing of the old ones."
 )
 @click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
-@click.option("--token-ceiling", type=_ceiling, metavar="N", help="New limit of tokens.")
 @click.option(
-    "--cost-ceiling", "cost_ceiling_usd", type=usd, metavar="USD", help="New limit of cost."
+    "--tokens",
+    "--token-ceiling",
+    "token_ceiling",
+    type=_ceiling,
+    metavar="N",
+    help="New limit of tokens.",
+)
+@click.option(
+    *("--usd", "--cost-ceiling", "cost_ceiling_usd"),
+    type=usd,
+    metavar="N",
+    help="New limit of cost.",
 )
 @click.option("--working-time", type=seconds, metavar="D", help="New limit of working time: 8h.")
 @changing

@@ -22,6 +22,7 @@ from runner.app.humanize import (
     usd_of,
     written_off,
 )
+from runner.cli.audit import filters, format_option, say_rows
 from runner.cli.control import note_unworked
 from runner.cli.options import JOB, changing, json_option, open_app, usd, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
@@ -40,9 +41,13 @@ from runner.settings import Settings
     help="A line for each of these (default: job; of one job: run). A tree is the run of an item with "
     "the sub-agents that it has started. Days are UTC.",
 )
+@filters("run", "since", "until", "tool", "item", "model")
+@format_option
 @json_option
 @with_settings
-def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> None:
+def costs(
+    settings: Settings, job: str | None, by: By | None, only: Any, format: str | None, as_json: bool
+) -> None:
     """Say what model calls have used and cost, of all jobs or of one.
 
     Costs are list prices times tokens, not an invoice. Calls under way are not in them, nor are
@@ -52,12 +57,24 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
     Of one job it also says what was lost to expired caches, to calls that were made again and to
     failed items, and which changes would have cost less.
 
+    With a filter or a format it prints the lines alone, the most expensive first. With --tool only
+    turns that called the tool count.
+
     \b
     Example:
       runner costs
-      runner costs job_01jd9k --by model
+      runner costs last --by model
+      runner costs --by day --since 30d --format csv
     """
     handle.check_prices(settings)
+    if only or format:
+        from runner.audit import Audit
+
+        with open_app(settings) as app:
+            of_job: Any = {"job": job} if job else {}
+            rows = Audit.of(app).costs(by or ("run" if job else "job"), **of_job, **only)
+            say_rows(rows, "json" if as_json else format or "table")
+        return
     with open_app(settings) as app:
         found = app_costs.costs(app, job, by)
     if as_json:

@@ -127,6 +127,7 @@ def _say_jobs(
             for job in jobs
         ),
         spare=("denied", "turns", "tokens", "submitted"),
+        empty="no job to list: start one with `runner run SPEC`, or `runner init` writes a job file",
     )
 
 
@@ -143,7 +144,9 @@ def _say_runs(
         return (_run_row(run, some, waiting, whole_trees) for run in runs)
 
     columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
-    say_pages(columns, map(rows, pages), spare=("tokens", "turns", "below", "denied", "verified"))
+    spare = ("tokens", "turns", "below", "denied", "verified")
+    empty = f"no run to list: `runner show {job_id}` tells about the job"
+    say_pages(columns, map(rows, pages), spare=spare, empty=empty)
 
 
 def _run_row(

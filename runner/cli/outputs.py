@@ -254,7 +254,9 @@ def list_(app: handle.App, job: str | None, as_json: bool) -> None:
         say_json(found)
         return
     columns = ("run", "item", "state", "branch", "size", "unsaved")
-    say_table(columns, ((*_named(each), _size(each), each["unsaved"]) for each in found))
+    rows = ((*_named(each), _size(each), each["unsaved"]) for each in found)
+    empty = 'no workspaces here: jobs with mode = "git" or "copy" make one for each run'
+    say_table(columns, rows, empty=empty)
 
 
 @workspace.command()

@@ -96,6 +96,7 @@ def list_(app: handle.App, removed: bool, as_json: bool) -> None:
             for each in found
         ),
         spare=("zone", "last", "submitted"),
+        empty="no schedule: add one with `runner schedule add SPEC --cron EXPR`",
     )
 
 

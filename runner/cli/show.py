@@ -14,6 +14,7 @@ import click
 from runner.app import handle, humanize, listing, transcript
 from runner.app import show as app_show
 from runner.app.humanize import cell, cost_line, counts, duration, moment, usd_of
+from runner.cli.audit import filters, format_option, say_rows
 from runner.cli.costs import budget_fields
 from runner.cli.following import follow_in_words
 from runner.cli.options import JOB_OR_RUN, json_option, with_app
@@ -22,6 +23,7 @@ from runner.core.agents import place_of
 from runner.core.conversation import Usage
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec
+from runner.errors import UsageError
 
 # Values shown as stored: names with columns.
 _WHERE = {
@@ -263,9 +265,19 @@ def _say_call(call: dict[str, Any]) -> None:
 @click.argument("id", type=JOB_OR_RUN, metavar="RUN|JOB")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
 @click.option("--tree", "whole_tree", is_flag=True, help="Of the run and its sub-agents together.")
+@filters("since", "until", "tool", "model")
+@format_option
 @json_option
 @with_app
-def events(app: handle.App, id: str, follow: bool, whole_tree: bool, as_json: bool) -> None:
+def events(
+    app: handle.App,
+    id: str,
+    follow: bool,
+    whole_tree: bool,
+    only: Any,
+    format: str | None,
+    as_json: bool,
+) -> None:
     """Show what happened in a run, step by step; of a job, what was done to it and its runs.
 
     Of a job it shows who submitted it, and every change since: who made it (`runner` is what Runner
@@ -279,12 +291,24 @@ def events(app: handle.App, id: str, follow: bool, whole_tree: bool, as_json: bo
     one has. Behind it, which tool call it is of: 3.2 is the second of the third sub-agent, 2 the
     second of the run itself. In JSON that is its label, of other events that of the run.
 
+    With a filter or a format it is a table of one run and of the changes of its job, with what model
+    calls cost and how long waits took.
+
     \b
     Example:
       runner events k3x9f2 -f
       runner events k3x9f2 --tree
+      runner events last/slugs --tool Bash --format csv
       runner events job_01jd9k
     """
+    if only or format:
+        from runner.audit import Audit
+
+        if follow or whole_tree:
+            raise UsageError("a filter or a format is of one run by now: leave out -f and --tree")
+        rows = Audit.of(app).timeline(id, **only)
+        say_rows(rows, "json" if as_json else format or "table")
+        return
     if follow:
         _follow(app, id, whole_tree=whole_tree, as_json=as_json)
         return

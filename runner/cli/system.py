@@ -128,6 +128,9 @@ def doctor(settings: Settings, as_json: bool) -> int:
     return exit_codes.SUCCEEDED if all(check.ok for check in checks) else exit_codes.FAILED
 
 
+_NO_WORKER = "no worker is alive: start one with `runner worker`, or work a job with `runner run`"
+
+
 @click.command()
 @click.option("--all", "ended", is_flag=True, help="Also those that have ended or died.")
 @click.option("--limits", is_flag=True, help="The rate limits that they share, and their changes.")
@@ -156,7 +159,7 @@ def workers(app: handle.App, ended: bool, limits: bool, as_json: bool) -> None:
         return
     names = ("worker", "host", "pid", "version", "state", "slots", "runs", "since", "heartbeat")
     spare = ("version", "slots", "pid", "since", "heartbeat")
-    say_table((*names, "detail"), map(_worker_row, found), spare=spare)
+    say_table((*names, "detail"), map(_worker_row, found), spare=spare, empty=_NO_WORKER)
     for pool in pools:
         say(_pool_line(pool))
 
@@ -286,6 +289,7 @@ def _say_pruned(app: handle.App, as_json: bool) -> None:
             )
             for job in jobs
         ),
+        empty="nothing was pruned yet: `runner prune --older-than 90d` removes jobs",
     )
 
 

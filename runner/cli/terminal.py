@@ -15,6 +15,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
@@ -47,6 +48,19 @@ _ID = re.compile(
     r"(?:run|job|call|apr|sch|worker)_([0-9a-z]{26})((?:\.[0-9]+)*(?:_[0-9]+_[0-9]+)?)"
 )
 _LONGEST_NAME = 100
+_NOT_OURS = frozenset(
+    (
+        "input",
+        "edited_input",
+        "updated_input",
+        "content",
+        "output",
+        "item",
+        "result",
+        "spec",
+        "items",
+    )
+)
 _STATE_STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -90,8 +104,31 @@ def refuse_file(error: SpecError) -> None:
 
 
 def say_json(value: Any, *, on_one_line: bool = False) -> None:
-    """Print a value as JSON on stdout. ASCII only, so that no terminal obeys what is in it."""
-    sys.stdout.write(json.dumps(value, indent=None if on_one_line else 2) + "\n")
+    """Print a value as JSON on stdout, its times in ISO 8601. ASCII only, so that no terminal obeys what is
+    in it."""
+    told = with_iso_times(value)
+    sys.stdout.write(json.dumps(told, indent=None if on_one_line else 2) + "\n")
+
+
+def iso_time(seconds: float) -> str:
+    """Return a time, in seconds since the epoch, as ISO 8601 in UTC; unchanged if no year has it."""
+    with suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return str(seconds)
+
+
+def with_iso_times(value: Any, name: str = "") -> Any:
+    """Return a value for JSON in which times, by the names of their keys, are texts. What came from models
+    and people stays as it is."""
+    if isinstance(value, dict):
+        return {
+            key: each if key in _NOT_OURS else with_iso_times(each, str(key))
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [with_iso_times(each, name) for each in value]
+    is_time = name in ("at", "finish_by") or name.endswith("_at")
+    return iso_time(value) if is_time and type(value) in (int, float) else value
 
 
 def say_table(
@@ -101,13 +138,14 @@ def say_table(
     numbers: Collection[int] = (),
     spare: Sequence[str] = (),
     excerpt: bool = False,
+    empty: str = "",
 ) -> None:
     """Print a table on stdout, the ``numbers`` among the columns aligned to the right. It shows the
     ends of ids, which every command accepts, and cuts nothing. A terminal that is too narrow for it shows
     fewer columns: the ``spare`` ones go first, in this order, then others from the right. The first three
     and the last one stay; long texts in them go on below. An ``excerpt`` in the last column, which is cut
-    anyway, has one line, and goes where there is no room for it."""
-    say_pages(columns, [rows], numbers=numbers, spare=spare, excerpt=excerpt)
+    anyway, has one line, and goes where there is no room for it. Without rows it says ``empty``."""
+    say_pages(columns, [rows], numbers=numbers, spare=spare, excerpt=excerpt, empty=empty)
 
 
 def say_pages(
@@ -117,6 +155,7 @@ def say_pages(
     numbers: Collection[int] = (),
     spare: Sequence[str] = (),
     excerpt: bool = False,
+    empty: str = "",
 ) -> None:
     """Print a table page by page: a table each on a terminal, else with the first page's widths."""
     heads = [cell(name) for name in columns]
@@ -124,6 +163,9 @@ def say_pages(
     left_out: dict[str, None] = {}
     for page in pages:
         table = with_short_ids([[cell(value) for value in row] for row in page])
+        if empty and not table:
+            note(empty)
+            continue
         if sys.stdout.isatty():
             left_out |= dict.fromkeys(_draw_table(heads, table, numbers, spare, excerpt))
             continue

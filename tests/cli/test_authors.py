@@ -37,6 +37,8 @@ READING = {
     "approvals": "",
     "audit approvals": "",
     "audit commands": "",
+    "completion": "",
+    "init": "",
     "audit connections": "",
     "audit costs": "",
     "audit decisions": "",

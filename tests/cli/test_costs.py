@@ -220,3 +220,16 @@ def test_costs_of_a_job_say_what_was_lost_and_what_would_cost_less(
     report = command("report", job_id).out
     assert "- lost: $0.1150 to expired caches (1 call)" in report
     assert "- cheaper: `$0.0400 less: cache_control" in report
+
+
+def test_costs_take_the_filters_and_formats_of_the_record(
+    command: Callable[..., Result], database: Database, priced: None
+) -> None:
+    run_id = work(database)
+    work(database, spec=replace(SPEC, name="other"))
+    (row,) = command("costs", job_of(database, run_id), "--format", "json").json
+    assert (row["run_id"], row["cost_usd"]) == (run_id, COST)
+    assert command("costs", "--since", "yesterday", "--json").json == []
+    assert len(command("costs", "--until", "2023-12-01", "--by", "run", "--json").json) == 2
+    told = command("costs", "--item", "one", "--format", "csv")
+    assert told.out == command("audit", "costs", "--item", "one", "--format", "csv").out

@@ -284,7 +284,8 @@ def test_a_bad_job_file_is_refused_with_every_problem(
 ) -> None:
     result = command("rules", "check", job("\n[[permissions.deny]]\nrule = 'Grep('\nwy = 1\n"))
     assert result.code == 2
-    assert len(result.err.splitlines()) == 2
+    assert result.err.splitlines()[0].endswith(": 2 problems")
+    assert all(each in result.err for each in ("the rule 'Grep('", "[1].wy: "))
 
 
 def test_nothing_that_is_printed_steers_the_terminal(

@@ -83,6 +83,7 @@ def test_numbers_stand_on_the_right(capsys: Captured) -> None:
 def test_json_is_exact(capsys: Captured) -> None:
     names = [column.name for column in COLUMNS]
     rows = [dict(zip(names, row, strict=True)) for row in (ROW, EMPTY)]
+    rows[0]["at"] = "2023-11-14T22:13:20.250+00:00"
     assert json.loads(printed(capsys, "json", ROW, EMPTY)) == rows
     assert json.loads(printed(capsys, "json")) == []
     lines = printed(capsys, "jsonl", ROW, EMPTY).splitlines()

@@ -105,7 +105,7 @@ def test_times_are_days_moments_and_how_long_ago(command: Command, job: Job) -> 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--since", "yesterday"), "is no time: use 2026-11-22"),
+        (("--since", "tomorrow"), "is no time: use 2026-11-22"),
         (("--since", "2026-13-01"), "is no time"),
         (("--since", "1999999w"), "is no time"),
         (("--since", "1h", "--until", "2h"), "--since is not before --until"),
