@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from runner.ports import Answers, Batches, Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.queue.live import Listener
+    from runner.store.notices import DueNotice
     from runner.store.questions import Notice
     from runner.tools.sandbox import Sandboxes
     from runner.workspace.run_workspaces import RunWorkspaces
@@ -341,6 +342,7 @@ def _surroundings(
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=secrets.hide,
         tell=lambda notice: _tell(notice, secrets),
+        send=lambda notice: send_notice(notice, secrets),
         index=open_index(database, logger.warning),
         close=opened.close,
         observer=observer,
@@ -484,6 +486,15 @@ def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> No
         if stopping.wait(0.2):
             child.send_signal(signal.SIGTERM)
             child.wait()
+
+
+def send_notice(notice: DueNotice, secrets: Secrets) -> None:
+    """Send a notice by its channel. Raises ``NotSentError``."""
+    from runner.tools.environment import tool_environment
+    from runner.tools.notices import send
+
+    environment = tool_environment(os.environ, secrets)
+    send(notice.channel, notice.notify, notice.id, notice.data, os.environ, environment)
 
 
 def _tell(notice: Notice, secrets: Secrets) -> None:

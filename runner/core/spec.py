@@ -14,6 +14,7 @@ from runner.core.context import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.hooks import Hook
 from runner.core.mcp import McpServer, source_parts
+from runner.core.notify import Notify
 from runner.core.pauses import Breaker, Pilot
 from runner.core.rate_limits import Caps
 from runner.core.sandbox import Sandbox
@@ -86,10 +87,18 @@ class JobSpec:
     instructions: bool = False  # AGENTS.md and CLAUDE.md of the workspace join the system prompt
     pilot: Pilot | None = None
     breaker: Breaker | None = None
+    notify: Notify | None = None
     sandbox: Sandbox | None = None  # None: stored before there was one; nothing contains its calls
     options: tuple[str, ...] = ()  # of the command, that changed the job file: "--first 3"
     lane: Lane = "realtime"  # as submitted: people may change it, so the job's row has it
     batch_linger: float = 60.0  # seconds that a call waits for others to share its batch
+
+    @property
+    def announces_questions(self) -> bool:
+        """True if people are told of new questions."""
+        return self.asking.notify is not None or (
+            self.notify is not None and "needs_approval" in self.notify.on
+        )
 
     @property
     def trusts_contained(self) -> bool:

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,14 +25,15 @@ from runner.core.shares import JobLoad, Shares
 from runner.engine.governor import Governor
 from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError, host_fault
-from runner.logs import Outage
+from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
-from runner.store import children, leases, pauses, runs, schedules, times
+from runner.store import children, leases, notices, pauses, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
 from runner.store.clock import DatabaseClock
 from runner.store.database import Database
 from runner.store.held import HeldItems
+from runner.store.notices import DueNotice
 from runner.store.questions import Notice, take_notices
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class Machine:
     run_apart: Callable[[str, threading.Event], None]
     hide: Callable[[str], str]  # takes what must not be stored out of a text
     tell: Callable[[Notice], None]  # runs a job's notification command
+    send: Callable[[DueNotice], None]  # sends a notice of a job
     index: Index  # the search index, kept up to date
     close: Callable[[], None]  # ends all tool processes
     observer: Observer
@@ -124,6 +128,59 @@ class Questions:
             self._telling.join(LEAVE_SECONDS)
 
 
+@dataclass(eq=False)
+class Notices:
+    """Finds and sends the notices of all jobs, or of one, as every worker's dispatcher does. Methods raise
+    ``UnreachableError`` if the database does not answer."""
+
+    database: Database
+    clock: Clock
+    send: Callable[[DueNotice], None]  # raises ``RunnerError`` if it could not be sent
+    job_id: str | None = None
+    _sending: threading.Thread | None = field(default=None, init=False)
+
+    def attend(self) -> None:
+        """Store what has come up, and send what is due, a lot at a time."""
+        notices.find(self.database, self.clock.now(), self.job_id)
+        if self._sending is not None and self._sending.is_alive():
+            return
+        if due := notices.take_due(self.database, self.clock.now(), self.job_id):
+            self._sending = threading.Thread(
+                target=self._send, args=(due,), name="runner-notices", daemon=True
+            )
+            self._sending.start()
+
+    def leave(self) -> None:
+        """Send what has come up since the last pass, before the worker ends."""
+        self._wait()
+        self.attend()
+        self._wait()
+
+    def _send(self, due: Sequence[DueNotice]) -> None:
+        for one in due:
+            try:
+                self.send(one)
+            except RunnerError as error:
+                log_event(
+                    logger,
+                    "a notice was not sent",
+                    job=one.job_id,
+                    event=one.event,
+                    channel=one.channel,
+                    tries=one.tries,
+                    error=str(error),
+                )
+                settle = partial(notices.not_sent, self.database, one, str(error))
+            else:
+                settle = partial(notices.sent, self.database, one)
+            with suppress(UnreachableError):  # it is sent again
+                settle(self.clock.now())
+
+    def _wait(self) -> None:
+        if self._sending is not None:
+            self._sending.join(LEAVE_SECONDS)
+
+
 PASS_SECONDS = 1.0
 LEAST_GAP_SECONDS = 0.03
 OUTAGE_SECONDS = 5.0
@@ -144,6 +201,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
         self.questions = Questions(self.database, self.clock, self.machine.tell, self.job_id)
+        self.notices = Notices(self.database, self.clock, self.machine.send, self.job_id)
         self._budget_waits = BudgetWaits(self.database)
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
@@ -187,6 +245,7 @@ class Dispatcher:
         self._reap()
         self._find_workspaces()
         self.questions.attend()
+        self.notices.attend()
         self._budget_waits.wake_overdue(self.clock.now())
         self._held.wake(self.clock.now())
         times.queue_moved(self.database, self.clock.now())

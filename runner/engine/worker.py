@@ -239,6 +239,7 @@ class Worker:
             self._give_back(set(self._orphaned))
             if self._only is None:
                 self._dispatcher.questions.leave()
+                self._dispatcher.notices.leave()
             leases.end(self._machine.database, self.id, self._machine.clock.now())
         except UnreachableError as error:
             logger.warning("left without a word: %s", error)

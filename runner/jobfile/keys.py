@@ -15,6 +15,8 @@ from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
 from runner.core.mcp import Scope, has_variable
+from runner.core.notify import EVENTS as NOTICE_EVENTS
+from runner.core.notify import NoticeFormat
 from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
@@ -70,6 +72,7 @@ RESERVED_HEADERS = {
 # https://www.rfc-editor.org/rfc/rfc9110#section-5.1
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE = re.compile(r"RUNNER_[A-Z0-9_]{1,100}", re.ASCII)
 _ACCEPTED = get_args(Accepted)
 _ANYTHING = Table("", (), is_open=True)
 
@@ -88,6 +91,15 @@ def _items_problem(value: Any) -> str | None:
 def _beta_problem(name: str) -> str | None:
     is_name = name.isascii() and name == name.strip() and "," not in name
     return None if is_name else f"{shown(name)} is no name of a beta"
+
+
+def _variable_problem(name: str) -> str | None:
+    if _VARIABLE.fullmatch(name):
+        return None
+    return (
+        "must be the name of an environment variable that begins with RUNNER_, which tools do not see: "
+        "an address or key itself would be stored with the job"
+    )
 
 
 def _reserved(why: str) -> Type:
@@ -308,6 +320,7 @@ _line = text(MOST_NAME)
 _mcp_text = checked("string", {"type": "string"}, _mcp_text_problem)
 _script_text = checked("string", {"type": "string"}, _script_text_problem)
 _count = integer(1_000_000)
+_variable = text(200, "name of a variable", _variable_problem)
 _tokens = integer(1_000_000_000_000)
 _usd = number(LEAST_USD, MOST_USD)
 _seconds = number(0, 1_000_000)
@@ -510,6 +523,18 @@ PILOT = Table("pilot", (
     Key("continue", table_of(PILOT_CONTINUE), None, "[When the others follow by themselves]"
         "(#pilotcontinue).", "never: they wait for `runner resume`"),
 ))
+NOTIFY = Table("notify", (
+    Key("on", list_of(choice(*NOTICE_EVENTS), unique=True), list(NOTICE_EVENTS), "What to tell of."),
+    Key("command", text(2_000), None, "A shell command of one line, which gets the notice as JSON on its "
+        "input.", example="mail -s Runner lena"),
+    Key("webhook", _variable, None, "The environment variable of the workers that holds the address that "
+        "the notice is posted to.", example="RUNNER_SLACK_WEBHOOK"),
+    Key("secret", _variable, None, "The environment variable that holds the key that requests are "
+        "[signed](#notify) with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
+    Key("format", choice(*get_args(NoticeFormat)), "json", "The body: the notice, or a message for Slack.",
+        needs="webhook"),
+    Key("desktop", flag, False, "Whether to show it on the desktop of the worker's host."),
+))
 BREAKER = Table("breaker", (
     Key("same_failure", integer(_MOST_COUNTED), None, "So many runs in a row failed in the same way, as "
         "`runner report` groups failures.", "no limit", example=5),
@@ -644,6 +669,7 @@ TOP = Table("", (
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
     Key("pilot", table_of(PILOT), None, "[How many items are worked first](#pilot).", "none"),
     Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](#breaker).", "none"),
+    Key("notify", table_of(NOTIFY), None, "[What people are told of](#notify), and how.", "nothing"),
     Key("not_before", _moment, None, "[When the first model call may begin](#times).", "at once",
         example="22:00"),
     Key("window", _window, None, "[The part of each day](#times) in which model calls may begin.",
@@ -677,7 +703,8 @@ REPLY = Table("reply", (
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
-          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, PROVIDER, CONTEXT, RETRY, REPLY)
+          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, NOTIFY, PROVIDER, CONTEXT, RETRY,
+          REPLY)
 # fmt: on
 
 

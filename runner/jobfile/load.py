@@ -23,6 +23,7 @@ from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook, is_rule
 from runner.core.mcp import PREFIX as MCP_PREFIX
+from runner.core.notify import Notify
 from runner.core.pauses import Breaker, Pilot
 from runner.core.prices import PriceList
 from runner.core.rate_limits import Caps
@@ -116,6 +117,15 @@ def load(
 def _sandbox(section: Section) -> Sandbox:
     network = section["network"]
     return section.fill(Sandbox, network=None if network == "on" else network)
+
+
+def _notify(section: Section | None) -> Notify | None:
+    if section is None:
+        return None
+    found = section.fill(Notify)
+    if not found.channels and not section.is_wrong():
+        section.note("tells nobody: give command, webhook or desktop")
+    return found
 
 
 def _pilot(section: Section | None) -> Pilot | None:
@@ -345,6 +355,7 @@ class _Job:
             mcp=self.mcp,
             pilot=_pilot(top["pilot"]),
             breaker=top["breaker"] and top["breaker"].fill(Breaker),
+            notify=_notify(top["notify"]),
             sandbox=_sandbox(top["sandbox"]),
         )
         return spec, notes

@@ -271,7 +271,7 @@ class Rows:
             "asked_at": self._now,
             # It is answered by itself when the job's patience or its deadline has run out.
             "expires_at": min(filter(None, (patience, state.ends_at)), default=None),
-            "notified_at": self._now if asking.notify is None else None,
+            "notified_at": None if state.spec.announces_questions else self._now,
         }
 
     def _start_calls(self, state: RunState, indexes: Sequence[int]) -> None:

@@ -24,6 +24,7 @@ from runner.errors import UsageError
 from runner.store import budgets, ids
 from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database
+from runner.store.notices import arm
 from runner.store.pauses import insert_pilot
 from runner.store.rules import insert_rules
 from runner.store.run_state import progress_to_json
@@ -101,6 +102,7 @@ def insert_job(
     add_job_events(connection, job_id, [signed_event("submitted", author, about, new=told)], now)
     insert_rules(connection, job_id, spec.rules, author, now)
     insert_shares(connection, job_id, spec, workspace_id)
+    arm(connection, job_id, spec.notify)
     if spec.budget.is_set:
         connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
     if spec.pilot is not None and spec.pilot.items < len(submission.runs):

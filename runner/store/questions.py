@@ -21,6 +21,7 @@ from runner.permissions import AnswerEffect
 from runner.store.changes import in_lots, locked_runs, queued, store_change
 from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
 from runner.store.database import Database
+from runner.store.notices import of_questions
 from runner.store.run_state import tool_context_from_json
 from runner.store.specs import agent_types
 from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
@@ -225,10 +226,12 @@ def take_notices(
         for asked in load_asked(connection, these):
             by_job.setdefault(asked.job_id, []).append(asked)
         query = select(jobs.c.id, jobs.c.name, jobs.c.spec).where(jobs.c.id.in_(by_job))
-        return [
-            Notice(job.id, job.name, command, tuple(by_job[job.id]))
-            for job in connection.execute(query.order_by(jobs.c.id))
-            if (command := JobSpec.from_json(job.spec).asking.notify)
-        ]
+        found = []
+        for job in connection.execute(query.order_by(jobs.c.id)).all():
+            spec, questions = JobSpec.from_json(job.spec), tuple(by_job[job.id])
+            of_questions(connection, spec.notify, questions, now)
+            if spec.asking.notify:
+                found.append(Notice(job.id, job.name, spec.asking.notify, questions))
+        return found
 
     return database.write(work)

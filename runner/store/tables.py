@@ -139,6 +139,23 @@ job_pauses = _table(
     Index(None, "pending", **_where("pending IS NOT NULL")),
 )
 
+# What people are told of a job: see ``store.notices``.
+notices = _table(
+    "notices",
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("event", Text, primary_key=True),  # done, failed, needs_approval, budget or breaker
+    Column("subject", Text, primary_key=True),  # what comes more than once: the first new question
+    Column("channel", Text, primary_key=True),  # command, webhook or desktop; empty while armed
+    Column("state", Text, nullable=False),  # armed, due, sent or failed
+    Column("data", JSON),  # the notice
+    *_columns("at due_at sent_at", Float),
+    Column("tries", Integer, nullable=False, server_default="0"),
+    Column("error", Text),  # of the last try
+    # Workers look for both in each pass; there are few.
+    Index(None, "job_id", **_where("at IS NULL")),
+    Index(None, "due_at", **_where("due_at IS NOT NULL")),
+)
+
 # Snapshot N of the rules of a job has the rules with ``added_in`` <= N that are not revoked in N or before.
 permission_rules = _table(
     "permission_rules",

@@ -27,9 +27,20 @@ def tell(
     environment: Mapping[str, str],
     most_seconds: float = MOST_SECONDS,
 ) -> None:
+    """Run a shell command as ``run_command`` does. A failure is only logged, by job: the command may
+    hold a password."""
+    if problem := run_command(command, about, environment, most_seconds):
+        logger.warning("on_ask of %s %s", about["job_id"], problem)
+
+
+def run_command(
+    command: str,
+    about: Mapping[str, Any],
+    environment: Mapping[str, str],
+    most_seconds: float = MOST_SECONDS,
+) -> str:
     """Run a shell command for at most ``most_seconds``, with ``about`` as JSON on its input: a model's
-    words reach it only so. A failure is only logged, by job: the command may hold a password."""
-    job_id = about["job_id"]
+    words reach it only so. Returns what went wrong, without the command; nothing if it succeeded."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(most_seconds), command],
@@ -40,17 +51,15 @@ def tell(
             start_new_session=True,
         )
     except OSError as error:
-        logger.warning("on_ask of %s could not be run: %s", job_id, error.strerror or error)
-        return
+        return f"could not be run: {error.strerror or error}"
     try:
         process.communicate(json.dumps(about).encode(), timeout=most_seconds + _MORE_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode == -signal.SIGKILL:
-        logger.warning("on_ask of %s was ended after %g s", job_id, most_seconds)
-    elif process.returncode != 0:
-        logger.warning("on_ask of %s ended with exit code %d", job_id, process.returncode)
+        return f"was ended after {most_seconds:g} s"
+    return f"ended with exit code {process.returncode}" if process.returncode else ""
 
 
 def _run(command: str, most_seconds: float) -> int:

@@ -57,6 +57,8 @@ READING = {
     "events": "J",
     "export": "R",
     "list": "",
+    "notify list": "J",
+    "notify test": "F",
     "patch": "J -o patches",
     "report": "J",
     "results": "J",

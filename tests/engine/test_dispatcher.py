@@ -84,6 +84,7 @@ class Post:
             clock=self.time,
             visible=lambda path, identity: identity in self.seen,
             tell=self.told.append,
+            send=lambda notice: None,
             observer=Observer(),
             queue_outage=Outage("Redis", logging.getLogger()),
         )

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, select, update
 
 from runner.core.budget import Budget, Limits
 from runner.core.conversation import Tool
+from runner.core.notify import Notify
 from runner.core.prices import Rates, Tariff
 from runner.core.run import Author, Waiting
 from runner.core.spec import Asking, JobSpec
@@ -32,9 +33,11 @@ ASKING = replace(
 )
 
 
-def submit_asking(database: Database, *keys: str, asking: Asking = ASKING.asking) -> str:
+def submit_asking(
+    database: Database, *keys: str, asking: Asking = ASKING.asking, notify: Notify | None = None
+) -> str:
     """A job in which every command is asked about; its id."""
-    spec = replace(ASKING, asking=asking)
+    spec = replace(ASKING, asking=asking, notify=notify)
     return jobs_store.submit(database, submission(*keys, spec=spec), NOW, author=Author("ada"))
 
 

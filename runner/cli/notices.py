@@ -1,0 +1,85 @@
+"""``notify``: try how a job tells people, and list what it told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from runner.app import handle
+from runner.app import notices as app_notices
+from runner.app.humanize import cell, moment
+from runner.cli import exit_codes
+from runner.cli.options import JOB, json_option, open_app, with_listing, with_settings
+from runner.cli.terminal import note, say, say_json, say_table
+from runner.core.notify import EVENTS, NoticeEvent
+from runner.settings import Settings
+
+
+@click.group()
+def notify() -> None:
+    """Tell people of a job ([notify] in its job file): try it, and list what they were told.
+
+    \b
+    Example:
+      runner notify test jobs/refactor.toml
+    """
+
+
+@notify.command()
+@click.argument("spec", metavar="FILE|JOB")
+@click.option("--event", type=click.Choice(EVENTS), default="done", help="Which notice to try.")
+@json_option
+@with_settings
+def test(settings: Settings, spec: str, event: NoticeEvent, as_json: bool) -> int:
+    """Send a trial by each way that a job file, or a job, names; from here, with this environment.
+
+    Exits with 1 if one could not be sent.
+
+    \b
+    Example:
+      runner notify test jobs/refactor.toml --event needs_approval
+    """
+    if Path(spec).is_file():
+        name, how = app_notices.settings_in(settings, Path(spec))
+    else:
+        with open_app(settings) as app:
+            name, how = app_notices.settings_of(app, spec)
+    found = [*app_notices.send_trial(settings, name, how, event)]
+    if as_json:
+        say_json([{"channel": channel, "error": error or None} for channel, error in found])
+    else:
+        for channel, error in found:
+            say(f"{channel:<8}  {cell(error) or 'sent'}")
+    return exit_codes.FAILED if any(error for _, error in found) else exit_codes.SUCCEEDED
+
+
+@notify.command("list")
+@click.argument("job", type=JOB)
+@json_option
+@with_listing
+def list_(app: handle.App, job: str, as_json: bool) -> None:
+    """List what has come up in a job that people are told of, and whether it was sent.
+
+    \b
+    Example:
+      runner notify list last
+    """
+    found = app_notices.list_notices(app, job)
+    if as_json:
+        say_json(found)
+        return
+    if not found:
+        note("nothing has come up that somebody is to be told of")
+        return
+    errors = (f" ({each['error']})" if each["error"] else "" for each in found)
+    say_table(
+        ("at", "event", "by", "state", "tries", "text"),
+        (
+            (
+                *(moment(each["at"]), each["event"], each["channel"], each["state"], each["tries"]),
+                each["data"]["text"] + error,
+            )
+            for each, error in zip(found, errors, strict=True)
+        ),
+    )

@@ -1,0 +1,232 @@
+"""Notices: what people want to be told of a job, stored once it has happened, until it is sent.
+
+A row is ``armed`` from the submission on, for each event that a job's ``[notify]`` names and that comes
+once. When it has happened, a row for each channel replaces it, which is ``due`` until it is ``sent``, or
+was tried so often that it has ``failed``. Whoever sends a notice has it for two minutes: when the worker
+dies, another sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
+
+from runner.core.budget import billionths, is_near
+from runner.core.commands import Question
+from runner.core.notify import Channel, NoticeEvent, Notify, about, pause_before
+from runner.core.run import ENDED
+from runner.core.spec import JobSpec
+from runner.store.conditions import IS_ITEM_RUN
+from runner.store.database import Database
+from runner.store.tables import job_budgets, job_pauses, jobs, notices, runs
+
+_CLAIM_SECONDS = 120.0
+_MOST_AT_ONCE = 20
+_notice = notices.c
+_ASKED = ("id", "run_id", "item_key", "tool", "summary", "asked_again", "asked_at", "expires_at")
+
+
+@dataclass(frozen=True, slots=True)
+class DueNotice:
+    """A notice that is to be sent by one channel."""
+
+    job_id: str
+    event: NoticeEvent
+    subject: str
+    channel: Channel
+    tries: int  # this one included
+    data: Mapping[str, Any]
+    notify: Notify
+
+    @property
+    def id(self) -> str:
+        """The same in each try, so that a receiver can drop what it got twice."""
+        return "/".join(filter(None, (self.job_id, self.event, self.subject)))
+
+
+def arm(connection: Connection, job_id: str, notify: Notify | None) -> None:
+    """Store what people want to be told of a job that is submitted."""
+    rows = [
+        {"job_id": job_id, "event": event, "subject": "", "channel": "", "state": "armed"}
+        for event in (notify.on if notify else ())
+        if event != "needs_approval"
+    ]
+    if rows:
+        connection.execute(insert(notices), rows)
+
+
+_ARMED = select(_notice.job_id, _notice.event).where(_notice.at.is_(None))  # in the index's words
+
+
+def find(database: Database, now: float, job_id: str | None = None) -> None:
+    """Store notices of what has happened to all jobs, or to one. Each worker looks in each pass."""
+    armed = _ARMED if job_id is None else _ARMED.where(_notice.job_id == job_id)
+    by_job: dict[str, list[NoticeEvent]] = {}
+    for row in database.rows(armed.order_by(_notice.job_id)):
+        by_job.setdefault(row.job_id, []).append(row.event)
+    for each, events in by_job.items():
+        happened = database.read(partial(_happened, job_id=each, events=events))
+        has_ended = database.read(partial(_has_ended, job_id=each))
+        if happened or has_ended:
+            store = partial(_store, job_id=each, happened=happened, now=now, disarm=has_ended)
+            database.write(store)
+
+
+def _has_ended(connection: Connection, job_id: str) -> bool:
+    is_open = and_(runs.c.job_id == job_id, runs.c.state.not_in(ENDED))
+    return connection.execute(select(runs.c.id).where(is_open).limit(1)).first() is None
+
+
+def _happened(
+    connection: Connection, job_id: str, events: Iterable[NoticeEvent]
+) -> dict[NoticeEvent, str]:
+    """Return the events that have happened, each with what to say of it."""
+    told: dict[NoticeEvent, str] = {}
+    for event in events:
+        match event:
+            case "done" if _has_ended(connection, job_id):
+                told[event] = f"done: {_outcomes(connection, job_id)}"
+            case "failed":
+                of = runs.c.job_id == job_id, runs.c.state.in_(("failed", "stopped")), IS_ITEM_RUN
+                names = (runs.c.item_key, runs.c.state, runs.c.reason, runs.c.detail)
+                for run in connection.execute(select(*names).where(*of).limit(1)):
+                    why = ": ".join(filter(None, (run.reason, run.detail)))
+                    told[event] = f"the first run has {run.state}: {run.item_key} ({why})"
+            case "budget":
+                for budget in connection.execute(
+                    select(job_budgets).where(job_budgets.c.job_id == job_id)
+                ):
+                    usd, spent = budget.budget_usd, budget.spent_cost
+                    if usd is not None and is_near(spent, billionths(usd)):
+                        told[event] = (
+                            f"{spent / billionths(usd):.0%} of its budget of ${usd:,.2f} is spent"
+                        )
+                    elif is_near(budget.spent_tokens, budget.budget_tokens):
+                        told[event] = (
+                            f"{budget.spent_tokens:,} of its budget of {budget.budget_tokens:,} tokens "
+                            "are spent"
+                        )
+            case "breaker":
+                by_runner = job_pauses.c.reason.in_(("breaker", "spend_limit"))
+                of_pause = select(job_pauses.c.detail).where(
+                    job_pauses.c.job_id == job_id, by_runner
+                )
+                for pause in connection.execute(of_pause):
+                    told[event] = f"paused by Runner: {pause.detail}"
+    return told
+
+
+def _outcomes(connection: Connection, job_id: str) -> str:
+    counted = select(runs.c.state, func.count()).where(runs.c.job_id == job_id, IS_ITEM_RUN)
+    found = connection.execute(counted.group_by(runs.c.state).order_by(runs.c.state))
+    return ", ".join(f"{count} {state}" for state, count in found)
+
+
+def _store(
+    connection: Connection,
+    job_id: str,
+    happened: Mapping[NoticeEvent, str],
+    now: float,
+    *,
+    disarm: bool,
+) -> None:
+    job = connection.execute(select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)).one()
+    notify = JobSpec.from_json(job.spec).notify or Notify()
+    armed = and_(_notice.job_id == job_id, _notice.at.is_(None))
+    for event, text in happened.items():
+        taken = connection.execute(delete(notices).where(armed, _notice.event == event))
+        if taken.rowcount:  # else another worker was faster
+            data = about(event, job_id, job.name, text)
+            _insert(connection, notify, job_id, event, "", data, now)
+    if disarm:
+        connection.execute(delete(notices).where(armed))
+
+
+def _insert(
+    connection: Connection,
+    notify: Notify,
+    job_id: str,
+    event: NoticeEvent,
+    subject: str,
+    data: Mapping[str, Any],
+    now: float,
+) -> None:
+    key = {"job_id": job_id, "event": event, "subject": subject}
+    rows = [
+        {**key, "channel": channel, "state": "due", "data": data, "at": now, "due_at": now}
+        for channel in notify.channels
+    ]
+    if rows:
+        connection.execute(insert(notices), rows)
+
+
+def of_questions(
+    connection: Connection, notify: Notify | None, asked: Sequence[Question], now: float
+) -> None:
+    """Store the notice of new questions of a job, in the transaction that takes note of them."""
+    if notify is None or "needs_approval" not in notify.on:
+        return
+    first, *others = asked
+    more = f" (and {len(others)} more)" if others else ""
+    text = f"needs an approval: {first.tool} {first.summary} of {first.item_key}{more}"
+    questions = [{name: getattr(each, name) for name in _ASKED} for each in asked]
+    data = about("needs_approval", first.job_id, first.job_name, text, questions=questions)
+    _insert(connection, notify, first.job_id, "needs_approval", first.id, data, now)
+
+
+def take_due(database: Database, now: float, job_id: str | None = None) -> list[DueNotice]:
+    """Take notices that are to be sent, of one job or of all: for two minutes nobody else gets them."""
+    is_due: ColumnElement[bool] = _notice.due_at <= now
+    if job_id is not None:
+        is_due &= _notice.job_id == job_id
+    query = select(notices).where(is_due).order_by(_notice.due_at).limit(_MOST_AT_ONCE)
+    if not database.rows(query.limit(1)):
+        return []
+
+    def work(connection: Connection) -> list[DueNotice]:
+        rows = connection.execute(query.with_for_update(skip_locked=True)).all()
+        of = {row.job_id for row in rows}
+        specs = dict(
+            connection.execute(select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(of))).all()
+        )
+        found = []
+        for row in rows:
+            claimed = {"due_at": now + _CLAIM_SECONDS, "tries": row.tries + 1}
+            connection.execute(update(notices).where(_is(row)).values(**claimed))
+            notify = JobSpec.from_json(specs[row.job_id]).notify or Notify()
+            key = (row.job_id, row.event, row.subject, row.channel)
+            found.append(DueNotice(*key, row.tries + 1, row.data, notify))
+        return found
+
+    return database.write(work)
+
+
+def _is(one: Any) -> ColumnElement[bool]:
+    names = ("job_id", "event", "subject", "channel")
+    return and_(*(_notice[name] == getattr(one, name) for name in names))
+
+
+def sent(database: Database, one: DueNotice, now: float) -> None:
+    values = {"state": "sent", "due_at": None, "sent_at": now, "error": None}
+    database.execute(update(notices).where(_is(one)).values(**values))
+
+
+def not_sent(database: Database, one: DueNotice, why: str, now: float) -> None:
+    """Store why a notice could not be sent; it is tried again after a pause, or has failed."""
+    pause = pause_before(one.tries)
+    due_at = None if pause is None else now + pause
+    state = "failed" if pause is None else "due"
+    values = {"state": state, "due_at": due_at, "error": why}
+    database.execute(update(notices).where(_is(one)).values(**values))
+
+
+def list_notices(database: Database, job_id: str) -> list[dict[str, Any]]:
+    """Return the notices of a job that have come up, the oldest first."""
+    query = select(notices).where(_notice.job_id == job_id, _notice.at.is_not(None))
+    return [
+        dict(row._mapping) for row in database.rows(query.order_by(_notice.at, _notice.channel))
+    ]
