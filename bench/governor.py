@@ -22,24 +22,27 @@ from tests.messages_api import MessagesServer, RateLimits, Received, Reply
 WORKERS, SLOTS, FIXED_SLOTS = 4, 16, 2
 LATENCY = 0.5
 RUNS, TURNS = 160, 10
-# Requests and input tokens a minute, one after the other.
-LIMITS = ((480, 400_000), (240, 200_000), (480, 400_000))
-PHASE_SECONDS, QUICK_SECONDS, WARM_UP_SECONDS = 10.0, 6.0, 5.0
+# Requests and input tokens a minute, which halve and double again.
+REQUESTS, TOKENS = (480, 600_000), (2_000, 240_000)
+FACTORS = (1.0, 0.5, 1.0)
+PHASE_SECONDS, QUICK_SECONDS, WARM_UP_SECONDS = 6.0, 4.0, 3.0
 LEAST_USED, MOST_REFUSED = 0.92, 0.01
 TEMPORARY = Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True)
 class Side:
-    """How the workers are started."""
+    """How the workers are started, and against which limits."""
 
     name: str
     slots: int
     module: str = "runner"
+    limits: tuple[int, int] = REQUESTS
 
 
 SIDES = (
     Side("governor", SLOTS),
+    Side("governor, tokens", SLOTS, limits=TOKENS),
     Side("each worker for itself", SLOTS, "bench.stage.ungoverned"),
     Side("fixed concurrency", FIXED_SLOTS, "bench.stage.ungoverned"),
 )
@@ -51,12 +54,13 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     workspace, seconds = make_workspace(folder), QUICK_SECONDS if quick else PHASE_SECONDS
     for kind in databases.kinds[-1:]:
         for side in SIDES:
-            with _limited() as (server, limits):
+            with _limited(side) as (server, limits):
                 row = _measured(databases, kind, folder, workspace, side, server, limits, seconds)
             table.rows.append({"side": f"{side.name}, {kind}", **row})
-    limits_in_words = ", ".join(f"{requests:,} and {tokens:,}" for requests, tokens in LIMITS)
     table.notes += [
-        f"requests and input tokens a minute: {limits_in_words}, {seconds:g} s each",
+        "requests and input tokens a minute: {:,} and {:,}, ".format(*REQUESTS)
+        + "with 'tokens' {:,} and {:,}; ".format(*TOKENS)
+        + f"times {', '.join(map(str, FACTORS))}, {seconds:g} s each",
         f"a call takes {LATENCY} s; the buckets are nearly empty at first, and the first "
         f"{WARM_UP_SECONDS:g} s are not counted",
         "used: of what flowed into the API's buckets; refused: of all requests",
@@ -66,8 +70,8 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
 
 
 @contextmanager
-def _limited() -> Iterator[tuple[MessagesServer, RateLimits]]:
-    limits = RateLimits(*LIMITS[0], full=0.02)
+def _limited(side: Side) -> Iterator[tuple[MessagesServer, RateLimits]]:
+    limits = RateLimits(*side.limits, full=0.02)
 
     def plan(request: Received) -> Reply:
         return reply_to(request.first_text, request.position, "Read", LATENCY)
@@ -89,6 +93,7 @@ def _measured(
     with databases.empty(kind) as url, ExitStack() as opened:
         database = Database(url)
         submit(database, workspace, [str(number) for number in range(RUNS)], TURNS)
+        processes = []
         for number in range(WORKERS):
             home = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="h-", dir=folder)))
             started = worker(
@@ -100,17 +105,19 @@ def _measured(
                 log=folder / f"worker{number}.log",
                 module=side.module,
             )
-            opened.enter_context(started)
+            processes.append(opened.enter_context(started))
         server.wait_for(lambda server: server.in_flight >= WORKERS, 60.0)
         time.sleep(WARM_UP_SECONDS)
         first = before = limits.reading()
         phases = []
-        for requests, tokens in LIMITS:
-            limits.set(requests, tokens)
+        for factor in FACTORS:
+            limits.set(*(factor * limit for limit in side.limits))
             time.sleep(seconds)
             now = limits.reading()
             phases.append(now - before)
             before = now
+        for process in processes:
+            process.terminate()
         database.close()
     whole = before - first
     asked = whole.admitted + whole.refused
