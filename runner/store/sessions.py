@@ -24,7 +24,8 @@ from runner.core.state import ModelState, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.claude_code import session_id_of
-from runner.exchange.sessions import READER, TABLES, Files, Happened, Session, SessionRun
+from runner.exchange.session_runs import TABLES, Happened, SessionRun
+from runner.exchange.sessions import READER, Files, Session
 from runner.store import ids
 from runner.store.changes import add_job_events
 from runner.store.database import Database

@@ -1,0 +1,307 @@
+"""The conversation in a session of Claude Code, as its lines are added one by one.
+
+Claude Code writes a line for each block of a reply and one for each result; the lines of a reply share
+its id. Lines count in the order of the file: a session that was rewound keeps what was said before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from runner.core.conversation import Block
+from runner.core.text import visible
+from runner.exchange import session_lines as kept
+from runner.exchange.session_lines import Line, SpokenBy, as_object, as_text, shown_text
+
+SYNTHETIC = "<synthetic>"  # the model that Claude Code names for words of its own
+TOKENS = {
+    "input_tokens": ("input_tokens", "inputTokens"),
+    "cache_read_tokens": ("cache_read_input_tokens", "cacheReadInputTokens"),
+    "cache_creation_tokens": ("cache_creation_input_tokens", "cacheCreationInputTokens"),
+    "output_tokens": ("output_tokens", "outputTokens"),
+}
+_MOST_TOKENS = 2**53
+# What is said after a session's last reply without asking for another.
+_AFTERWORDS = re.compile(
+    r"<(?:command-(?:name|message|args)|local-command-\w+)>|Caveat: The messages "
+)
+_NO_REPLY = "No response requested."
+_NOTED = ("local_command", "api_error", "informational", "away_summary", "model_refusal_fallback")
+
+
+def tokens_of(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+
+
+def usage_of(stated: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens by kind that a message's usage, or a whole session's, states."""
+    return {
+        name: max(tokens_of(stated.get(each)) for each in said) for name, said in TOKENS.items()
+    }
+
+
+@dataclass
+class Said:
+    block: Block
+    at: float
+    by: SpokenBy | None = None
+    # Of a result: what Claude Code kept beside what the model was shown, and who denied the call.
+    raw: Any = None
+    denial: str | None = None
+    is_stopped: bool = False  # it did not run
+
+
+@dataclass
+class SessionMessage:
+    """A message of the user, or a reply with the results of its calls. The results belong to the
+    message after it, before the words of the user."""
+
+    role: str
+    asked_at: float = 0.0
+    said: list[Said] = field(default_factory=list)
+    uses: list[Said] = field(default_factory=list)  # the tool calls in ``said``
+    results: dict[int, Said] = field(default_factory=dict)  # by index in ``uses``
+    lines: list[Line] = field(default_factory=list)
+    id: str | None = None  # of a reply, as the API names it
+
+    @property
+    def model(self) -> str:
+        return as_text(self.lines[-1].message.get("model")) or "unknown"
+
+    @property
+    def stop_reason(self) -> str:
+        """The lines of a streamed reply may not say it; then its blocks do."""
+        told = (as_text(line.message.get("stop_reason")) for line in reversed(self.lines))
+        return next(filter(None, told), "tool_use" if self.uses else "end_turn")
+
+    @property
+    def text(self) -> str:
+        return shown_text([each.block for each in self.said])
+
+    @property
+    def is_error(self) -> bool:
+        """True if the words of Claude Code's own say that the API failed."""
+        is_told = any(line.fields.get("isApiErrorMessage") is True for line in self.lines)
+        return is_told or (self.model == SYNTHETIC and self.text.startswith("API Error"))
+
+    @property
+    def is_afterword(self) -> bool:
+        """True if it asks for no reply, and is none."""
+        if self.role == "assistant":
+            return self.model == SYNTHETIC and self.text == _NO_REPLY
+        texts = [as_text(each.block.get("text")) for each in self.said]
+        return all(text and (_AFTERWORDS.match(text)) for text in texts)
+
+    def usage(self) -> dict[str, int]:
+        """Return the tokens by kind. Each line repeats them; output grows while a reply is streamed."""
+        known = [usage_of(as_object(line.message.get("usage"))) for line in self.lines]
+        return {name: max(usage[name] for usage in known) for name in TOKENS}
+
+    def hour_cache(self) -> bool:
+        """True if most of what it wrote to the cache lives for an hour."""
+        usage = as_object(self.lines[-1].message.get("usage"))
+        written = as_object(usage.get("cache_creation"))
+        hour = tokens_of(written.get("ephemeral_1h_input_tokens"))
+        return hour > tokens_of(written.get("ephemeral_5m_input_tokens"))
+
+    def is_under_reported(self) -> bool:
+        """True if its text is far longer than its tokens of output can be."""
+        written = sum(len(json.dumps(each.block.get("input", ""))) for each in self.uses)
+        return len(self.text) + written > 200 + 12 * self.usage()["output_tokens"]
+
+
+@dataclass
+class Boundary:
+    """A compaction: from message ``before`` on, ``text`` stands in for what was said until then, but
+    for the messages from ``kept`` on."""
+
+    before: int
+    at: float
+    tokens_before: int = 0
+    tokens_after: int = 0
+    text: str = ""
+    kept: int | None = None
+
+
+class Note(NamedTuple):
+    """Something that happened beside the conversation."""
+
+    at: float
+    kind: str
+    text: str
+
+
+class Conversation:
+    """The messages of a session, or of an agent in it, as its lines are added. ``texts`` are all that
+    the lines to come say or deliver."""
+
+    def __init__(self, agent: str | None, texts: Collection[str]) -> None:
+        self.agent = agent
+        self.lines: list[Line] = []
+        self.messages: list[SessionMessage] = []
+        self.boundaries: list[Boundary] = []
+        self.notes: list[Note] = []
+        self.result: Line | None = None  # the last word of ``stream-json``
+        self.system: str | None = None
+        self.calls: dict[str, tuple[SessionMessage, int]] = {}  # by the API's id
+        self._texts = texts
+        self._queued: list[tuple[float, str]] = []
+        self._replies: dict[str, SessionMessage] = {}
+        self._places: dict[str, int] = {}  # of the message that has a line, by uuid
+        self._hooks: dict[str, str] = {}  # that blocked a call, by the API's id
+        self._mode: str | None = None
+
+    def add(self, line: Line) -> None:
+        asked_at = self.lines[-1].at if self.lines else line.at
+        self.lines.append(line)
+        match line.kind:
+            case "assistant" if line.blocks:
+                self._add_reply(line, min(asked_at, line.at))
+            case "user" if line.fields.get("isCompactSummary") is True and self.messages:
+                last = self.boundaries[-1] if self.boundaries else None
+                if last is None or last.before != len(self.messages) or last.text:
+                    last = Boundary(len(self.messages), line.at)
+                    self.boundaries.append(last)
+                last.text = shown_text(line.blocks)
+            case "user":
+                self._add_user(line)
+            case "attachment":
+                self._add_attachment(line)
+            case "system":
+                self._add_system(line)
+            case "queue-operation":
+                self._add_queued(line)
+            case "pr-link":
+                self._note(line, "pr-link", line.text("prUrl"))
+            case "permission-mode" if (mode := line.text("permissionMode")) != self._mode:
+                self._mode = mode
+                self._note(line, "permission-mode", mode)
+            case "result":
+                self.result = line
+        if (uuid := line.text("uuid")) is not None and self.messages:
+            self._places[uuid] = len(self.messages) - 1
+
+    def end(self) -> None:
+        """Note what a person typed and the session never took."""
+        for at, text in self._queued:
+            if text not in self._texts:
+                self.notes.append(Note(at, "never delivered", text))
+
+    def last(self, name: str) -> str | None:
+        return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
+
+    def first(self, name: str) -> str | None:
+        return next((text for line in self.lines if (text := line.text(name))), None)
+
+    def denied_by_words(self) -> Mapping[str, str]:
+        """Return who denied calls that only the last word of ``stream-json`` tells of."""
+        denials = self.result.fields.get("permission_denials") if self.result is not None else None
+        ids = (as_object(each).get("tool_use_id") for each in denials or ())
+        return {id_: "the permission mode" for id_ in ids if isinstance(id_, str)}
+
+    def _note(self, line: Line, kind: str, text: str | None) -> None:
+        if text:
+            self.notes.append(Note(line.at, kind, text))
+
+    def _add_reply(self, line: Line, asked_at: float) -> None:
+        id_ = visible(as_text(line.message.get("id")) or line.text("requestId") or "") or None
+        reply = self._replies.get(id_) if id_ is not None else None
+        if reply is None:
+            reply = SessionMessage("assistant", asked_at=asked_at, id=id_)
+            self.messages.append(reply)
+            if id_ is not None:
+                self._replies[id_] = reply
+        reply.lines.append(line)
+        for block in line.blocks:
+            said = Said(block, line.at)
+            if block["type"] == "tool_use":
+                if block["id"] in {use.block["id"] for use in reply.uses}:
+                    continue
+                self.calls[block["id"]] = (reply, len(reply.uses))
+                reply.uses.append(said)
+            reply.said.append(said)
+
+    def _add_user(self, line: Line) -> None:
+        results = [block for block in line.blocks if block["type"] == "tool_result"]
+        # What Claude Code kept is of the one result that the line has.
+        raw = line.fields.get("toolUseResult") if len(results) == 1 else None
+        by = kept.speaker_of(line, shown_text(line.blocks))
+        words = []
+        for block in line.blocks:
+            if block["type"] == "tool_result" and block["tool_use_id"] in self.calls:
+                reply, place = self.calls[block["tool_use_id"]]
+                shown, is_error = shown_text(block["content"]), block.get("is_error") is True
+                denial = kept.denier_of(line.text("toolDenialKind"), shown, is_error)
+                if is_error and denial in (None, "a hook"):
+                    denial = self._hooks.get(block["tool_use_id"], denial)
+                stopped = line.text("toolDenialKind") is not None
+                reply.results.setdefault(place, Said(block, line.at, None, raw, denial, stopped))
+            elif block["type"] != "text" or block["text"]:
+                words.append(Said(block, line.at, by))
+        self._say(words)
+
+    def _say(self, words: Sequence[Said]) -> None:
+        if not words:
+            return
+        if not self.messages or self.messages[-1].role != "user":
+            self.messages.append(SessionMessage("user"))
+        self.messages[-1].said += words
+
+    def _add_attachment(self, line: Line) -> None:
+        attachment = as_object(line.fields.get("attachment"))
+        kind, use_id = str(attachment.get("type")), attachment.get("toolUseID")
+        self.system = kept.system_prompt(line) or self.system
+        if kind == "hook_blocking_error" and isinstance(use_id, str):
+            self._hooks[use_id] = (
+                f"the hook {visible(str(attachment.get('hookName') or ''))}".strip()
+            )
+        by, blocks = kept.given_by(line)
+        if self.agent is not None and not self._replies:
+            # An agent begins with its prompt; what it is given beside that is noted.
+            self._note(line, kind, shown_text(blocks))
+        elif blocks:
+            self._say([Said(block, line.at, by) for block in blocks])
+        elif kind in kept.NOTED_ATTACHMENTS:
+            self._note(line, kind, kept.attachment_text(attachment))
+
+    def _add_system(self, line: Line) -> None:
+        subtype = line.text("subtype") or ""
+        if subtype == "compact_boundary" and self.messages:
+            data = as_object(line.fields.get("compactMetadata"))
+            before = tokens_of(data.get("preTokens", data.get("pre_tokens")))
+            after = tokens_of(data.get("postTokens"))
+            preserved, segment = (
+                as_object(data.get(name)) for name in ("preservedMessages", "preservedSegment")
+            )
+            uuids = preserved.get("allUuids") or preserved.get("uuids") or [segment.get("headUuid")]
+            places = [
+                self._places[uuid]
+                for uuid in uuids
+                if isinstance(uuid, str) and uuid in self._places
+            ]
+            boundary = Boundary(len(self.messages), line.at, before, after)
+            boundary.kept = min(places, default=None)
+            self.boundaries.append(boundary)
+        elif subtype in _NOTED:
+            error = as_object(line.fields.get("error"))
+            self._note(line, subtype, line.text("content") or as_text(error.get("message")))
+
+    def _add_queued(self, line: Line) -> None:
+        """Follow the queue of what a person types while the model works. Older versions say only
+        here that it was delivered."""
+        text, operation = line.text("content"), line.text("operation")
+        if operation == "enqueue" and text is not None:
+            self._queued.append((line.at, text))
+        elif operation == "remove" and self._queued:
+            place = next((n for n, (_, each) in enumerate(self._queued) if each == text), 0)
+            _, text = self._queued.pop(place)
+            if text not in self._texts:
+                self._say(
+                    [Said({"type": "text", "text": text}, line.at, kept.speaker_of(line, text))]
+                )
+        elif operation == "dequeue" and self._queued:
+            self._queued.append(self._queued.pop(0))
