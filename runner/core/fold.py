@@ -483,6 +483,8 @@ def _settled(state: RunState, outcome: Outcome) -> RunState:
             )
             inbox = replace(state.inbox, pause_requested=False)
             return replace(rested(state), calls=tuple(calls), inbox=inbox)
+        case Waiting("batch"):  # the tries of its call go on
+            return state
         case Waiting():
             inbox = replace(state.inbox, pause_requested=False)
             return replace(state, model=replace(state.model, failure=None), inbox=inbox)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from runner.core.budget import Budget
 from runner.core.commands import Target
@@ -14,6 +14,7 @@ from runner.core.spec import Patience
 from runner.core.times import Moment, Times
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
+from runner.queries.sql.ask import store_prices
 from runner.store import batches as store
 from runner.store import control
 from runner.store.database import Database
@@ -75,6 +76,10 @@ def test_calls_in_a_batch_cost_half(office: Office) -> None:
     others = [each.spending.usd for each in calls[COUNT + 1 :]]
     assert others == [realtime / COUNT / 2] * (COUNT - 1)
     assert batch == first + sum(others)
+    store_prices(office.database, prices)
+    query = text("SELECT sum(usd) FROM v_costs")
+    seen = office.database.read(lambda connection: connection.execute(query).scalar_one())
+    assert abs(seen - float(realtime + batch)) < 1e-9
 
 
 def test_a_batch_of_reserved_calls_is_inside_the_budget_of_its_job(office: Office) -> None:

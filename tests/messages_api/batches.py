@@ -72,7 +72,8 @@ class Batch:
         """The results, not in the order of the requests."""
         for custom_id in reversed(self.results):
             line = {"custom_id": custom_id, "result": self.results[custom_id]}
-            yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
+            text = json.dumps(line, ensure_ascii=False)
+            yield text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 class BatchShelf:
