@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import tarfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy import Row
 
 from tests.crash import repository
 from tests.crash.record import Record, hold
-from tests.crash.scenario import LOG, SERVED, Scenario
+from tests.crash.scenario import LOG, OUTSIDE, SERVED, Scenario
 
 _OURS = (".git", ".runner-")
 
@@ -43,6 +44,7 @@ def check(record: Record, folder: Path, home: Path, variant: Scenario) -> None:
             remote = repository.remote_of(folder / "workspace")
             repository.git(remote, "cat-file", "-e", f"{last}^{{tree}}")
     _check_verifications(record, variant)
+    _check_outside(record, folder / OUTSIDE)
 
 
 class _Stores:
@@ -107,7 +109,7 @@ def _check_log(record: Record, tree: str, stores: _Stores) -> None:
     lines = stores.files(tree).get(LOG, b"").decode().split()
     done: list[str] = []
     for call in _wrote(record):
-        if call.name in ("Bash", SERVED.name) and call.outcome != "denied":
+        if call.name == "Bash" and call.outcome != "denied":
             done.append(call.tool_use_id.removeprefix("toolu_").replace("_", "."))
         if call.tree_after == tree:
             last = len(done)
@@ -119,6 +121,16 @@ def _check_log(record: Record, tree: str, stores: _Stores) -> None:
     expected = [name for name in done[:last] if name not in unsure]
     found = [name for name in lines if name not in unsure]
     hold(sorted(found) == sorted(expected), "a tree holds other effects", tree, lines, expected)
+
+
+def _check_outside(record: Record, path: Path) -> None:
+    """What an MCP server did, which no restored file undoes, happened once: or it is not known."""
+    done = Counter(path.read_text().split() if path.exists() else ())
+    for call in record.calls:
+        if call.name == SERVED.name:
+            times = done[call.tool_use_id.removeprefix("toolu_").replace("_", ".")]
+            known = times == 1 or call.outcome == "unknown"
+            hold(known and times <= 1, "an effect outside happened otherwise", call, times)
 
 
 def _check_branch(record: Record, found: dict[str, bytes]) -> None:

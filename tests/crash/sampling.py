@@ -26,7 +26,7 @@ _SAMPLE: dict[tuple[Mode, str, str], tuple[int, ...]] = {
     ("kill", "compacted", "sqlite"): (63,),
     ("kill", "files", "sqlite"): (21, 64),
     ("kill", "hosts", "sqlite"): (48,),
-    ("kill", "served", "sqlite"): (29, 37),
+    ("kill", "served", "sqlite"): (48, 66),
     ("freeze", "files", "sqlite"): (41,),
     ("freeze", "all", "postgresql"): (51,),
 }

@@ -29,14 +29,10 @@ SAID_FIRST = "Said before the run began."
 SAID_LATER = "Said while the model was at its third reply."
 SAID_LATER_AT = 2  # the reply's position
 
-LOG = "log.txt"  # each call of Bash and of the MCP server appends its name, as in its id
-SERVER = McpServer(
-    "ours",
-    sys.executable,
-    (str(Path(__file__).parents[1] / "mcp_server.py"), LOG, "--quiet"),
-    scope="run",
-    folder=str(Path(__file__).parent),
-)
+LOG = "log.txt"  # each Bash call appends its name, as in its id
+OUTSIDE = "outside.txt"  # beside the workspace; so does each call of the MCP server
+_SERVER_FILE = Path(__file__).parents[1] / "mcp_server.py"
+SERVER = McpServer("ours", sys.executable, scope="run", folder=str(_SERVER_FILE.parent))
 SERVED = Tool(
     SERVER.tool_name("note"), "Note a text.", {"type": "object"}, source=SERVER.source("note")
 )
@@ -86,6 +82,7 @@ class Files:
     verify: Verify | None = None
     verified: tuple[bool, ...] = ()
     hosts: bool = False
+    served: bool = False  # by an MCP server of the run's own
 
     def workspace(self, folder: Path, mode: WorkspaceMode) -> Workspace:
         """The job's, made from a folder that ``furnish`` has made."""
@@ -123,13 +120,14 @@ class Scenario:
 
     def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
         """The job, of one run."""
-        schema = self.files.output_schema
+        schemas, served = filter(None, [self.files.output_schema]), self.files.served
+        outside = str(workspace.parent / OUTSIDE)
         spec = JobSpec(
             name="sweep",
             model=MODEL,
             system="Be brief.",
-            tools=(*tools, SERVED) if schema is None else (*tools, SERVED, result_tool(schema)),
-            mcp=(SERVER,),
+            tools=(*tools, *([SERVED] if served else []), *(result_tool(s) for s in schemas)),
+            mcp=(replace(SERVER, args=(str(_SERVER_FILE), outside, "--quiet")),) if served else (),
             rules=self.rules,
             limits=self.limits,
             budget=self.budget,

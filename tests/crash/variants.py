@@ -228,7 +228,10 @@ SERVING = replace(
         2: Reply([served(2, 0)]),
     },
     files=replace(
-        OWN_FILES.files, external=(), external_calls=frozenset({"toolu_1_1", "toolu_2_0"})
+        OWN_FILES.files,
+        external=(),
+        external_calls=frozenset({"toolu_1_1", "toolu_2_0"}),
+        served=True,
     ),
 )
 SCENARIOS = {
