@@ -31,7 +31,7 @@ class Context:
     reserve: int | None = None  # tokens kept free for a reply; None: the default
     chars_per_token: float = 4.0
     keep_messages: int = 8  # newest messages that are never summarised
-    compaction: Literal["auto", "off"] = "auto"
+    compaction: Literal["auto", "reactive", "off"] = "auto"
     summary_model: str | None = None  # None: the run's own
     summary_instructions: str | None = None
 

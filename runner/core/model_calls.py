@@ -318,6 +318,8 @@ def fit_context(state: RunState) -> Step | None:
             f"the API found the prompt too long {context.refusals} times in a row, though it was made "
             "shorter: give the job the context.window that the model really has, or smaller items"
         )
+    if state.spec.context.compaction == "reactive" and not context.must_shrink:
+        return None
     found = token_estimate(state)
     if not context.must_shrink:
         if _is_in_doubt(state, found):

@@ -235,7 +235,7 @@ def missing_prices(
 ) -> list[str]:
     """Return why the cost of a job's calls cannot be limited: a line for each model without a price,
     the job's own and the one that writes summaries."""
-    summary_model = context.summary_model if context.compaction == "auto" else None
+    summary_model = context.summary_model if context.compaction != "off" else None
     missing = []
     for called in dict.fromkeys((model, summary_model or model)):
         terms = Terms.of(provider, options, own_model=called == model)

@@ -550,8 +550,8 @@ LIMITS = Table("limits", (
         "writes, output. Never crossed: a call that could cross it is not made."),
     Key("cost_ceiling_usd", _usd, None, "USD of all calls of a run, by the price list. Never crossed."),
     Key("max_output_tokens", _count, 32_000, "Tokens of one reply, thinking included."),
-    Key("tool_timeout", duration(600.0), 120, "How long a tool call may take, unless it asks for "
-        "another time, as Bash can; at most 600 seconds in either case."),
+    Key("tool_timeout", duration(86_400.0), 120, "How long a tool call may take, at most a day. A call of "
+        "Bash can ask for another time, up to 600 seconds."),
     Key("deadline", duration(), None, "Time of a run from its submission, waiting included.", example="8h"),
     Key("working_time", duration(), None, "Time of a run's model calls and tools together. Waiting for a "
         "person, for a worker or between two tries is not counted.", example="30m"),
@@ -573,7 +573,8 @@ CONTEXT = Table("context", (
         "estimates. Real counts correct these as the run goes on."),
     Key("keep_messages", _count, 8, "Newest messages that a compaction leaves as they are, if "
         "that pays: else half as many, a quarter …"),
-    Key("compaction", choice("auto", "off"), "auto", 'With `"off"` everything is sent as it is, and the '
+    Key("compaction", choice("auto", "reactive", "off"), "auto", 'With `"reactive"` only what '
+        'the API has found too long is made shorter. With `"off"` everything is sent as it is, and the '
         "run stops when it no longer fits."),
     Key("summary_model", _line, None, "The model that writes summaries.", "the job's model"),
     Key("summary_instructions", text(), None, "What a summary has to keep in this job: added to what "

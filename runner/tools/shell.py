@@ -24,8 +24,10 @@ def bash(
     """Run a command with bash. ``call.timeout`` (seconds) is for a call that asks for none:
     ``timeout`` of its input (milliseconds) goes before, up to 600 s. Raises like ``run``."""
     asked = call.input.get("timeout")
-    timeout = min(LONGEST_TIMEOUT, call.timeout if asked is None else asked / 1000)
+    timeout = call.timeout if asked is None else min(LONGEST_TIMEOUT, asked / 1000)
     hint = f" A longer timeout (at most {LONGEST_TIMEOUT * 1000:.0f} ms) can be given."
+    if call.timeout > LONGEST_TIMEOUT:
+        hint = "" if asked is None else f" Without a timeout it may take {call.timeout:g} s."
     command = Command(call.id, call.run_id, call.input["command"], call.surroundings, timeout)
     return run(command, host, environment, interrupt, hint)
 

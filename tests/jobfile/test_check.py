@@ -171,8 +171,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"limits": {"token_ceiling": -5}}, "limits.token_ceiling: must be at least 1, not -5"),
     ({"limits": {"max_turns": 10**5000}}, "must be at most 1,000,000, not a number of that size"),
     (
-        {"limits": {"tool_timeout": 601}},
-        "limits.tool_timeout: must be at most 600 seconds, not 601",
+        {"limits": {"tool_timeout": 86_401}},
+        "limits.tool_timeout: must be at most 86,400 seconds, not 86401",
     ),
     ({"limits": {"tool_timeout": -1}}, "limits.tool_timeout: must be more than 0 seconds, not -1"),
     ({"limits": {"deadline": "soon"}}, 'such as "90s", "30m", "8h", not \'soon\''),
@@ -201,7 +201,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "chars_per_token: must be a number from 1 to 32, not 33",
     ),
     ({"context": {"keep_messages": 0}}, "context.keep_messages: must be at least 1, not 0"),
-    ({"context": {"compaction": "on"}}, 'context.compaction: must be "auto" or "off", not \'on\''),
+    (
+        {"context": {"compaction": "on"}},
+        'context.compaction: must be "auto" or "reactive" or "off", not \'on\'',
+    ),
     ({"context": {"summary_model": "a\nb"}}, "context.summary_model: holds a line break"),
     ({"context": {"summary_instructions": " "}}, "context.summary_instructions: is empty"),
     ({"model_options": {"thinking": "adaptive"}}, "model_options.thinking: must be a table"),

@@ -69,7 +69,7 @@ def wrong(job: dict[str, Any]) -> list[str]:
         ({"limits": {"max_agent_depth": 11}}, "limits.max_agent_depth"),
         ({"limits": {"deadline": "soon"}}, "limits.deadline"),
         ({"limits": {"deadline": 0}}, "limits.deadline"),
-        ({"limits": {"tool_timeout": 601}}, "limits.tool_timeout"),
+        ({"limits": {"tool_timeout": 86_401}}, "limits.tool_timeout"),
         ({"limits": {"budget_usd": "40"}}, "limits.budget_usd"),
         ({"verify_rounds": 2}, ""),
         ({"tools": "Bash"}, "tools"),

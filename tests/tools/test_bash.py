@@ -13,7 +13,8 @@ import pytest
 
 from runner.errors import HostFaultError
 from runner.ports import Interrupt
-from runner.tools.host import MOST_OUTPUT_BYTES
+from runner.tools import shell
+from runner.tools.host import MOST_OUTPUT_BYTES, Ended, Start
 from runner.tools.toolbox import LocalTools
 
 from .conftest import SECRET, Workbench
@@ -165,3 +166,23 @@ def test_git_in_a_copy_does_not_find_the_repository_around_runner_home(bench: Wo
     inside = replace(call, surroundings=replace(call.surroundings, workspace=copied))
     result = bench.tools.run(inside, Interrupt())
     assert "not a git repository" in result.content
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "given"),
+    [(120, None, 120), (120, 500_000, 500), (7_200, None, 7_200), (7_200, 500_000, 500)],
+)
+def test_a_call_may_take_what_it_asks_for_and_else_what_its_job_allows(
+    bench: Workbench, limit: float, asked: int | None, given: float
+) -> None:
+    starts: list[Start] = []
+
+    class Starter:
+        def call(self, start: Start, interrupt: Interrupt) -> Ended:
+            starts.append(start)
+            return Ended("exited")
+
+    asking = {} if asked is None else {"timeout": asked}
+    call = bench.call("Bash", limit, command="make", **asking)
+    shell.bash(call, Starter(), bench.tools.environment, Interrupt())
+    assert [start.timeout for start in starts] == [given]

@@ -44,6 +44,16 @@ def test_a_prompt_found_too_long_that_is_short_already_is_not_said_to_lack_room(
     assert outcome.detail.startswith("the API found the prompt too long, and nothing of it can be")
 
 
+def test_a_reactive_job_sends_all_until_the_api_finds_it_too_long():
+    talk = Talk(compaction="reactive")
+    while token_estimate(talk.state).tokens <= 2 * WINDOW:
+        assert isinstance(talk.exchange(6_000), CallModel)
+    assert talk.kinds == []
+    assert isinstance(too_long(talk), CallModel)
+    assert talk.kinds
+    assert token_estimate(talk.state).tokens <= ENOUGH
+
+
 def stated(talk, real, window):
     message = f"prompt is too long: {real} tokens > {window} maximum"
     failed = ModelCallFailed(PROMPT_TOO_LONG, message, 400, "r", 0, talk.now, talk.now)
