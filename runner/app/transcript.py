@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import chain, groupby
 from operator import itemgetter
@@ -18,10 +19,10 @@ from typing import Any
 from runner.app import humanize
 from runner.app.costs import spending_of
 from runner.app.handle import App
-from runner.app.humanize import Note, Tone, cell
+from runner.app.humanize import DiffKind, Note, Tone, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
-from runner.errors import UsageError
+from runner.errors import RunnerError, UsageError
 from runner.queries import decisions, runs
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
@@ -127,7 +128,18 @@ class SubAgent:
     transcript: Transcript
 
 
-Part = Message | Compaction | Verification | Event | SubAgent
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a whole run has changed in its workspace, as a summary and a diff."""
+
+    diff: str
+
+    @property
+    def lines(self) -> Iterator[tuple[DiffKind, str]]:
+        return humanize.diff_kinds(self.diff)
+
+
+Part = Message | Compaction | Verification | Event | SubAgent | Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +181,7 @@ def transcript_of(
     run_id = app.find(name, "run").id
     run: dict[str, Any] = {**stored.show_run(app.database, run_id), **place_of(run_id)}
     run |= tree_of(app, run_id)
+    is_to_end = turns is None or turns[1] >= run["turns"]
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
     some = f"; shown: {turns[0]} to {min(turns[1], run['turns'])}" if turns else ""
@@ -199,8 +212,44 @@ def transcript_of(
         facts=tuple((name, value) for name, value in facts if value),
         state=humanize.run_state(run),
         system=(stored.system_prompt(app.database, run_id) or "") if is_from_start else "",
-        parts=_Composer(app, run, turns, now if whole_tree else None).parts(),
+        parts=chain(
+            _Composer(app, run, turns, now if whole_tree else None).parts(),
+            _changes_of(app, run) if is_to_end else (),
+        ),
     )
+
+
+def _told_once(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield parts, a verification without its output where the next message tells that to the model."""
+    held: Verification | None = None
+    for part in parts:
+        if held is not None:
+            yield replace(held, output="") if _tells(part, held.output) else held
+        held = part if isinstance(part, Verification) and part.output else None
+        if held is None:
+            yield part
+    if held is not None:
+        yield held
+
+
+def _tells(part: Part, output: str) -> bool:
+    last = output.rstrip().rpartition("\n")[2]
+    said = part.pieces if isinstance(part, Message) and part.role == "user" else ()
+    return any(isinstance(piece, Text) and last in piece.text for piece in said)
+
+
+def _changes_of(app: App, run: Mapping[str, Any]) -> Iterator[Changes]:
+    """Yield what a run has changed, if it did and that can be looked up here."""
+    recorded = runs.snapshots_of_run(app.database, run["id"])
+    if run["ended_at"] is None or not recorded.is_recorded or recorded.tree is None:
+        return
+    from runner.app.outputs import diff_of
+
+    with suppress(
+        RunnerError
+    ):  # its files are on another host, or were pruned: `runner diff` says so
+        if content := diff_of(app, run["id"], width=_DIFF_WIDTH).content:
+            yield Changes(content.decode(errors="backslashreplace"))
 
 
 def _session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -233,7 +282,9 @@ def api_messages(app: App, name: str) -> list[dict[str, Any]]:
     return stored.api_messages(app.database, app.find(name, "run").id)
 
 
-_Place = tuple[int, int, int]  # a turn, its stage, and the order in that
+_DIFF_WIDTH = 78
+# A turn, its stage, the order in that, the time, and the order of what has the same time.
+_Place = tuple[int, int, int, float, int]
 
 
 class _Composer:
@@ -263,22 +314,26 @@ class _Composer:
 
         database, run_id = self._app.database, self._run["id"]
         beside: list[tuple[_Place, Iterable[Part]]] = []
+        latest = 0.0  # a clock that was set back does not change the order of the record
         for event in history_of_run(database, run_id, self._turns):
+            latest = max(latest, event.at)
             if shown(event.place.turn):
                 is_first = event.type == "run_submitted"
-                place = (-1, 0, 0) if is_first else (event.place.turn, event.place.stage, 3)
-                beside.append((place, self._event(event)))
+                turn, stage = (-1, 0) if is_first else (event.place.turn, event.place.stage)
+                beside.append(((turn, stage, 1, latest, 2), self._event(event)))
         for verification in runs.verifications_of_run(database, run_id):
             if shown(turn := verification["turn"]):
-                beside.append(((turn, ENDED, 1), [_verification(verification)]))
+                at = verification["started_at"]
+                beside.append(((turn, ENDED, 1, at, 0), [_verification(verification)]))
         for compaction in stored.compactions_of_run(database, run_id):
             if shown(turn := compaction["turn"]):
-                beside.append(((turn, REPLIED, -1), [self._compaction(compaction)]))
+                beside.append(((turn, REPLIED, -1, 0.0, 0), [self._compaction(compaction)]))
         messages = stored.messages_of_run(database, run_id, self._turns)
         own = _own_messages(messages) if self._run["parent"] else messages
         spoken = ((_place_of_message(each), self._message(each)) for each in own)
         beside.sort(key=itemgetter(0))
-        return chain.from_iterable(parts for _, parts in merge(spoken, beside, key=itemgetter(0)))
+        merged = merge(spoken, beside, key=itemgetter(0))
+        return _told_once(chain.from_iterable(parts for _, parts in merged))
 
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
         note = humanize.event_note(event.type, event.data, event.attempt)
@@ -373,10 +428,10 @@ def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[Stored
 def _place_of_message(message: list[StoredBlock]) -> _Place:
     first = message[0]
     if first["role"] == "assistant":
-        return first["turn"], REPLIED, 0
+        return first["turn"], REPLIED, 0, 0.0, 0
     # A verification comes after the results of its turn, and before the text that tells of it.
     has_text = any(block["content"]["type"] == "text" for block in message)
-    return first["turn"], ENDED, 2 if has_text else 0
+    return first["turn"], ENDED, int(has_text), first["created_at"] if has_text else 0.0, 1
 
 
 def _verification(verification: StoredVerification) -> Verification:

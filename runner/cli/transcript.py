@@ -19,10 +19,19 @@ import click
 from runner.app import handle
 from runner.app import page as pages
 from runner.app import transcript as told
-from runner.app.humanize import Note, Tone, cell, input_lines, moment
+from runner.app.humanize import Note, Tone, cell, edit_of, input_lines, moment
 from runner.cli.following import follow_in_words
 from runner.cli.options import RUN, json_option, with_app
-from runner.cli.terminal import MARGIN, Line, note, output, print_lines, say_bytes, say_json
+from runner.cli.terminal import (
+    MARGIN,
+    Line,
+    diff_lines,
+    note,
+    output,
+    print_lines,
+    say_bytes,
+    say_json,
+)
 from runner.errors import UsageError
 
 _TURNS = re.compile(r"([0-9]{1,9})?(-)?([0-9]{1,9})?", re.ASCII)
@@ -203,6 +212,9 @@ def _part(part: told.Part, is_folded: bool) -> Iterator[Line]:
             yield _noted(part.verdict)
             if part.output:
                 yield from _text(part.output, is_folded)
+        case told.Changes():
+            yield [("── what it changed", _HEADING)]
+            yield from diff_lines(part.lines, MARGIN)
         case told.SubAgent():
             # Its label precedes all lines, so that none looks like a part of its parent.
             name = (f"── sub-agent {part.label}", "bold magenta")
@@ -228,10 +240,10 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
         case told.ToolCall():
             label = f" {piece.label}" if piece.label else ""
             yield [("[", "dim"), (piece.tool, _HEADING), (f"{label} {piece.id}]", "dim")]
-            yield from _folded(list(input_lines(piece.arguments)), is_folded)
+            yield from _input(piece.arguments, is_folded)
             if piece.edited is not None:
                 yield [("[ran with this input instead]", "yellow")]
-                yield from _folded(list(input_lines(piece.edited)), is_folded)
+                yield from _input(piece.edited, is_folded)
             yield from map(_noted, (*piece.decided, *piece.started))
         case told.ToolResult():
             outcome = (piece.outcome.words, _TONES[piece.outcome.tone])
@@ -249,23 +261,35 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
             yield from _text(words, is_folded)
 
 
+def _input(arguments: Any, is_folded: bool) -> Iterator[Line]:
+    """Yield the input of a call; of one that replaces a text, both texts as a diff."""
+    others, diff = edit_of(arguments) or (arguments, [])
+    yield from _folded(list(input_lines(others)), is_folded)
+    yield from _without_middle([*diff_lines(diff, MARGIN)], is_folded)
+
+
 def _text(text: str, is_folded: bool, style: str = "") -> Iterator[Line]:
     return _folded(text.removesuffix("\n").expandtabs(8).split("\n"), is_folded, style)
 
 
 def _folded(lines: Sequence[str], is_folded: bool, style: str = "") -> Iterator[Line]:
     """Yield lines behind the margin; of many, when folded, the first and the last."""
-    is_long = is_folded and len(lines) > _MOST_LINES
     shown = [*lines]
     for at, line in enumerate(lines if is_folded else ()):
         if (more := len(line) - _LONGEST_LINE) > 0:
             shown[at] = f"{line[:_LONGEST_LINE]} … {more:,} characters more"
-    for line in shown[:_FIRST_LINES] if is_long else shown:
-        yield _margined(line, style)
-    if is_long:
-        more = len(lines) - _FIRST_LINES - _LAST_LINES
-        yield [(f"{MARGIN}… {more:,} lines more (--full shows them)", "dim")]
-        yield from (_margined(line, style) for line in shown[-_LAST_LINES:])
+    yield from _without_middle([_margined(line, style) for line in shown], is_folded)
+
+
+def _without_middle(rows: Sequence[Line], is_folded: bool) -> Iterator[Line]:
+    """Yield rows; of many, when folded, the first and the last."""
+    if not is_folded or len(rows) <= _MOST_LINES:
+        yield from rows
+        return
+    more = len(rows) - _FIRST_LINES - _LAST_LINES
+    yield from rows[:_FIRST_LINES]
+    yield [(f"{MARGIN}… {more:,} lines more (--full shows them)", "dim")]
+    yield from rows[-_LAST_LINES:]
 
 
 def _heading(name: str, at: float, words: str = "", style: str = _HEADING) -> Line:

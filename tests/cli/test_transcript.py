@@ -25,6 +25,7 @@ from runner.store.fork import fork
 from runner.store.retry import say
 from runner.store.rules import lock_rules, remember_rules
 from tests.cli.conftest import Result
+from tests.cli.out.recorded import begin, git_spec, submit, with_verify
 from tests.cli.person import at_terminal
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.cli.told import TOLD, long_run, told
@@ -388,3 +389,52 @@ def test_page_of_a_real_run_tells_all_of_it(command: Command, database: Database
     for words in ("Mend one.", "Let me see.", "succeeded, ", "Be brief.", "[bold]x[/bold]"):
         assert words in page
     assert not any(map(steers, page.replace("\n", "")))
+
+
+def test_replaced_texts_are_diffs_and_what_the_run_changed_is_at_the_end(
+    command: Command,
+    database: Database,
+    home: Path,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = with_verify(git_spec(repository), rounds=2)
+    _, (run_id,) = submit(database, spec, "one")
+    run = begin(database, home, run_id)
+    run.call("Write", file_path="a.txt", old_string="one\ntwo", new_string="one\n\x1b[2J")
+    run.write({"a.txt": b"one\nzwei\n"}).end().verify("failed", "first\nE   3 != 4")
+    run.write({"a.txt": b"one\ndrei\n"}).end().verify().deliver()
+    shown = command("transcript", run_id).out
+    assert "\n  file_path: a.txt\n   one\n  -two\n  +␛[2J\n" in shown
+    assert shown.count("E   3 != 4") == 1
+    order(
+        shown,
+        "verification 1",
+        "failed: `pytest -q`",
+        "E   3 != 4",
+        "verification 2",
+        "all is well",
+    )
+    _, _, end = shown.partition("── what it changed\n")
+    assert "a.txt | 2 +-" in end
+    assert end.endswith("\n   one\n  -two\n  +drei\n\n")
+    assert "what it changed" not in command("transcript", run_id, "--turns", "1").out
+    page = command("transcript", run_id, "--html", "-").out
+    assert "What it changed" in page
+    assert '<span class="added">+drei' in page
+    look_at_a_screen(monkeypatch)
+    coloured = command("transcript", run_id, "--no-pager").out
+    assert "\x1b[31m  -two\x1b[0m" in coloured
+    assert "\x1b[32m  +drei\x1b[0m" in coloured
+
+
+def test_what_happens_during_a_verification_is_in_order_of_time(
+    command: Command, database: Database, home: Path, repository: Path
+) -> None:
+    _, (run_id,) = submit(database, with_verify(git_spec(repository), rounds=1), "one")
+    run = begin(database, home, run_id).end()
+    say(database, run_id, "Also the docs.", NOW + 5, author=Author("lena"))
+    run.attempt.now = NOW + 10
+    run.verify("failed", "E   3 != 4")
+    shown = command("transcript", run_id).out
+    order(shown, "verification 1", "message queued by lena", "── user, turn 1")
