@@ -42,6 +42,7 @@ _TESTS = re.compile(
     r"(^|[/_.-])(tests?|specs?|__tests__|testdata|fixtures|conftest)([/_.-]|$)", re.I
 )
 _GENERATED = re.compile(r"(^|/)(node_modules|vendor|target|build|dist|\.[^/]*)/")
+_REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "dev-requirements.txt")
 _SUFFIXES = {
     "Python": (".py",),
     "Node": (".ts", ".tsx", ".js", ".jsx", ".mjs", ".cjs"),
@@ -121,33 +122,40 @@ def _languages(root: Path, files: Sequence[str]) -> dict[str, tuple[int, dict[st
         count = sum(file.endswith(_SUFFIXES[name]) for file in files)
         weight = count + 1_000 * bool(there.intersection(builds))
         if weight:
-            found[name] = (weight, look(there, read))
+            found[name] = (weight, look(root, there, read))
     return found
 
 
-def _python(there: set[str], read: Any) -> dict[str, Any]:
+def _python(root: Path, there: set[str], read: Any) -> dict[str, Any]:
     tests = [f for f in there if re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py$", f)]
-    configured = read(
-        "pyproject.toml", "setup.cfg", "tox.ini", "requirements.txt", "requirements-dev.txt"
-    )
+    lists = [name for name in _REQUIREMENTS if name in there]
+    configured = read("pyproject.toml", "setup.cfg", "tox.ini", *lists)
     uses_pytest = "pytest" in configured or any(f.endswith("conftest.py") for f in there)
-    uv = "uv run " if "uv.lock" in there else ""
+    python, found = "python3", dict[str, Any]()
+    if "uv.lock" in there:
+        python = "uv run python3"
+        found = {"setup": ("uv sync",), "caches": ("uv",), "installs": ("Bash(uv add *)",)}
+    elif (root / ".venv").is_dir() and not any(f.startswith(".venv/") for f in there):
+        # The folder's own would test the code that is checked out, not that of the worktree.
+        python = ".venv/bin/python"
+        needs = ["-e ."] if {"pyproject.toml", "setup.py"} & there else []
+        needs += [f"-r {name}" for name in lists] + ["pytest"] * uses_pytest
+        installing = (f"{python} -m pip install --quiet {' '.join(needs)}",) if needs else ()
+        found = {"setup": ("python3 -m venv .venv", *installing)}
     folders = {f.split("/")[0] for f in tests if "/" in f}
     if uses_pytest:
-        test = f"{uv}python3 -m pytest -q"
+        test = "pytest -q"
     elif not tests:
-        test = f"{uv}python3 -m compileall -q ."
+        test = "compileall -q ."
     elif len(folders) == 1 and f"{(top := folders.pop())}/__init__.py" not in there:
-        test = f"{uv}python3 -m unittest discover -s {top}"
+        test = f"unittest discover -s {top}"
     else:
-        test = f"{uv}python3 -m unittest"
-    installs = ("Bash(pip install *)", "Bash(python3 -m pip install *)", "Bash(uv add *)")
-    if not uv:
-        return {"test": test, "installs": installs[:2]}
-    return {"test": test, "setup": ("uv sync",), "caches": ("uv",), "installs": installs[2:]}
+        test = "unittest"
+    installs = ("Bash(pip install *)", f"Bash({python} -m pip install *)")
+    return {"test": f"{python} -m {test}", "installs": installs, **found}
 
 
-def _node(there: set[str], read: Any) -> dict[str, Any]:
+def _node(root: Path, there: set[str], read: Any) -> dict[str, Any]:
     try:
         package = json.loads(read("package.json") or "{}")
     except ValueError:
@@ -171,15 +179,15 @@ def _node(there: set[str], read: Any) -> dict[str, Any]:
     }
 
 
-def _rust(there: set[str], read: Any) -> dict[str, Any]:
+def _rust(root: Path, there: set[str], read: Any) -> dict[str, Any]:
     return {"test": "cargo test --quiet", "caches": ("cargo",), "installs": ("Bash(cargo add *)",)}
 
 
-def _go(there: set[str], read: Any) -> dict[str, Any]:
+def _go(root: Path, there: set[str], read: Any) -> dict[str, Any]:
     return {"test": "go test ./...", "caches": ("go",), "installs": ("Bash(go get *)",)}
 
 
-def _java(there: set[str], read: Any) -> dict[str, Any]:
+def _java(root: Path, there: set[str], read: Any) -> dict[str, Any]:
     if "pom.xml" in there:
         test = f"{'./mvnw' if 'mvnw' in there else 'mvn'} -q test"
         return {"test": test, "caches": ("maven",), "installs": ("Edit(pom.xml)",)}
@@ -199,7 +207,7 @@ def _pattern(files: Sequence[str], suffixes: Sequence[str]) -> str | None:
     suffix = max(wanted, key=lambda each: wanted[each])
     own = [f for f in own if f.endswith(suffix)]
     tops = Counter(f.split("/")[0] if "/" in f else "" for f in own)
-    top = max(tops, key=lambda each: tops[each])
+    top = max(tops, key=lambda each: (tops[each], each != ""))
     if not top:
         return _names(suffix)
     folder = os.path.commonpath([os.path.dirname(f) for f in own if f.startswith(f"{top}/")])  # noqa: PTH120

@@ -35,6 +35,7 @@ REPOSITORIES: Mapping[str, dict[str, str]] = {
         "src/main/java/shop/A.java": "",
         "src/test/java/T.java": "",
     },
+    "venv": {".gitignore": ".venv", "setup.py": "", "requirements.txt": "pytest", "shop/a.py": ""},
     "none": {"README.md": "", 'docs/it\'s "here".md': "", "docs/b.md": ""},
 }
 EXPECTED = {
@@ -44,6 +45,7 @@ EXPECTED = {
     "rust": ("src/**/*.rs", "cargo test --quiet"),
     "go": ("*.go", "go test ./..."),
     "java": ("src/main/java/shop/**/*.java", "./mvnw -q test"),
+    "venv": ("shop/**/[!_]*.py", "python3 -m pytest -q"),
     "none": ("docs/**/*.md", "git diff --check HEAD"),
 }
 
@@ -69,6 +71,21 @@ def test_items_and_the_test_command_are_found(command: Command, folder: Path, ki
     job = read(folder)
     assert (job["items"]["glob"], job["verify"][0]) == EXPECTED[kind]
     assert (job["workspace"]["mode"], job["workspace"]["repo"]) == ("git", ".")
+
+
+def test_an_ignored_environment_of_python_is_made_anew_in_each_worktree(
+    command: Command, folder: Path
+) -> None:
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "pyvenv.cfg").write_text("")
+    repository(folder, "venv")
+    assert command("init").code == 0
+    job = read(folder)
+    assert job["workspace"]["setup"] == [
+        "python3 -m venv .venv",
+        ".venv/bin/python -m pip install --quiet -e . -r requirements.txt pytest",
+    ]
+    assert job["verify"] == [".venv/bin/python -m pytest -q"]
 
 
 @pytest.mark.slow
