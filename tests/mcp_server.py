@@ -47,6 +47,7 @@ TOOLS = [
     _tool("where", "The folder, the process and the variables.", hint=True),
     _tool("kinds", "One block of each kind.", hint=True),
     _tool("structured", "Structured content alone.", hint=True),
+    _tool("deafen", "Read nothing any more."),
     _tool("wrong", "Fail.", hint=True),
     _tool("spawn", "Start a process that outlives the server."),
     _tool("write", "Write a file.", path="string"),
@@ -102,6 +103,8 @@ def call(request: Any, name: str, given: dict[str, Any]) -> dict[str, Any]:
             ]
         case "structured":
             return {"content": [], "structuredContent": {"a": 1}}
+        case "deafen":
+            content = [{"type": "text", "text": "what?"}]
         case "wrong":
             return {"content": [{"type": "text", "text": "no luck"}], "isError": True}
         case "spawn":
@@ -156,6 +159,8 @@ def main() -> None:
             _cancelled.add(message["params"]["requestId"])
         elif "id" in message and "--mute" not in FLAGS:
             threading.Thread(target=answer, args=(message,), daemon=True).start()
+            if message["method"] == "tools/call" and message["params"]["name"] == "deafen":
+                time.sleep(3_600)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ Begin = Callable[[int, Interrupt], Ended]
 
 _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
+_ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
 _Streams = tuple[Any, Any]
 
@@ -101,7 +102,8 @@ class Session:
         """Call a tool. One that is cut or takes too long is cancelled, and the session goes on. Raises
         ``SessionLost``, ``CallTimedOut``, ``CallFailed``, ``Interrupted``."""
         assert self._client is not None, "the session is open"
-        return self._ask(partial(self._client.call_tool, tool, arguments, timeout), interrupt)
+        work = partial(self._client.call_tool, tool, arguments, timeout)
+        return self._ask(work, timeout + _ANSWER_PATIENCE, interrupt)
 
     def close(self) -> None:
         """End the session, and the server's process with everything below it."""
@@ -111,16 +113,21 @@ class Session:
             self._served.result()
         self._stack.close()
 
-    def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], interrupt: Interrupt) -> T:
+    def _ask(
+        self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float, interrupt: Interrupt
+    ) -> T:
         try:
             future: Future[T] = self._portal.start_task_soon(work)
         except RuntimeError as error:
             raise SessionLost(self._how_it_ended(error)) from error
         try:
-            return _wait(future, interrupt)
+            return _wait(future, interrupt, seconds)
         except Interrupted:
             future.cancel()
             raise
+        except _Unanswered as error:
+            future.cancel()
+            raise SessionLost("it does not read what it is sent") from error
         except MCPError as error:
             if error.code == REQUEST_TIMEOUT:
                 raise CallTimedOut from error
@@ -263,14 +270,21 @@ async def _tools_of(client: Client) -> list[Tool]:
     return found
 
 
-def _wait(future: Future[T], interrupt: Interrupt) -> T:
-    """Return the result of a future. Raises ``Interrupted`` if the interrupt is set before."""
+class _Unanswered(Exception):  # noqa: N818 - becomes a lost session
+    """Nothing came of a request, not even its timeout, which begins when it has been sent."""
+
+
+def _wait(future: Future[T], interrupt: Interrupt, seconds: float | None = None) -> T:
+    """Return the result of a future. Raises ``Interrupted`` if the interrupt is set before, and
+    ``_Unanswered`` if it takes longer."""
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     with interrupt.cut_by(done.set):
-        done.wait()
+        in_time = done.wait(seconds)
     if not future.done():
         interrupt.check()
+        if not in_time:
+            raise _Unanswered
     return future.result()
 
 

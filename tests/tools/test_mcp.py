@@ -149,6 +149,16 @@ def test_a_call_whose_server_dies_is_unknown_and_the_next_one_has_a_new_server(o
     assert ours.notes.read_text().split().count("once") == 1
 
 
+@pytest.mark.slow
+def test_a_server_that_reads_nothing_is_replaced(ours: Ours) -> None:
+    assert ours.call("deafen").content == "what?"
+    lost = ours.call("say", seconds=0.5, text="x" * 5_000_000)
+    assert lost.outcome == "unknown"
+    assert "it does not read what it is sent" in lost.content
+    assert ours.call("say", text="again").content == "again"
+    assert len(running(ours.pids(2))) == 1
+
+
 @pytest.mark.parametrize(("trusted", "outcome"), [(True, "succeeded"), (False, "unknown")])
 def test_a_call_whose_server_dies_runs_again_only_if_it_is_trusted_to_read(
     patient: Workbench, trusted: bool, outcome: str
@@ -218,7 +228,7 @@ def test_servers_are_listed_on_all_pages_and_hints_count_only_when_trusted(
     assert isinstance(tools, tuple)
     names = [tool.name for tool in tools]
     assert names == sorted(names)
-    assert len(names) == 13
+    assert len(names) == 14
     reads = {tool.name for tool in tools if tool.read_only}
     assert "mcp__ours__say" in reads
     assert "mcp__ours__note" not in reads
