@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from runner.app import outputs
+from runner.app import workspaces
 from runner.app.handle import App
 from runner.app.humanize import DiffKind, cell, diff_kinds
 from runner.app.page import digest, environment, shown
@@ -24,6 +24,7 @@ from runner.errors import RunnerError
 _LONGEST_CODE = 200
 _MOST_DIFF_LINES = 400  # of a run
 _MOST_LINES = 20_000  # of all runs
+_WIDTH = 90  # of a diff's summary, in columns
 _MOST_BARS = 12
 _MOST_SPANS = 1_000
 
@@ -64,8 +65,10 @@ def _diff(app: App, left: list[int], run: ReportedRun) -> Diff:
     """Return the changes of a run, of which the page has room for so many more lines (``left``)."""
     if run.stat is None or not run.stat.files:
         return Diff(())
+    changes = workspaces.delivered_or_recorded(run.snapshots)
     try:
-        content = outputs.diff_of(app, run.run["id"], form="shown", width=90).content
+        where = workspaces.whereabouts(app, run.snapshots)
+        content = workspaces.recorded_in(app).diff(where, changes, "shown", _WIDTH)
     except RunnerError as error:
         return Diff((), why=str(error))
     found = [*diff_kinds(content.decode(errors="replace"))]

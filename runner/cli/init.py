@@ -11,7 +11,7 @@ import click
 from runner.app import init as app_init
 from runner.app.humanize import cell, plural
 from runner.cli.options import load_job, with_settings
-from runner.cli.terminal import note, say, write_file
+from runner.cli.terminal import make_folder, note, say, write_file
 from runner.errors import UsageError
 from runner.settings import Settings
 
@@ -63,6 +63,7 @@ def init(settings: Settings, template: app_init.Template, output: Path | None) -
             )
         verify = click.prompt("Which command says that it is right", verify or "true")
     text = app_init.render(found, template, task=task, pattern=pattern, verify=verify, file=file)
+    make_folder(file.parent)
     write_file(file, text.encode(errors="surrogateescape"))
     say(f"{file} is written")
     submission = load_job(settings, file, before="submission")

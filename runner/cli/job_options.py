@@ -43,12 +43,15 @@ def with_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, overrides=overrides, **options)
 
     count = click.IntRange(1, 1_000_000)
-    field = "Set a field of every item."
+    field = "Set a field of every item (repeatable)."
     for option in (
         click.option("--set", "fields", multiple=True, metavar="item.NAME=VALUE", help=field),
         click.option("--model", metavar="ID", help="Call this model."),
         click.option(
-            "--limits", multiple=True, metavar="NAME=VALUE", help="Set a limit: max_turns=5."
+            "--limits",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Set a limit, such as max_turns=5 (repeatable).",
         ),
         click.option("--sample", type=count, metavar="N", help="N items, always the same ones."),
         click.option("--first", type=count, metavar="N", help="Only the first N items."),

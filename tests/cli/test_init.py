@@ -129,9 +129,9 @@ def test_without_a_repository_runs_work_in_copies(command: Command, folder: Path
 
 
 def test_an_empty_folder_gives_one_run(command: Command, folder: Path) -> None:
-    written = command("init", "--template", "audit", "-o", "job.toml")
-    assert (written.code, read(folder, "job.toml").get("items")) == (0, None)
-    assert "1 run; next: runner run job.toml --dry-run" in written.out
+    written = command("init", "--template", "audit", "-o", "jobs/job.toml")
+    assert (written.code, read(folder, "jobs/job.toml").get("items")) == (0, None)
+    assert "1 run; next: runner run jobs/job.toml --dry-run" in written.out
 
 
 def test_a_file_that_is_there_stays(command: Command, folder: Path) -> None:
