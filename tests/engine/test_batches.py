@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select, text
@@ -12,11 +14,12 @@ from runner.core.commands import Target
 from runner.core.run import RUNNER
 from runner.core.spec import Patience
 from runner.core.times import Moment, Times
+from runner.errors import WorkspaceError
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.sql.ask import store_prices
 from runner.store import batches as store
-from runner.store import control
+from runner.store import control, leases, runs
 from runner.store.database import Database
 from runner.store.tables import batch_calls, job_budgets
 from runner.store.times import move_finish_by
@@ -247,6 +250,34 @@ def test_auto_takes_batches_while_there_is_time_for_the_turns_left(office: Offic
     office.submit(COUNT, lane="auto", times=Times(finish_by=Moment("late", "", late)))
     office.finish()
     assert len(office.server.shelf.batches) == 2
+
+
+def test_a_run_that_ends_without_its_workspace_takes_its_reply_first(office: Office) -> None:
+    class Gone:
+        def surroundings(self, *given: Any) -> Any:
+            raise WorkspaceError("the folder is gone")
+
+    office.submit(1)
+    office.round()
+    office.collector().collect()
+    office.ports = replace(office.ports, workspaces=Gone())  # type: ignore[arg-type]
+    office.work()
+    assert office.states() == {"failed workspace": 1}
+    assert office.calls("error", "stop_reason") == [(None, "tool_use"), (None, "end_turn")]
+
+
+def test_a_worker_that_dies_as_it_takes_a_reply_leaves_it_to_the_next(office: Office) -> None:
+    office.submit(1)
+    office.round()
+    office.collector().collect()
+    (run_id,) = runs.due_to_notify(office.database, 1, office.clock.now())
+    run = runs.look_at(office.database, run_id, office.clock.now())
+    assert run is not None
+    assert runs.claim(office.database, run, "worker_a", office.clock.now()) is not None
+    leases.take_from(office.database, ["worker_a"], office.clock.now())
+    office.finish("worker_b")
+    assert office.states() == {"succeeded end_turn": 1}
+    assert office.calls("error") == [(None,), (None,)]
 
 
 # --- Crashes and unknown outcomes ---
