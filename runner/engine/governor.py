@@ -177,7 +177,7 @@ class Governor:
         self._shares: dict[PoolKey, _Share] = {}
         self._waiting: dict[str, _Call] = {}
         self._begun: dict[str, _Call] = {}  # with a permit
-        self._asked = 0
+        self.asked = 0  # calls that asked for a permit so far
 
     # --- What attempts ask for ---
 
@@ -269,7 +269,7 @@ class Governor:
     # --- In memory, under the lock ---
 
     def _call_of(self, state: RunState, now: float) -> _Call:
-        self._asked += 1
+        self.asked += 1
         spec, open_call = state.spec, state.model.open_call
         is_summary = open_call is not None and open_call.purpose == "summary"
         model = spec.summary_model if is_summary else spec.model
@@ -290,7 +290,7 @@ class Governor:
             "input_tokens": max(new, mean["input_tokens"]),
             "output_tokens": mean["output_tokens"],
         }
-        return _Call(state.caller.urgency, self._asked, group, amounts, shares)
+        return _Call(state.caller.urgency, self.asked, group, amounts, shares)
 
     def _share(self, key: PoolKey, pool: Pool) -> _Share:
         if key not in self._shares:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
 from runner.core.conversation import ModelReply
 from runner.core.rate_limits import Bucket, Caps, Pool, PoolKey, Shared
-from runner.core.run import Ended, Outcome, Requeued
+from runner.core.run import INTERRUPTED, Ended, Outcome, Requeued
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.governor import Governor
@@ -25,6 +26,7 @@ from runner.store import jobs, leases, runs
 from runner.store.clock import DatabaseClock
 from runner.store.database import Database
 from runner.store.rate_limits import StoredRateLimits
+from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import ports  # noqa: F401 - a fixture
 from tests.messages_api import API_KEY, MessagesServer, Reply, text
 from tests.messages_api import RateLimits as Limits
@@ -55,11 +57,7 @@ def work(database: Database, ports: Ports, spec: JobSpec, count: int) -> list[Ou
     outcomes: list[Outcome] = []
 
     def one(run_id: str) -> None:
-        run = runs.look_at(database, run_id, time.time())
-        assert run is not None
-        lease = runs.claim(database, run, WORKER, time.time())
-        assert lease is not None
-        outcomes.append(run_attempt(lease, ports, Interrupt()))
+        outcomes.append(attempt(database, ports, run_id))
 
     due = runs.due_to_notify(database, count, time.time())
     threads = [threading.Thread(target=one, args=(run_id,)) for run_id in due]
@@ -70,11 +68,21 @@ def work(database: Database, ports: Ports, spec: JobSpec, count: int) -> list[Ou
     return outcomes
 
 
+def attempt(database: Database, ports: Ports, run_id: str) -> Outcome:  # noqa: F811
+    """The outcome of a due run."""
+    run = runs.look_at(database, run_id, time.time())
+    assert run is not None
+    lease = runs.claim(database, run, WORKER, time.time())
+    assert lease is not None
+    return run_attempt(lease, ports, Interrupt())
+
+
 class Counting:
     """A scripted model that counts its calls, and how many are under way at once."""
 
     def __init__(self, seconds: float) -> None:
         self.calls = self.at_once = self.most = 0
+        self.items: list[str] = []  # of the calls, in order
         self._lock = threading.Lock()
         self._model = ScriptedModel({"*": [{"text": "Done.", "delay": seconds}]})
 
@@ -86,6 +94,7 @@ class Counting:
 
     def complete(self, *arguments: Any) -> ModelReply:
         with self._lock:
+            self.items.append(arguments[0].item_key)
             self.calls += 1
             self.at_once += 1
             self.most = max(self.most, self.at_once)
@@ -129,6 +138,33 @@ def test_a_run_that_waits_long_for_a_permit_goes_back_to_the_queue_without_a_fai
     assert queued.reason == "rate_limit"
     assert queued.due_at > began + 5.0
     assert model.calls == 1
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_gets_its_permit_before_those_that_wait_longer(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    model = Counting(0.5)
+    spec = scripted(max_concurrent=1)
+    job_id = jobs.submit(database, submission("a", "b", "c", spec=spec), time.time(), None, None)
+    query = select(run_table.c.item_key, run_table.c.id).where(run_table.c.job_id == job_id)
+    run_of: dict[str, str] = dict(map(tuple, database.rows(query)))
+    interrupted = update(run_table).where(run_table.c.id == run_of["c"]).values(rank=INTERRUPTED)
+    database.execute(interrupted)
+    with governing(database) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        threads = []
+        for key in "abc":
+            asked = governor.asked
+            work_one = (database, governed, run_of[key])
+            threads.append(threading.Thread(target=attempt, args=work_one))
+            threads[-1].start()
+            while governor.asked == asked or (key == "a" and not model.items):
+                time.sleep(0.001)
+        for thread in threads:
+            thread.join()
+    assert model.items == ["a", "c", "b"]
 
 
 class Away:
