@@ -102,13 +102,14 @@ class Story:
         self.now = 1_000.0
         self.draining = False
         self.yields = False
+        self.permit_at: float | None = None
         self.entries: list[Entry] = []
 
     def go_on(self, *entries: Entry) -> Effect:
         """Append what happened and decide what follows."""
         for entry in entries:
             self.state = apply(self.state, entry)
-        decided, effect = advance(self.state, self.now, self.draining, self.yields)
+        decided, effect = advance(self.state, self.now, self.draining, self.yields, self.permit_at)
         self.state = decided[-1].after if decided else self.state
         self.entries += [*entries, *(one.entry for one in decided)]
         return effect

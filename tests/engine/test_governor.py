@@ -62,9 +62,11 @@ def work(database: Database, ports: Ports, spec: JobSpec, count: int) -> list[Ou
     due = runs.due_to_notify(database, count, time.time())
     threads = [threading.Thread(target=one, args=(run_id,)) for run_id in due]
     for thread in threads:
+        thread.daemon = True
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60.0)
+        assert not thread.is_alive(), "a run waits for ever"
     return outcomes
 
 

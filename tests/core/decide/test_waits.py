@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core.budget import Limits
 from runner.core.entries import RunSettled
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.steps import CallModel, Done, RunTools, Sleep
+from runner.core.steps import AwaitPermit, CallModel, Done, RunTools, Sleep
 from tests.core.sendable import faults
 from tests.core.story import Story, changed, outcome_of, says, several, text_of, uses
 
@@ -35,6 +36,31 @@ def test_a_run_claimed_before_its_time_waits_on():
     assert outcome_of(story.claim()) == Requeued(due, "backoff")
     story.now = due - 2.0
     assert story.claim() == Sleep(due)
+
+
+def test_a_wait_for_a_permit_stores_and_reserves_nothing_of_the_call():
+    story = Story()
+    story.permit_at = story.now + 4.0
+    assert story.go_on() == AwaitPermit(story.now + 5.0)
+    assert story.entries == []
+    story.permit_at = None
+    assert isinstance(story.go_on(), CallModel)
+
+
+def test_a_long_wait_for_a_permit_frees_the_worker_and_counts_as_no_failure():
+    story = Story()
+    story.break_off(retry_at=story.now)
+    story.permit_at = due = story.now + 60.0
+    assert outcome_of(story.claim()) == Requeued(due, "rate_limit")
+    assert story.state.model.failure is None
+    story.permit_at = None
+    assert isinstance(story.claim(), CallModel)
+
+
+def test_a_run_whose_permit_would_come_after_its_deadline_ends():
+    story = Story(limits=Limits(deadline=1_100.0))
+    story.permit_at = story.now + 200.0
+    assert outcome_of(story.go_on()).reason == "deadline"
 
 
 def test_a_fatal_error_ends_the_run_in_the_apis_own_words():
