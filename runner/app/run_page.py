@@ -20,6 +20,7 @@ from runner.app.transcript import (
     ToolResult,
     parts_of,
     request_as_sent,
+    session_facts,
 )
 from runner.core.agents import place_of
 from runner.core.prices import Spending
@@ -44,6 +45,7 @@ class Head:
     spending: Spending
     waits_for: str | None
     waiting: int  # calls of it and its sub-agents that wait for an answer
+    session: Mapping[str, Any] | None  # that it was imported from
 
     @property
     def is_ended(self) -> bool:
@@ -65,6 +67,7 @@ class Head:
             ("model", humanize.cell(run["model"])),
             ("sub-agents", f"{below.runs:,}, {below.turns:,} turns" if below.runs else ""),
             ("run", run["id"]),
+            *session_facts(self.session),
         )
         return [(name, words) for name, words in found if words]
 
@@ -82,6 +85,7 @@ def head_of(app: App, name: str) -> Head:
         spending_of(app, run_id=run_id),
         what_runs_wait_for(app, [run]).get(run_id),
         open_questions.get(run["root"], 0),
+        transcript.session_of_run(database, run_id),
     )
 
 

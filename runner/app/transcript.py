@@ -198,7 +198,7 @@ def transcript_of(
         ("its tree", tree_line(run)),
         ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
         ("submitted", run["created_at"]),
-        *_session_facts(stored.session_of_run(app.database, run_id)),
+        *session_facts(stored.session_of_run(app.database, run_id)),
         ("ended", ended),
         ("as of", None if ended else now),
         ("took", "" if None in (started, ended) else humanize.duration(ended - started)),
@@ -252,7 +252,7 @@ def _changes_of(app: App, run: Mapping[str, Any]) -> Iterator[Changes]:
             yield Changes(content.decode(errors="backslashreplace"))
 
 
-def _session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Yield what is to be known of an imported session."""
     if session is None:
         return
