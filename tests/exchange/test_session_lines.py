@@ -265,7 +265,10 @@ def with_agents() -> Files:
     session.reply("msg_2", text("Four."), stop="end_turn")
     return {
         "": session.raw(),
-        **{f"agent-a{n}.jsonl": raw_of(agent_lines(f"a{n}", f"As told, part {n}.")) for n in (1, 2, 3)},
+        **{
+            f"agent-a{n}.jsonl": raw_of(agent_lines(f"a{n}", f"As told, part {n}."))
+            for n in (1, 2, 3)
+        },
         "agent-a3.meta.json": [b'{"agentType":"Plan","parentAgentId":"a2"}'],
     }
 
