@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from tests.cli.test_work import DONE, bash, write_job
 
 GOLDEN = Path(__file__).parent / "golden"
 PATIENCE = 60.0
+Golden = Callable[[str, str], None]
 PANEL = [
     "─",
     "deliveries asks to use Bash (run_deliveries, waiting 12s)",
@@ -74,11 +74,16 @@ def view() -> View:
     return busy_job().view(NOW)
 
 
-def golden(name: str, found: str) -> None:
-    """Compare with a golden file; ``GOLDEN=write`` writes it."""
-    if os.environ.get("GOLDEN") == "write":
-        (GOLDEN / name).write_text(found)
-    assert found == (GOLDEN / name).read_text(), f"GOLDEN=write writes {name}"
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
+    """Compares with a golden file; ``--write-golden`` writes it anew."""
+
+    def compare(name: str, found: str) -> None:
+        if pytestconfig.getoption("--write-golden"):
+            (GOLDEN / name).write_text(found)
+        assert found == (GOLDEN / name).read_text()
+
+    return compare
 
 
 def drawn(view: View, width: int, height: int, panel: list[str] | None = None) -> list[str]:
@@ -96,11 +101,13 @@ def drawn(view: View, width: int, height: int, panel: list[str] | None = None) -
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
-def test_screen_is_drawn_as_in_the_golden_file(view: View, width: int, height: int) -> None:
+def test_screen_is_drawn_as_in_the_golden_file(
+    golden: Golden, view: View, width: int, height: int
+) -> None:
     golden(f"screen-{width}x{height}.txt", "\n".join(drawn(view, width, height)) + "\n")
 
 
-def test_question_is_asked_below_the_bar(view: View) -> None:
+def test_question_is_asked_below_the_bar(golden: Golden, view: View) -> None:
     golden("screen-question-80x24.txt", "\n".join(drawn(view, 80, 24, PANEL)) + "\n")
 
 
@@ -122,7 +129,9 @@ def test_texts_fit_a_width_in_cells(text: str, width: int) -> None:
     assert width_of(tail(text, width)) <= width
 
 
-def test_piped_lines_are_as_in_the_golden_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_lines_are_as_in_the_golden_file(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for form, name in (("auto", "lines.txt"), ("json", "lines.jsonl"), ("quiet", "quiet.txt")):
         stream = io.StringIO()
         lines = Lines(stream, form)  # type: ignore[arg-type]
