@@ -58,6 +58,7 @@ class Looks:
         events = watching.newest_events(
             database, [*{*(run["id"] for run in shown), *self._changed(progress.runs)}]
         )
+        running = [run["id"] for run in progress.runs if run["state"] == "running"]
         return Look(
             at=now,
             job=job,
@@ -65,7 +66,7 @@ class Looks:
             events=events,
             job_events=() if is_first else found,
             texts=self._texts_of(shown),
-            lost=frozenset(shown_states(database, now, [run["id"] for run in shown])),
+            lost=frozenset(shown_states(database, now, running)),
             asking=sum(decisions.open_approval_counts(database, self._job_id).values()),
             workers=live_workers(database, now, self._job_id),
             money=self._money_of(app),

@@ -126,7 +126,7 @@ class View:
 
     name: str
     job_id: str
-    counts: Mapping[str, int]  # items by state, in the order of the states
+    counts: Mapping[str, int]  # items by state (``interrupted``: it runs, and its worker is gone)
     total: int
     seconds: float  # since the job was submitted
     facts: Sequence[str]  # cost, tokens and so on
@@ -285,8 +285,17 @@ class Watch:
         items, job = look.progress.items, look.job
         shown = in_hand(look.progress.runs)
         typical = _typical_seconds(items)
-        counts = Counter(run["state"] for run in items)
-        order = ("succeeded", "failed", "stopped", "cancelled", "running", "waiting", "queued")
+        counts = Counter("interrupted" if run["id"] in look.lost else run["state"] for run in items)
+        order = (
+            "succeeded",
+            "failed",
+            "stopped",
+            "cancelled",
+            "running",
+            "interrupted",
+            "waiting",
+            "queued",
+        )
         return View(
             name=cell(job["name"]),
             job_id=job["id"],

@@ -19,7 +19,7 @@ _BAR = (
     (("succeeded",), "█", "green"),
     (("failed", "stopped", "cancelled"), "▓", "red"),
     (("running",), "▒", "blue"),
-    (("waiting",), "░", "cyan"),
+    (("waiting", "interrupted"), "░", "cyan"),
 )
 STATE_STYLES = {
     "succeeded": "green",
@@ -29,6 +29,7 @@ STATE_STYLES = {
     "waiting": "cyan",
     "running": "blue",
     "queued": "dim",
+    "interrupted": "bold red",
 }
 TONES = {"plain": "", "good": "green", "bad": "red", "wait": "yellow", "person": "bold magenta"}
 
@@ -131,7 +132,7 @@ def _runs(view: View, now: float, width: int, room: int) -> Iterator[Line]:
             beside = [("  ", ""), (tail(run.text, rest - half), "dim")]
             yield [*begin, ("  ", ""), (fit(doing, half - 2), style), *beside]
             continue
-        if lines_each == 1 and not doing:
+        if lines_each == 1 and run.text and run.doing.words in ("", "model"):
             doing, style = tail(run.text, rest), "dim"
         yield [*begin, ("  ", ""), (fit(doing, rest), style)]
         if lines_each == 2 and run.text:
@@ -145,7 +146,8 @@ def _doing(run: RunLine, now: float) -> Span:
     if doing.until is not None:
         return f"in {duration(max(0.0, doing.until - now))}: {doing.words}", "yellow"
     tool, _, rest = doing.words.partition(" ")
-    if tool and doing.since is not None and now - doing.since >= _TOLD_SECONDS:
+    is_tool = tool and not tool.endswith(":")
+    if is_tool and doing.since is not None and now - doing.since >= _TOLD_SECONDS:
         tool = f"{tool} ({duration(now - doing.since)})"
     return f"{tool} {rest}".strip(), ""
 

@@ -151,6 +151,7 @@ def test_a_run_whose_worker_has_died_is_not_shown_as_working() -> None:
     watch.see(look([run("a")], lost=frozenset({"run_a"})))
     (line,) = watch.view(NOW).runs
     assert line.doing.words == "interrupted: its worker is gone"
+    assert watch.view(NOW).counts == {"interrupted": 1}
 
 
 def test_no_text_of_a_model_or_an_item_keeps_its_control_characters() -> None:

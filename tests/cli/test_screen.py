@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from runner.cli import osc
 from runner.cli.drawing import fit, frame, tail, width_of
 from runner.cli.watching import Lines
 from tests.app.watched import NOW, event, look, run
+from tests.cli.person import at_terminal
 from tests.cli.test_work import DONE, bash, write_job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -181,6 +183,27 @@ def test_only_terminals_known_to_take_them_get_progress_and_notifications(
     assert tuple(map(bool, sent)) == takes
     assert sent[0] in ("", "\x1b]9;4;1;40\x1b\\")
     assert sent[1] in ("", "\x1b]9;ab needs you\x1b\\")
+
+
+@pytest.mark.slow
+def test_each_drawing_is_one_synchronised_update_without_colours_and_the_terminal_is_given_back(
+    folder: Path,
+) -> None:
+    job = write_job(folder, {"a": [bash("sleep 1"), DONE]})
+    with at_terminal(folder, "run", job, columns=80) as (process, person):
+        assert process.wait(PATIENCE) == 0, person.screen.getvalue()
+        person.wait_for("1 succeeded")
+    shown = person.screen.getvalue()
+    screen, _, after = shown.partition("\x1b[?1049l")
+    begun, ended = screen.count("\x1b[?2026h"), screen.count("\x1b[?2026l")
+    assert begun >= ended > 2
+    drawings = [each.partition("\x1b[?2026l")[0] for each in screen.split("\x1b[?2026h")[1:]]
+    drawn_ones = [each for each in drawings if "0/1" in each]
+    assert drawn_ones
+    assert not any("\x1b[2J" in each for each in drawn_ones), "a cleared screen flickers"
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]m", screen) is None, "NO_COLOR"
+    assert "1 succeeded" in after
+    assert "\x1b[?7h" in shown[shown.rindex("\x1b[?7l") :]
 
 
 # --- In tmux
