@@ -40,12 +40,9 @@ def lane_line(app: App, job_id: str, spec: JobSpec) -> str | None:
     found, now = batches.lane_of(app.database, job_id), app.now()
     if found.lane == "realtime" and not found.sent + found.unsent:
         return None
-    parts = []
+    finish_by, parts = show_job(app.database, job_id)["finish_by"], list[str]()
+    chosen = choose_lane(spec.times, finish_by, found.rounds, now, most_turns=spec.limits.max_turns)
     if found.lane == "auto":
-        finish_by = show_job(app.database, job_id)["finish_by"]
-        chosen = choose_lane(
-            spec.times, finish_by, found.rounds, now, most_turns=spec.limits.max_turns
-        )
         which = "batch" if chosen.batch else "realtime"
         parts.append(f"{which} for a new item: {chosen.why}")
     if found.sent:
@@ -54,6 +51,8 @@ def lane_line(app: App, job_id: str, spec: JobSpec) -> str | None:
     if found.unsent:
         parts.append(f"{plural(found.unsent, 'call', 'calls')} to be sent")
     parts.append(f"a round takes about {duration(found.rounds.seconds)}")
+    if found.lane != "realtime":
+        parts.append(f"an item that begins now is expected to end by {moment(chosen.ends_at)}")
     return f"{found.lane}; {'; '.join(parts)}"
 
 

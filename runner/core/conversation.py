@@ -106,6 +106,7 @@ class ModelRequest:
     reply_number: int  # 0 for the first reply of the conversation
     purpose: Purpose = "turn"
     hour_cache: bool = False  # what it writes to the prompt cache lives for an hour
+    batch: bool = False  # it goes into a Message Batch: its reply is not streamed
     stable: tuple[int, ...] = ()  # places of messages up to which a later prompt may be the same
     agent_type: str = ""  # empty for the run of an item
 

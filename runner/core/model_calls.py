@@ -258,6 +258,7 @@ def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
         item_key=state.item_key,
         reply_number=state.turns,
         hour_cache=call.reservation.hour_cache,
+        batch=call.reservation.batch,
         agent_type=state.agent_type,
     )
 

@@ -95,6 +95,7 @@ class Recorded:
         terms = Terms.of(self.spec.provider, self.spec.model_options, own_model=own)
         if call["hour_cache"] is not None:
             terms = replace(terms, hour_cache=bool(call["hour_cache"]))
+        terms = replace(terms, batch=bool(call["batch"]))
         passed = (each for each in self.prices.thresholds if usage.prompt_tokens > each)
         calls = Calls(call["model"], terms, max(passed, default=0), 1, usage)
         spent = spending(self.prices, calls)

@@ -17,7 +17,7 @@ from runner.core.batches import ListedBatch
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.errors import ModelCallError
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog
-from runner.llm.requests import body_of, call_ids, encoded, request_headers
+from runner.llm.requests import call_ids, request_body, request_headers
 from runner.llm.stream import FAILURES, Accumulator, BrokenStreamError, failure, item_failure
 
 _PATH = "/v1/messages/batches"
@@ -50,9 +50,7 @@ class AnthropicBatches:
 
     def body(self, request: ModelRequest) -> bytes:
         """Return the parameters of a request; see ``runner.ports.Batches``."""
-        body = body_of(request)
-        del body["stream"]
-        return encoded(body)
+        return request_body(request)
 
     def shared(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the headers of a batch; see ``runner.ports.Batches``."""

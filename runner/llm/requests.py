@@ -56,7 +56,7 @@ def body_of(request: ModelRequest) -> dict[str, Any]:
         **given,
         "model": request.model,
         "max_tokens": request.max_tokens,
-        "stream": True,
+        **({} if request.batch else {"stream": True}),
     }
     if "effort" in options:
         body["output_config"] = {**body.get("output_config", {}), "effort": options["effort"]}

@@ -269,6 +269,7 @@ def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
             agent_type=run.agent_type or "",
             reply_number=turn - 1,
             hour_cache=bool(spec.hour_cache if call.hour_cache is None else call.hour_cache),
+            batch=call.batch,
         )
 
     return database.read(work)

@@ -29,9 +29,19 @@ from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
 from runner.store.specs import JobCache
 from runner.store.statements import insert_or
-from runner.store.tables import jobs, metadata, pruned_jobs, run_workspaces, runs, workers
+from runner.store.tables import (
+    batch_calls,
+    batches,
+    jobs,
+    metadata,
+    pruned_jobs,
+    run_workspaces,
+    runs,
+    workers,
+)
 
 _RUNS_AT_ONCE = 20
+_has_calls = select(batch_calls.c.run_id).where(batch_calls.c.batch_id == batches.c.id).exists()
 _ENDED_AT: ColumnElement[float] = func.coalesce(runs.c.ended_at, runs.c.created_at)
 
 
@@ -125,6 +135,7 @@ def _erase_some(
     ids = list(connection.execute(newest).scalars())
     if not ids:
         _delete(connection, jobs, [job.id])
+        connection.execute(delete(batches).where(batches.c.ended_at < before, ~_has_calls))
         return False, False
     row = {"job_id": job.id, "name": job.name, "runs": job.runs, "ended_at": job.ended_at}
     row |= {"pruned_at": now, "pruned_by": author.name or "", "why": author.why}

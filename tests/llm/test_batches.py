@@ -38,7 +38,7 @@ def api(server: MessagesServer) -> Iterator[AnthropicBatches]:
 
 
 def make(api: AnthropicBatches, count: int = 1) -> str:
-    body = api.body(make_request())
+    body = api.body(make_request(batch=True))
     return api.create(create_body([(f"c{n}", body) for n in range(count)]), {}).id
 
 
@@ -155,7 +155,7 @@ def test_a_result_without_a_reply_is_a_failed_call(
 
 
 def test_a_request_in_a_batch_is_the_streamed_one_without_the_stream(api: AnthropicBatches) -> None:
-    assert b'"stream"' not in api.body(make_request())
+    assert b'"stream"' not in api.body(make_request(batch=True))
     options = {"betas": ["a", "b"], "workspace_id": "wrkspc_1", "extra_headers": {"x-y": "z"}}
     assert api.shared(options) == {
         "anthropic-beta": "a,b",
