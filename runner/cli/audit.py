@@ -13,9 +13,7 @@ import io
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import wraps
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ import click
 
 from runner.app import handle
 from runner.app.humanize import cell, dollars, duration, lines, moment
-from runner.cli.options import JOB, RUN, Command, seconds, with_app, with_listing
+from runner.cli.options import RUN, Command, filter_options, seconds, with_app, with_listing
 from runner.cli.terminal import iso_time, note, say, say_table
 from runner.core.prices import BY
 from runner.errors import UsageError
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl", "csv")
 MOST_ROWS = 2**31 - 1  # more than a database has, and a number that every database takes
 
-_AGO = re.compile(r"([0-9]{1,6}) ?([smhdw])(?: ago)?")
-_DAYS = {"today": 0, "yesterday": 1}
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 _FORMULA = re.compile(r"^(?=[\t\r\n])|(?:^|[;\t\r\n])(?= *[=+\-@＝＋－＠])")
 _NUMBERS = ("integer", "real", "seconds", "usd")
@@ -53,65 +48,6 @@ _SAID: dict[str, Callable[[Any], str]] = {
     "json": lambda value: json.dumps(value, ensure_ascii=False),
     "text": str,
 }
-
-
-def _time(text: str) -> float:
-    """Return a day, a time, or how long ago, as seconds since the epoch."""
-    text = text.strip()
-    if ago := _AGO.fullmatch(text):
-        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
-    if (days := _DAYS.get(text.lower())) is not None:
-        return datetime.combine(date.today() - timedelta(days), datetime.min.time()).timestamp()
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(
-            f"{text!r} is no time: use 2026-11-22, 2026-11-22T22:00, yesterday, today, or how long ago: "
-            "3d, 12h, 30m"
-        ) from None
-
-
-_FILTERS: dict[str, dict[str, Any]] = {
-    "job": {"type": JOB, "metavar": "ID", "help": "Only of this job."},
-    "run": {"type": RUN, "metavar": "ID", "help": "Only of this run and its sub-agents."},
-    "since": {
-        "type": _time,
-        "metavar": "TIME",
-        "help": "Only from this time on: 2026-11-22T22:00 or 2026-11-22 (here), yesterday, 12h (ago).",
-    },
-    "until": {"type": _time, "metavar": "TIME", "help": "Only before this time."},
-    "tool": {"metavar": "NAME", "help": "Only of this tool."},
-    "item": {"metavar": "KEY", "help": "Only of runs of this item, sub-agents too."},
-    "model": {"metavar": "NAME", "help": "Only of this model, as the API names it."},
-}
-
-
-def filters(*names: str) -> Callable[[Command], Command]:
-    """Take these of the filters, and pass the given ones to the command as ``only``: ``audit.Only``."""
-
-    def decorate(command: Command) -> Any:
-        @wraps(command)
-        def run(*arguments: Any, **options: Any) -> Any:
-            given = {name: options.pop(name) for name in names}
-            only = {name: value for name, value in given.items() if value is not None}
-            for name, value in only.items():
-                try:
-                    str(value).encode()
-                except UnicodeEncodeError as error:
-                    words = f"--{name} is no text in UTF-8: nothing is named so"
-                    raise click.UsageError(words) from error
-            if "since" in only and "until" in only and only["since"] >= only["until"]:
-                raise click.UsageError("--since is not before --until: nothing lies between them")
-            return command(*arguments, only=only, **options)
-
-        for name in reversed(names):
-            run = click.option(f"--{name}", **_FILTERS[name])(run)
-        return run
-
-    return decorate
-
-
-filter_options = filters(*_FILTERS)
 
 
 def limit_option(default: int) -> Callable[[Command], Command]:

@@ -22,9 +22,9 @@ from runner.app.humanize import (
     usd_of,
     written_off,
 )
-from runner.cli.audit import filters, format_option, say_rows
+from runner.cli.audit import format_option, say_rows
 from runner.cli.control import note_unworked
-from runner.cli.options import JOB, changing, json_option, open_app, usd, with_settings
+from runner.cli.options import JOB, changing, filters, json_option, open_app, usd, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import EVERY_CALL, JobBudget, billionths
 from runner.core.prices import BY, By

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import click
 from runner.app import caps, forecast, handle, listing
 from runner.app import costs as app_costs
 from runner.app.humanize import counts, moment, tokens_of
-from runner.cli.options import JOB, RUN, json_option, state_option, with_listing
+from runner.cli.options import JOB, RUN, filters, json_option, state_option, with_listing
 from runner.cli.terminal import note, say_json, say_pages, say_table
 from runner.core.run import RunStatus
+from runner.errors import UsageError
 
 
 @click.command("list")
@@ -24,6 +26,7 @@ from runner.core.run import RunStatus
     is_flag=True,
     help="The runs of a job, or of the newest, with the sub-agents that they have started.",
 )
+@filters("since", "until")
 @click.option("--after", type=RUN, default="", metavar="RUN", help="Only the runs after this one.")
 @click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
 @json_option
@@ -33,6 +36,7 @@ def list_(
     job: str | None,
     state: RunStatus | None,
     whole_trees: bool,
+    only: Mapping[str, float],
     after: str,
     every: bool,
     as_json: bool,
@@ -52,14 +56,19 @@ def list_(
     \b
     Example:
       runner list
-      runner list job_01jd9k --state failed
+      runner list --since yesterday
+      runner list last --state failed
       runner list job_01jd9k --all --json
       runner list --tree
     """
     jobs = listing.list_jobs(app, None) if whole_trees and not job else []
     if job is None and not jobs:
-        _list_jobs(app, state, as_json)
+        _list_jobs(app, state, only, as_json)
         return
+    if only:
+        raise UsageError(
+            "--since and --until are about when jobs were submitted: leave out the job"
+        )
     job_id = app.find_job(job) if job else jobs[-1]["id"]
     after = after and app.find(after, "run").id
     found = listing.list_runs(app, job_id, state, whole_trees=whole_trees, after=after)
@@ -73,8 +82,11 @@ def list_(
             say_json(value, on_one_line=every)
 
 
-def _list_jobs(app: handle.App, state: RunStatus | None, as_json: bool) -> None:
-    jobs = listing.list_jobs(app, state)
+def _list_jobs(
+    app: handle.App, state: RunStatus | None, only: Mapping[str, float], as_json: bool
+) -> None:
+    since, until = only.get("since", -math.inf), only.get("until", math.inf)
+    jobs = [job for job in listing.list_jobs(app, state) if since <= job["created_at"] < until]
     waits = listing.what_jobs_wait_for(app, jobs)
     expected = forecast.forecasts(app, jobs)
     if not as_json:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import getpass
 import os
+import re
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -133,6 +136,70 @@ class _State(click.Choice[str]):
 
 
 JOB, RUN, JOB_OR_RUN = Named("job"), Named("run"), Named("job", "run")
+
+_AGO = re.compile(r"([0-9]{1,6}) ?([smhdw])(?: ago)?")
+_DAYS = {"today": 0, "yesterday": 1}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def _time(text: str) -> float:
+    """Return a day, a time, or how long ago, as seconds since the epoch."""
+    text = text.strip()
+    if ago := _AGO.fullmatch(text):
+        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+    if (days := _DAYS.get(text.lower())) is not None:
+        return datetime.combine(date.today() - timedelta(days), datetime.min.time()).timestamp()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{text!r} is no time: use 2026-11-22, 2026-11-22T22:00, yesterday, today, or how long ago: "
+            "3d, 12h, 30m"
+        ) from None
+
+
+_FILTERS: dict[str, dict[str, Any]] = {
+    "job": {"type": JOB, "metavar": "ID", "help": "Only of this job."},
+    "run": {"type": RUN, "metavar": "ID", "help": "Only of this run and its sub-agents."},
+    "since": {
+        "type": _time,
+        "metavar": "TIME",
+        "help": "Only from this time on: 2026-11-22T22:00 or 2026-11-22 (here), yesterday, 12h (ago).",
+    },
+    "until": {"type": _time, "metavar": "TIME", "help": "Only before this time."},
+    "tool": {"metavar": "NAME", "help": "Only of this tool."},
+    "item": {"metavar": "KEY", "help": "Only of runs of this item, sub-agents too."},
+    "model": {"metavar": "NAME", "help": "Only of this model, as the API names it."},
+}
+
+
+def filters(*names: str) -> Callable[[Command], Command]:
+    """Take these of the filters, and pass the given ones to the command as ``only``: ``audit.Only``."""
+
+    def decorate(command: Command) -> Any:
+        @wraps(command)
+        def run(*arguments: Any, **options: Any) -> Any:
+            given = {name: options.pop(name) for name in names}
+            only = {name: value for name, value in given.items() if value is not None}
+            for name, value in only.items():
+                try:
+                    str(value).encode()
+                except UnicodeEncodeError as error:
+                    words = f"--{name} is no text in UTF-8: nothing is named so"
+                    raise click.UsageError(words) from error
+            if "since" in only and "until" in only and only["since"] >= only["until"]:
+                raise click.UsageError("--since is not before --until: nothing lies between them")
+            return command(*arguments, only=only, **options)
+
+        for name in reversed(names):
+            run = click.option(f"--{name}", **_FILTERS[name])(run)
+        return run
+
+    return decorate
+
+
+filter_options = filters(*_FILTERS)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 state_option = click.option("--state", type=_State(STATES), help="Only those in this state.")

@@ -12,8 +12,8 @@ import click
 
 from runner.app import handle
 from runner.app.humanize import cell, moment
-from runner.cli.audit import MOST_ROWS, filter_options, format_options, limit_option, say_rows
-from runner.cli.options import with_listing
+from runner.cli.audit import MOST_ROWS, format_options, limit_option, say_rows
+from runner.cli.options import filter_options, with_listing
 from runner.cli.terminal import console_on, note, say, with_short_ids
 from runner.core.search import ROLES, SOURCES
 

@@ -14,10 +14,10 @@ import click
 from runner.app import handle, humanize, listing, transcript
 from runner.app import show as app_show
 from runner.app.humanize import cell, cost_line, counts, duration, moment, usd_of
-from runner.cli.audit import filters, format_option, say_rows
+from runner.cli.audit import format_option, say_rows
 from runner.cli.costs import budget_fields
 from runner.cli.following import follow_in_words
-from runner.cli.options import JOB_OR_RUN, json_option, with_app
+from runner.cli.options import JOB_OR_RUN, filters, json_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.conversation import Usage

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -73,6 +74,20 @@ def test_jobs_are_listed(command: Callable[..., Result], database: Database) -> 
     (job,) = command("list", "--json").json
     assert (job["id"], job["state"], job["runs"]) == (job_id, "queued", {"queued": 2})
     assert command("list", "--state", "failed", "--json").json == []
+
+
+def test_jobs_are_listed_since_a_time(command: Callable[..., Result], database: Database) -> None:
+    jobs_store.submit(database, submission("a"), NOW)
+    new = jobs_store.submit(database, submission("a"), time.time())
+    for since in ("yesterday", "today", "2h", "2 h ago", "2025-01-01T10:00"):
+        (job,) = command("list", "--since", since, "--json").json
+        assert job["id"] == new
+        assert datetime.fromisoformat(job["created_at"]).tzinfo is not None
+    assert len(command("list", "--until", "today", "--json").json) == 1
+    none = command("list", "--since", "2h", "--state", "failed")
+    assert (none.code, none.out) == (0, "")
+    assert "runner run SPEC" in none.err
+    assert command("list", new, "--since", "2h").code == 2
 
 
 def test_runs_of_a_job_are_listed(command: Callable[..., Result], database: Database) -> None:
