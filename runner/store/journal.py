@@ -40,7 +40,7 @@ from runner.store.new_children import lock_tree, place_with_children, start_chil
 from runner.store.rules import policy_of, rules_in
 from runner.store.specs import JobCache, JobReader
 from runner.store.statements import execute
-from runner.store.tables import batch_calls, job_budgets, jobs, queued_messages, runs
+from runner.store.tables import batch_calls, job_budgets, job_shares, jobs, queued_messages, runs
 
 T = TypeVar("T")
 
@@ -59,9 +59,16 @@ _LOOK = (
     .where(_HELD)
 )
 _GUARD = _LOOK.with_for_update(of=runs)
-_RUN = select(runs, *_OF_JOB).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
+# People may change it meanwhile; NULL for a job that has no row of its own.
+_WEIGHT = (
+    select(job_shares.c.weight)
+    .where(job_shares.c.job_id == runs.c.job_id)
+    .scalar_subquery()
+    .label("weight")
+)
+_RUN = select(runs, *_OF_JOB, _WEIGHT).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
 _WAITING = (
-    select(runs, *_OF_JOB)
+    select(runs, *_OF_JOB, _WEIGHT)
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(runs.c.id == bindparam("run"), runs.c.state == "waiting", runs.c.reason == "batch")
 )
@@ -306,7 +313,7 @@ def _load(
         submitted_at=row.created_at,
         depth=row.depth,
         agent_type=row.agent_type or "",
-        caller=Caller(row.job_id, urgency(row.rank, spec.priority)),
+        caller=Caller(row.job_id, urgency(row.rank, row.weight or spec.priority)),
         spec=spec,
         policy=policy_of(jobs_read, row.job_id, row.id, row.rules_snapshot),
         limits=replace(spec.limits, **own, **Raised().of(row)),
