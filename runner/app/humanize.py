@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,13 @@ def moment(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso_time(seconds: float) -> str:
+    """Return a time, in seconds since the epoch, as ISO 8601 in UTC; unchanged if no year has it."""
+    with suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return str(seconds)
 
 
 def duration(seconds: float | None) -> str:

@@ -11,19 +11,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from functools import wraps
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from runner.app import handle
-from runner.app.humanize import cell, dollars, duration, lines, moment
+from runner.app.humanize import cell, iso_time, lines
+from runner.app.tables import MOST_ROWS, csv_values, shown
 from runner.cli.options import RUN, Command, filter_options, seconds, with_app, with_listing
-from runner.cli.terminal import iso_time, note, say, say_table
+from runner.cli.terminal import note, say, say_table
 from runner.core.prices import BY
 from runner.errors import UsageError
 
@@ -31,23 +30,8 @@ if TYPE_CHECKING:
     from runner.audit import Column, Rows
 
 FORMATS = ("table", "json", "jsonl", "csv")
-MOST_ROWS = 2**31 - 1  # more than a database has, and a number that every database takes
-
-
-_FORMULA = re.compile(r"^(?=[\t\r\n])|(?:^|[;\t\r\n])(?= *[=+\-@＝＋－＠])")
 _NUMBERS = ("integer", "real", "seconds", "usd")
 _LONGEST_TEXT = 160  # at a terminal
-# Texts of values for people, by the kind of the column.
-_SAID: dict[str, Callable[[Any], str]] = {
-    "time": moment,
-    "seconds": duration,
-    "usd": lambda value: dollars(Decimal(str(value))),
-    "integer": "{:,}".format,
-    "real": "{:,.4g}".format,
-    "boolean": lambda value: "yes" if value else "no",
-    "json": lambda value: json.dumps(value, ensure_ascii=False),
-    "text": str,
-}
 
 
 def limit_option(default: int) -> Callable[[Command], Command]:
@@ -92,7 +76,7 @@ def say_rows(rows: Rows, format: str) -> None:
         case "table":
             say_table(
                 [column.name.replace("_", " ") for column in columns],
-                ([_shown(column, row[column.name]) for column in columns] for row in rows),
+                ([_cut(shown(column, row[column.name])) for column in columns] for row in rows),
                 numbers=[at for at, column in enumerate(columns) if column.kind in _NUMBERS],
                 empty="nothing of that kind is in the record: widen the filters, if there are any",
             )
@@ -108,20 +92,10 @@ def say_rows(rows: Rows, format: str) -> None:
         case "csv":
             _say_csv_row([column.name for column in columns])
             for row in rows:
-                _say_csv_row([_csv_value(column, row[column.name]) for column in columns])
+                _say_csv_row(csv_values(columns, row))
     if rows.note:
         sys.stdout.flush()
         note(cell(rows.note))
-
-
-def _shown(column: Column, value: Any) -> str:
-    """Return a value for people; unchanged if it is not of its column's kind."""
-    try:
-        text = "" if value is None else _SAID[column.kind](value)
-    except (ValueError, TypeError, ArithmeticError, OSError):  # as of a time far beyond all years
-        text = str(value)
-    is_cut = len(text) > _LONGEST_TEXT and sys.stdout.isatty()
-    return f"{text[:_LONGEST_TEXT]}…" if is_cut else text
 
 
 def _json_row(columns: Sequence[Column], row: Mapping[str, Any]) -> str:
@@ -133,30 +107,16 @@ def _json_row(columns: Sequence[Column], row: Mapping[str, Any]) -> str:
     return json.dumps(told, default=str)
 
 
-def _csv_value(column: Column, value: Any) -> Any:
-    match column.kind:
-        case _ if value is None:
-            return None
-        case "time":
-            return iso_time(value) if isinstance(value, int | float) else str(value)
-        case "boolean":
-            return "true" if value else "false"
-        case "json":
-            return json.dumps(value, ensure_ascii=False)
-    return value
+def _cut(text: str) -> str:
+    is_cut = len(text) > _LONGEST_TEXT and sys.stdout.isatty()
+    return f"{text[:_LONGEST_TEXT]}…" if is_cut else text
 
 
 def _say_csv_row(values: Sequence[Any]) -> None:
     written = io.StringIO()
-    row = [harmless(value) if isinstance(value, str) else value for value in values]
-    csv.writer(written).writerow(row)
+    csv.writer(written).writerow(values)
     text = written.getvalue()
     sys.stdout.write(lines(text.removesuffix("\r\n")) + "\n" if sys.stdout.isatty() else text)
-
-
-def harmless(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula."""
-    return _FORMULA.sub(lambda found: f"{found[0]}'", text)
 
 
 @click.group()

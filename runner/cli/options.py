@@ -5,12 +5,9 @@ from __future__ import annotations
 import gc
 import getpass
 import os
-import re
-import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -137,25 +134,14 @@ class _State(click.Choice[str]):
 
 JOB, RUN, JOB_OR_RUN = Named("job"), Named("run"), Named("job", "run")
 
-_AGO = re.compile(r"([0-9]{1,6}) ?([smhdw])(?: ago)?")
-_DAYS = {"today": 0, "yesterday": 1}
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
 
 def _time(text: str) -> float:
-    """Return a day, a time, or how long ago, as seconds since the epoch."""
-    text = text.strip()
-    if ago := _AGO.fullmatch(text):
-        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
-    if (days := _DAYS.get(text.lower())) is not None:
-        return datetime.combine(date.today() - timedelta(days), datetime.min.time()).timestamp()
+    from runner.app.tables import time_of
+
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(
-            f"{text!r} is no time: use 2026-11-22, 2026-11-22T22:00, yesterday, today, or how long ago: "
-            "3d, 12h, 30m"
-        ) from None
+        return time_of(text)
+    except UsageError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 _FILTERS: dict[str, dict[str, Any]] = {

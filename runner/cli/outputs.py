@@ -17,8 +17,8 @@ import click
 
 from runner.app import handle, outputs, workspaces
 from runner.app.humanize import cell, diff_kinds, plural
+from runner.app.tables import harmless
 from runner.cli import exit_codes
-from runner.cli.audit import harmless
 from runner.cli.options import (
     JOB,
     JOB_OR_RUN,

@@ -12,7 +12,8 @@ import click
 
 from runner.app import handle
 from runner.app.humanize import cell, moment
-from runner.cli.audit import MOST_ROWS, format_options, limit_option, say_rows
+from runner.app.tables import MOST_ROWS
+from runner.cli.audit import format_options, limit_option, say_rows
 from runner.cli.options import filter_options, with_listing
 from runner.cli.terminal import console_on, note, say, with_short_ids
 from runner.core.search import ROLES, SOURCES

@@ -15,7 +15,6 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from runner.app.humanize import DiffKind, cell, lines
+from runner.app.humanize import DiffKind, cell, iso_time, lines
 from runner.errors import SpecError, UsageError
 from runner.settings import Settings
 
@@ -108,13 +107,6 @@ def say_json(value: Any, *, on_one_line: bool = False) -> None:
     in it."""
     told = with_iso_times(value)
     sys.stdout.write(json.dumps(told, indent=None if on_one_line else 2) + "\n")
-
-
-def iso_time(seconds: float) -> str:
-    """Return a time, in seconds since the epoch, as ISO 8601 in UTC; unchanged if no year has it."""
-    with suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return str(seconds)
 
 
 def with_iso_times(value: Any, name: str = "") -> Any:

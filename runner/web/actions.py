@@ -36,6 +36,7 @@ def inbox(visit: Visit) -> Response:
     name = visit.query.get("run") or visit.query.get("job")
     groups = approvals.waiting_groups(visit.app, name)
     values = {"groups": groups[:100], "total": len(groups), "of": name, "watched": watched}
+    values["calls"] = sum(len(group.questions) for group in groups)
     return visit.page("inbox.html", values)
 
 

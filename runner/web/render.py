@@ -7,7 +7,7 @@ In an attribute it stands behind ``|attr``, which escapes it and changes nothing
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 from starlette.responses import Response
 
-from runner.app import approvals, humanize, page
+from runner.app import approvals, humanize, page, tables
 from runner.core.run import STATES
 from runner.web import charts
 
@@ -36,11 +36,19 @@ def templates() -> Environment:
         "answer": humanize.answer,
         "asks": lambda why: f"asked by {humanize.decider(why)}",
         "attr": attr,
+        "cheaper_lines": humanize.cheaper_lines,
         "contained": humanize.contained,
+        "containment": humanize.containment_line,
         "cost": humanize.cost,
+        "cost_line": humanize.cost_line,
+        "denier": humanize.denier,
         "duration": humanize.duration,
         "editable": approvals.editable,
         "number": "{:,}".format,
+        "first_line": humanize.first_line,
+        "loss_line": humanize.loss_line,
+        "marked": marked,
+        "said": tables.shown,
         "share": lambda share: f"{share:.0%}",
         "tone": lambda state: humanize.TONES.get(str(state).split(",")[0], "plain"),
         "usd": lambda usd: humanize.dollars(Decimal(str(usd))),
@@ -67,6 +75,16 @@ def html(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
 def attr(value: Any) -> Markup:
     """Return a value for an attribute or a ``<textarea>``: escaped, and nothing else is changed."""
     return escape(str(value))
+
+
+def marked(excerpt: Any) -> Iterator[tuple[bool, str]]:
+    """Yield the parts of an excerpt, each with True if it is what was searched for."""
+    at = 0
+    for start, end in excerpt.marks:
+        yield False, excerpt.text[at:start]
+        yield True, excerpt.text[start:end]
+        at = end
+    yield False, excerpt.text[at:]
 
 
 def url(path: str, *parts: str, **query: Any) -> str:

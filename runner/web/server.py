@@ -20,7 +20,7 @@ from runner.app import approvals, people
 from runner.app.handle import App
 from runner.app.people import Role
 from runner.errors import UsageError
-from runner.web import actions, pages, run_pages
+from runner.web import actions, asking, pages, run_pages
 from runner.web.live import Hub, live
 from runner.web.render import html, static
 from runner.web.safety import Access, Guard, Sessions
@@ -38,6 +38,11 @@ READS: tuple[tuple[str, Handler], ...] = (
     ("/runs/{run}/sent/{turn:int}", run_pages.sent),
     ("/calls/{call}", run_pages.call),
     ("/inbox", actions.inbox),
+    ("/search", asking.search),
+    ("/audit", asking.questions),
+    ("/audit/{question}", asking.question),
+    ("/sql", asking.sql),
+    ("/jobs/{job}/report", asking.morning),
     ("/jobs/{job}/all", actions.confirm),
 )
 _WRITES: tuple[tuple[str, Handler, Role], ...] = (

@@ -36,6 +36,7 @@ class Visit:
     form: Mapping[str, str]
     back: str  # the page that a form was on
     is_refresh: bool  # a page that is open loads itself again
+    is_from_elsewhere: bool  # a link of another site leads here
     extra: Callable[[App], Mapping[str, Any]]  # what every page shows beside its own values
 
     def author(self) -> Author:
@@ -130,6 +131,7 @@ def _handle(app: App, extra: Extra, handler: Handler, role: Role, request: Reque
         form=form,
         back=back,
         is_refresh="x-refresh" in request.headers,
+        is_from_elsewhere=request.headers.get("sec-fetch-site") in ("cross-site", "same-site"),
         extra=extra,
     )
     try:
