@@ -35,6 +35,9 @@ from runner.store.tables import (
     jobs,
     metadata,
     pruned_jobs,
+    rate_events,
+    rate_permits,
+    rate_pools,
     run_workspaces,
     runs,
     workers,
@@ -135,6 +138,9 @@ def _erase_some(
     ids = list(connection.execute(newest).scalars())
     if not ids:
         _delete(connection, jobs, [job.id])
+        for table in (rate_pools, rate_permits, rate_events):
+            mine = table.c.organisation == "", table.c.model_group == job.id
+            connection.execute(delete(table).where(*mine))
         connection.execute(delete(batches).where(batches.c.ended_at < before, ~_has_calls))
         return False, False
     row = {"job_id": job.id, "name": job.name, "runs": job.runs, "ended_at": job.ended_at}

@@ -185,6 +185,18 @@ class Away:
 
 
 @pytest.mark.slow
+def test_where_no_limit_is_known_calls_ask_the_database_for_nothing(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    model, limits = Counting(0.0), Away(Pool())
+    with governing(database, limits) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        assert work(database, governed, scripted(), 4) == [DONE] * 4
+    assert limits.asked == 0
+
+
+@pytest.mark.slow
 def test_without_the_database_permits_flow_from_a_share_of_the_last_known_limits(
     database: Database,
     ports: Ports,  # noqa: F811

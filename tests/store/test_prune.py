@@ -11,6 +11,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy import text as sql
 
 from runner.core.commands import Target
+from runner.core.rate_limits import Caps, News, PoolKey, Report, pool_of
 from runner.core.run import Author
 from runner.queries.jobs import list_jobs
 from runner.queries.search.search import open_index
@@ -21,6 +22,7 @@ from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.prune import OldJob, erase, old_jobs
+from runner.store.rate_limits import StoredRateLimits
 from runner.store.retry import retry
 from runner.store.tables import metadata, pruned_jobs, runs, workers
 from tests.queries.search.record import find
@@ -57,6 +59,8 @@ def counts(database: Database) -> dict[str, int]:
 def test_a_job_is_erased_whole_and_who_did_it_is_kept(database: Database) -> None:
     before = counts(database)
     job_id = end(database)
+    limits, key = StoredRateLimits(database), PoolKey("", job_id)  # of the job's file
+    limits.exchange("w", key, Report(), News(), pool_of(Caps(max_concurrent=1), NOW), NOW)
     (job,) = old(database)
     assert (job.id, job.runs, job.undelivered, job.elsewhere) == (job_id, 1, 0, 0)
     assert erase(database, job, LATER, ANN, LATER)
