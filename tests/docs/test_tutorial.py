@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import read
 
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -25,6 +27,7 @@ _CHANGING = (
 )
 
 
+@pytest.mark.timeout(600)  # a dozen commands, one after the other
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
