@@ -181,10 +181,11 @@ def doing_now(events: Iterable[Any]) -> Doing:
 
 
 class Watch:
-    """Follows a job over looks at it."""
+    """Follows a job over looks at it. Runs that ended before ``since`` are news to nobody."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float = 0.0) -> None:
         self._look: Look | None = None
+        self._since = since
         self._begun_at = 0.0
         self._states: dict[str, tuple[str, str]] = {}
         self._turns: deque[tuple[float, int]] = deque()
@@ -197,25 +198,25 @@ class Watch:
         return self._look
 
     def see(self, look: Look) -> list[Happening]:
-        """Take another look. Returns what matters of what has happened since the last one; at first,
-        what has ended before."""
+        """Take another look. Returns what matters of what has happened since the last one."""
         is_first, self._look = self._look is None, look
         if is_first:
             self._begun_at = look.at
-        told = [*self._of_people(look), *self._of_runs(look), *self._of_workers(look, is_first)]
+        told = [*self._of_people(look), *self._of_runs(look, is_first), *self._of_workers(look)]
         turns = sum(run["turns"] for run in look.progress.runs)
         self._turns.append((look.at, turns))
         while self._turns[0][0] < look.at - _RATE_SECONDS and len(self._turns) > 2:
             self._turns.popleft()
         return told
 
-    def _of_runs(self, look: Look) -> Iterable[Happening]:
+    def _of_runs(self, look: Look, is_first: bool) -> Iterable[Happening]:
         items = look.progress.items
         for run in items:
             before, now = self._states.get(run["id"]), (run["state"], run["reason"])
             self._states[run["id"]] = now
             rests = run["state"] in ENDED or (run["state"] == "waiting" and not _goes_on(run))
-            if before == now or not rests:
+            is_old = is_first and (run["ended_at"] or 0.0) < self._since and not _asks(run)
+            if before == now or not rests or is_old:
                 continue
             ended = sum(state in ENDED for state, _ in self._states.values())
             is_end = run["state"] in ENDED
@@ -267,7 +268,7 @@ class Watch:
             is_person = by != RUNNERS_NAME
             yield Happening("person" if is_person else "runner", words, data, "person")
 
-    def _of_workers(self, look: Look, is_first: bool) -> Iterable[Happening]:
+    def _of_workers(self, look: Look) -> Iterable[Happening]:
         is_unworked = _is_unworked(look)
         if is_unworked and self._unworked_since is None:
             self._unworked_since = look.at
@@ -412,6 +413,10 @@ def _is_in_hand(run: RunSummary) -> bool:
 def in_hand(runs: Iterable[RunSummary]) -> list[RunSummary]:
     """Return the runs that a screen shows: those that began first of those that are worked on."""
     return sorted(filter(_is_in_hand, runs), key=_began)[:MOST_RUNS]
+
+
+def _asks(run: RunSummary) -> bool:
+    return bool((run["state"], run["reason"]) == ("waiting", "approval"))
 
 
 def _goes_on(run: RunSummary) -> bool:

@@ -54,7 +54,7 @@ def watch_job(app: handle.App, job_id: str, form: Form, author: Author, stream: 
     """Show a job that workers elsewhere work, until it has come to rest or the person detaches, and
     print its results. Returns the exit code."""
     display = display_on(stream, form, _KEYS)
-    session = Session(app, job_id, display, lambda: False)
+    session = Session(app, job_id, display, lambda: False, app.now())
     asker = session.asker(app, str(author.name)) if form == "auto" else None
 
     def rests(look: Look) -> bool:
@@ -127,11 +127,14 @@ def _work(
     """Work a job until it has come to rest, it is interrupted, or the person detaches: then it is True.
     Raises ``UnreachableError`` if a part was away when the worker started or had to end."""
     with interruption:
+        since = app.now()
         worker = work.start_worker(app, slots=slots, job_id=job_id)
         interruption.watch(worker)
         display = display_on(sys.stderr, form, f"{_KEYS} · Ctrl-C stops")
         interruption.give_back = display.give_back if isinstance(display, Screen) else None
-        session = Session(app, job_id, display, lambda: interruption.happened or worker.wait(0))
+        session = Session(
+            app, job_id, display, lambda: interruption.happened or worker.wait(0), since
+        )
         asker = None if asked is None else session.asker(app, str(asked.name))
 
         def rests(look: Look) -> bool:

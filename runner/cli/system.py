@@ -217,7 +217,7 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:
         fault = f"{worker['fault']} (since {moment(worker['fault_at'])})"
         detail = ", ".join(filter(None, (detail, fault)))
     if worker["job_id"] is not None:
-        detail = ", ".join(filter(None, (detail, f"works {worker['job_id']} alone")))
+        detail = ", ".join(filter(None, (detail, f"only job {worker['job_id'][-8:]}")))
     columns = ("id", "hostname", "pid", "version", "state", "slots")
     times = (moment(worker[name]) for name in ("started_at", "heartbeat_at"))
     return *(worker[name] for name in columns), len(worker["runs"]), *times, detail

@@ -98,13 +98,15 @@ class Lines(AbstractContextManager["Lines"]):
 
 class Session:
     """Shows a job on a display until it is left. ``ends`` is called in each pass: it is True once whoever
-    watches has to stop."""
+    watches has to stop. Runs that ended before ``since`` are not told of."""
 
-    def __init__(self, app: handle.App, job_id: str, display: Display, ends: Ends) -> None:
+    def __init__(
+        self, app: handle.App, job_id: str, display: Display, ends: Ends, since: float
+    ) -> None:
         self._job_id = job_id
         self._display = display
         self._ends = ends
-        self._watch = Watch()
+        self._watch = Watch(since)
         self._looker = _Looker(app, job_id, with_texts=isinstance(display, Screen))
         self._clock = 0.0  # the database's less this process's monotonic one
         self._is_new = False

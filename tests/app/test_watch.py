@@ -62,6 +62,20 @@ def test_what_happened_before_is_not_told() -> None:
     assert watch.see(look([run("a")], events=old)) == []
 
 
+def test_what_ended_before_is_told_to_nobody_who_comes_later() -> None:
+    runs = [
+        run("a", "succeeded", ended_at=NOW - 9),
+        run("b", "waiting", reason="approval"),
+        run("c"),
+    ]
+    late = Watch(NOW - 5)
+    assert words(late.see(look(runs))) == ["[1/3] waiting (approval)  b  4 turns"]
+    ended = [runs[0], runs[1], run("c", "succeeded")]
+    assert words(late.see(look(ended))) == ["[2/3] succeeded  c  4 turns, 1m00s"]
+    early = Watch(NOW - 10)
+    assert words(early.see(look(runs)))[0] == "[1/3] succeeded  a  4 turns, 51s"
+
+
 def test_a_job_that_nobody_works_is_told_once_and_until_a_worker_comes() -> None:
     watch = Watch()
     (told,) = watch.see(look([run("a", "queued")], workers=0))
