@@ -84,7 +84,6 @@ class Document:
     at: float  # seconds since the epoch
     text: str | None  # None if the row cannot be read
     role: Role | None = None
-    spoken_by: Role | None = None
     tool: str | None = None
     model: str | None = None
     item: str | None = None
@@ -92,6 +91,7 @@ class Document:
     use_id: str | None = None  # the API's id of the tool call that the block asks for
     call: int | None = None  # the number of the tool call that the document is about
     position: int = 0  # of its block in the message
+    spoken_by: Role | None = None  # of a user's words in an imported session
 
 
 def _columns(table: Table) -> list[ColumnElement[Any]]:
