@@ -190,6 +190,11 @@ def pool_of(caps: Caps, now: float) -> Pool:
     return Pool(buckets, caps.max_concurrent)
 
 
+def minute_limit(key: PoolKey, bucket: Bucket) -> float:
+    """Return a minute's limit as people know it: of a job's pool, what flows in is only the rest of it."""
+    return bucket.limit if key.organisation else bucket.limit + bucket.capacity
+
+
 _VERSION = re.compile(r"claude-(?:([a-z]+)-(\d+)|(\d+)(?:-\d+)?-([a-z]+))(?![a-z])")
 
 

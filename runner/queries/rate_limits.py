@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import select
 
-from runner.core.rate_limits import PREFETCH, Pool, Report
+from runner.core.rate_limits import PREFETCH, Pool, PoolKey, Report, minute_limit
 from runner.store.conditions import is_live
 from runner.store.database import Database
 from runner.store.tables import rate_events, rate_permits, rate_pools, workers
@@ -25,19 +25,19 @@ PoolEventRow: TypeAlias = dict[str, Any]
 def pools(database: Database, now: float) -> list[PoolSummary]:
     """Return the pools in use that can hold calls back."""
     used = rate_pools.c.changed_at > now - IN_USE_SECONDS
-    key = ("organisation", "model_group")
+    names = ("organisation", "model_group")
     held = (
-        select(*(rate_permits.c[name] for name in key), rate_permits.c.report)
+        select(*(rate_permits.c[name] for name in names), rate_permits.c.report)
         .join(workers, workers.c.id == rate_permits.c.worker_id)
         .where(is_live(now))
     )
     reports: dict[tuple[str, str], list[Report]] = {}
     for row in database.rows(held):
         reports.setdefault((row[0], row[1]), []).append(Report.from_json(row.report))
-    query = select(rate_pools).where(used).order_by(*(rate_pools.c[name] for name in key))
+    query = select(rate_pools).where(used).order_by(*(rate_pools.c[name] for name in names))
     found = []
     for row in database.rows(query):
-        pool = Pool.from_json(row.pool)
+        key, pool = PoolKey(row.organisation, row.model_group), Pool.from_json(row.pool)
         mine = reports.get((row.organisation, row.model_group), [])
         demands = [demand for report in mine for demand in report.demands]
         if pool.is_limited:
@@ -46,7 +46,10 @@ def pools(database: Database, now: float) -> list[PoolSummary]:
                     "organization": row.organisation or None,
                     "group": row.model_group,
                     "limits": {
-                        kind: {"limit": bucket.limit, "left": max(0.0, bucket.level(now))}
+                        kind: {
+                            "limit": minute_limit(key, bucket),
+                            "left": max(0.0, bucket.level(now)),
+                        }
                         for kind, bucket in pool.buckets.items()
                     },
                     "concurrency": pool.concurrency,

@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 
 from runner.core.entries import ModelCallFailed, ModelReplied, SummaryReplied, ToolFinished
 from runner.core.fold import Applied
-from runner.core.rate_limits import PoolKey, Shared
+from runner.core.rate_limits import PoolKey, Shared, minute_limit
 from runner.core.run import Ended, Lease, Outcome
 from runner.errors import RunnerError, UsageError
 from runner.ports import Claimed, NoOutcome, Observer, Stored
@@ -141,7 +141,7 @@ class Metrics(Observer):
     def governed(self, key: PoolKey, shared: Shared, waiting: int) -> None:
         labels, pool = (key.organisation, key.group), shared.pool
         for kind, bucket in pool.buckets.items():
-            self._limit.labels(*labels, kind).set(bucket.limit)
+            self._limit.labels(*labels, kind).set(minute_limit(key, bucket))
             self._left.labels(*labels, kind).set(bucket.level(bucket.at))
         limited = math.inf if pool.concurrency is None else pool.concurrency
         self._concurrency.labels(*labels).set(limited)
