@@ -66,6 +66,7 @@ class ToolResult:
     outcome: Note
     content: Any
     whole_bytes: int | None = None  # length of the stored output where that is longer
+    original: str | None = None  # the text that a hook replaced by this content
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +401,8 @@ class _Composer:
                 words = filter(None, (call["state"], took, contained))
                 outcome = Note(", ".join(words), humanize.TONES.get(call["state"], "bad"))
                 shown = content.get("content", "")
-                return ToolResult(call["id"], cell(call["name"]), outcome, shown, call["size"])
+                more = (call["size"], call["original"])
+                return ToolResult(call["id"], cell(call["name"]), outcome, shown, *more)
             case kind:
                 return OtherBlock(cell(kind), content)
 

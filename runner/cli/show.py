@@ -257,6 +257,8 @@ def _say_call(call: dict[str, Any]) -> None:
         inputs[f"ran with this input instead, {by}"] = approval["edited_input"]
     for heading, value in inputs.items():
         say(f"\n{heading}:\n{json.dumps(value, indent=2, ensure_ascii=False)}")
+    if call["original"] is not None:
+        say(f"\nthe model was shown this instead, by a hook:\n{transcript.text_of(call['result'])}")
     if call["output"] is not None:
         say(f"\noutput:\n{transcript.text_of(call['output'])}")
 

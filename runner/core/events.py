@@ -298,6 +298,7 @@ def _of_hook(state: RunState, entry: entries.HookEntry, after: RunState) -> Iter
         "outcome": answer.outcome,
         "duration": round(result.duration, 4),
         "updated": result.updated_input is not None,
+        "replaced": result.updated_output is not None,
         "context": bool(answer.context),
         "stops": answer.stops,
     }

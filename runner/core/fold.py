@@ -21,7 +21,7 @@ from runner.core.context import (
     tokens_of,
 )
 from runner.core.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG, Entry
-from runner.core.hook_decisions import decided_at, end_turns, hooks_of
+from runner.core.hook_decisions import decided_at, end_turns, hooks_of, replaced
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
@@ -396,10 +396,31 @@ def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
         return state
     if entry.snapshot is not None:
         state = replace(state, files=replace(state.files, tree=entry.snapshot))
+    if entry.result.updated_output is not None and run.index is not None:
+        state = _replaced(state, state.calls[run.index], entry.result.updated_output)
     if (updated := entry.result.updated_input) is None:
         return state
     # With another input, the call's paths are resolved again before it is decided.
     return _calls(state, [run.index], updated_input=updated, tool_context=None)
+
+
+def _replaced(state: RunState, call: Call, text: str) -> RunState:
+    """Return the state after a hook gave the model another text for a result."""
+    before, (block, original) = call.result, replaced(call, text)
+    state = _calls(state, [call.index], result=block, original=original)
+    return _less(_appended(state, [block]), before)
+
+
+def _less(state: RunState, block: conversation.Block | None) -> RunState:
+    """Return the state without a block that was counted in its context."""
+    text, context = conversation.content_text(block or {}), state.context
+    tokens = estimate_text(text, state.spec.context.chars_per_token)
+    return _context(
+        state,
+        appended_bytes=context.appended_bytes - conversation.text_bytes(text),
+        estimate=context.estimate - tokens,
+        estimate_since=context.estimate_since - tokens,
+    )
 
 
 def _instructed(state: RunState, system: str | None) -> RunState:

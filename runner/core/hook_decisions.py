@@ -263,6 +263,16 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
     return told
 
 
+def replaced(call: Call, text: str) -> tuple[Block, str]:
+    """Return a call's result with another text, and the text that the call itself had. What the model
+    is told first of a changed input stays."""
+    assert call.result is not None, "a hook looks at a call that has its result"
+    content = call.result["content"]
+    told = "".join(content.partition(EDIT_TOLD)[:2]) if call.input_to_run != call.input else ""
+    original = content if call.original is None else call.original
+    return {**call.result, "content": told + text}, original
+
+
 def in_folder(told: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return a payload with absolute paths where the model gave relative ones: Claude Code's file tools
     take no others, and scripts look for ``/tests/`` in them."""

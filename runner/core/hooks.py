@@ -90,6 +90,7 @@ class HookAnswer:
 class HookResult:
     answer: HookAnswer
     updated_input: Mapping[str, Any] | None = None  # what it changed the call's input to
+    updated_output: str | None = None  # what the model is shown in place of the call's result
     output: str = ""  # its output, truncated
     errors: str = ""
     exit_code: int | None = None
@@ -118,6 +119,7 @@ OBJECTS = 2  # the exit code
 # How the reason of a failure begins that only the operator reads whole: the model did not send it.
 UNUSABLE_INPUT = "updatedInput is not "
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
+MOST_OUTPUT_CHARACTERS = 50_000  # of a result, as of any tool's
 MOST_JSON_BYTES = 1_000_000
 
 _Decisions = Mapping[str, HookDecision | None]
@@ -158,14 +160,15 @@ class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who 
 
 def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
     """Return the result of a hook from its exit code and output."""
-    updated = None
+    updated, output = None, None
     try:
-        answer, updated = _answer(event, said, timeout)
+        answer, updated, output = _answer(event, said, timeout)
     except _Unfit as unfit:
         answer = HookAnswer("failed", reason=str(unfit))
     return HookResult(
         answer,
         updated,
+        updated_output=output,
         output=_shown(said.output),
         errors=_shown(said.errors),
         exit_code=said.exit_code if said.end == "exited" else None,
@@ -176,26 +179,30 @@ def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
     )
 
 
-# A hook's answer, and the call's input after the hook's change.
-_Answer = tuple[HookAnswer, Mapping[str, Any] | None]
+# A hook's answer, and the call's input and its result after the hook's change.
+_Answer = tuple[HookAnswer, Mapping[str, Any] | None, str | None]
 
 
 def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
     if said.end != "exited":
         outcome, why = _NO_ANSWER[said.end]
         reason = why.format(timeout=timeout, output=_shown(said.output))
-        return HookAnswer(outcome, reason=reason), None
+        return HookAnswer(outcome, reason=reason), None, None
     if said.exit_code == OBJECTS:
         reason = _shown(said.errors).strip() or "it gave no reason"
         objection: HookDecision = "deny" if event == "PreToolUse" else "block"
-        return HookAnswer("succeeded", objection, reason), None
+        return HookAnswer("succeeded", objection, reason), None, None
     if said.exit_code:
         how = f"signal {-said.exit_code}" if said.exit_code < 0 else f"exit code {said.exit_code}"
-        return HookAnswer("failed", reason=f"{how} {_shown(said.errors).strip()}".strip()), None
+        return (
+            HookAnswer("failed", reason=f"{how} {_shown(said.errors).strip()}".strip()),
+            None,
+            None,
+        )
     if not said.output.lstrip().startswith(b"{"):
         # As Claude Code does with the output of a SessionStart hook.
         context = _shown(said.output).strip() if event == "RunStart" else ""
-        return HookAnswer("succeeded", context=context), None
+        return HookAnswer("succeeded", context=context), None, None
     if said.cut or len(said.output) > MOST_JSON_BYTES:
         raise _Unfit(f"it printed more than the {MOST_JSON_BYTES:,} bytes that an answer can have")
     try:
@@ -216,7 +223,7 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
     goes_on = data.get("continue")
     if not (goes_on is None or isinstance(goes_on, bool)):
         raise _Unfit("continue is neither true nor false")
-    updated, reason = None, _text(data, "reason")
+    updated, output, reason = None, None, _text(data, "reason")
     if event == "PreToolUse":
         decision = _known(specific, "permissionDecision", _PERMISSIONS)
         old, old_reason = _known(data, "decision", _OLD_PERMISSIONS), reason
@@ -226,6 +233,8 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
         updated = specific.get("updatedInput")
     else:
         decision = _known(data, "decision", _BLOCKS)
+    if event == "PostToolUse":
+        output = _output(specific.get("updatedToolOutput"))
     stops = goes_on is False
     if stops:
         reason = _text(data, "stopReason") or reason
@@ -233,7 +242,17 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
         sent = _cut(plain(json.dumps(updated, ensure_ascii=False)))
         raise _Unfit(f"{UNUSABLE_INPUT}an object; it sent {sent}")
     context = _text(specific, "additionalContext")
-    return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
+    return HookAnswer("succeeded", decision, reason, context, stops=stops), updated, output
+
+
+def _output(given: Any) -> str | None:
+    """Return the text that the model is shown in place of a result; anything but a text as JSON."""
+    if given is None:
+        return None
+    text = plain(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+    if len(text) > MOST_OUTPUT_CHARACTERS:
+        raise _Unfit(f"updatedToolOutput has more than {MOST_OUTPUT_CHARACTERS:,} characters")
+    return text
 
 
 def _system_message(said: Said) -> str:

@@ -48,6 +48,7 @@ class Call:
     outcome: ToolOutcome | None = None  # of the result
     details: Mapping[str, Any] | None = None  # of the result, in a job with hooks
     updated_input: Mapping[str, Any] | None = None  # what a hook changed the input to
+    original: str | None = None  # the result's text before a hook replaced it
 
     @property
     def input_to_run(self) -> Any:

@@ -175,12 +175,13 @@ def show_call(database: Database, call_id: str) -> dict[str, Any]:
         asks = select(blocks.c.content).where(key.of(tool_calls), CALL_BLOCKS)
         asked = asks.order_by(blocks.c.position).offset(key.position).limit(1)
         kept, result = _output(connection, key)
+        whole = result if row.original is None else row.original
         return {
             **_with_id(row),
             "input": (connection.execute(asked).scalar() or {}).get("input"),
             "result": result,
             "label": call_labels(connection, [key.run_id])[key.run_id, row.turn, key.position],
-            "output": result if kept is None else kept.decode(errors="replace"),
+            "output": whole if kept is None else kept.decode(errors="replace"),
         }
 
     return database.read(work)

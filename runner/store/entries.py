@@ -17,7 +17,7 @@ from runner.core.context import Compaction
 from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
 from runner.core.events import INPUT_SUMMARY_LENGTH, events_of, summarise_input
 from runner.core.fold import Applied
-from runner.core.hook_decisions import asks, name_of
+from runner.core.hook_decisions import asks, name_of, replaced
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.state import Call, RunState
 from runner.core.text import shorten, visible
@@ -345,6 +345,10 @@ class Rows:
         (run,) = (run for run in state.hooks.runs if run.number == entry.number)
         if result.updated_input is not None and run.index is not None:
             self._change_call(state, run.index, updated_input=result.updated_input)
+        if result.updated_output is not None and run.index is not None:
+            block, original = replaced(state.calls[run.index], result.updated_output)
+            self._change_call(state, run.index, original=original)
+            self._change(tables.blocks, len(state.messages), run.index, content=block)
         self._note_result()
 
     def _verify(

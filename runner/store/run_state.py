@@ -100,6 +100,7 @@ def load_conversation(
                 outcome=row.outcome,
                 details=row.details,
                 updated_input=row.updated_input,
+                original=row.original,
             )
             for row, use in zip(rows, uses, strict=True)
         )

@@ -471,6 +471,7 @@ tool_calls = _table_of_run(
     Column("tree_after", Text),
     Column("asked_again", Boolean, nullable=False, server_default="0"),  # its outcome is unknown
     Column("updated_input", JSON(none_as_null=True)),  # as a hook changed it
+    Column("original", Text),  # its result's text before a hook replaced it for the model
     Column("containment", Text),  # what contained its processes; NULL: it started none
     # The details that its tool gave beside the result, in a job with hooks.
     Column("details", JSON(none_as_null=True)),

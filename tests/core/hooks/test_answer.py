@@ -176,3 +176,15 @@ def test_a_stored_hook_is_read_back_as_it_was():
 )
 def test_a_message_for_people_is_read(printed, code, message):
     assert answered("PreToolUse", printed, code=code).message == message
+
+
+def test_only_a_hook_after_a_call_replaces_its_result():
+    def replacing(given):
+        return {"hookSpecificOutput": {"updatedToolOutput": given}}
+
+    assert answered("PostToolUse", replacing("a\x1b[31m")).updated_output == "a\\x1b[31m"
+    assert answered("PostToolUse", replacing({"a": [1]})).updated_output == '{"a": [1]}'
+    assert answered("PostToolUse", replacing(None)).updated_output is None
+    assert answered("PreToolUse", replacing("a")).updated_output is None
+    long = answered("PostToolUse", replacing("x" * 50_001))
+    assert (long.answer.outcome, long.updated_output) == ("failed", None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from runner.core.commands import Reply, Target
 from runner.core.hooks import Hook
@@ -14,6 +16,7 @@ from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.permissions import Rule
 from runner.store.fork import fork
 from runner.store.retry import retry
+from runner.store.tables import runs, tool_calls
 from runner.tools.registry import resolve_tools
 from tests.engine.hooks.bench import TOLD, Bench, bash, function, says, telling, texts
 from tests.engine.test_asking import DONE, reply, write
@@ -266,3 +269,36 @@ def test_a_fork_runs_no_hook_for_what_it_has_copied(bench: Bench) -> None:
         ("TurnEnd", 2),
     ]
     bench.check_requests()
+
+
+def replaces(text: Any) -> Hook:
+    more = {"hookEventName": "PostToolUse", "updatedToolOutput": text}
+    return says("PostToolUse", {"hookSpecificOutput": more})
+
+
+def test_what_a_hook_puts_in_the_place_of_a_result_is_what_the_model_sees(bench: Bench) -> None:
+    hooks = [telling("PostToolUse"), replaces({"secret": None}), replaces("first")]
+    lease = bench.run_with(hooks, bash("echo hunter2"))
+    assert bench.work(lease) == SUCCEEDED
+    (result,) = bench.model.results
+    assert result == '{"secret": null}'
+    told = bench.told[-1]  # hooks run in reverse order, and each sees what is there by then
+    assert told["tool_response"]["content"] == '{"secret": null}'
+    query = select(tool_calls.c.original)
+    assert bench.database.read(lambda connection: connection.execute(query).scalar()) == "hunter2\n"
+    assert "hunter2" not in str(bench.model.requests[-1].messages[2:])
+    assert [each["replaced"] for each in bench.happened("hook_finished")] == [True, True, False]
+    bench.check_requests()
+
+
+@pytest.mark.slow
+def test_a_replaced_result_counts_in_the_context_as_it_is_sent(bench: Bench) -> None:
+    def estimate(*hooks: Hook) -> int:
+        lease = bench.run_with(hooks, bash("seq 1000"))
+        bench.work(lease)
+        query = select(runs.c.progress).where(runs.c.id == lease.run_id)
+        progress = bench.database.read(lambda connection: connection.execute(query).scalar())
+        return int(progress["context"]["estimate"])
+
+    saved = estimate() - estimate(replaces("much"))
+    assert saved == pytest.approx((4_893 - 4) / 4, abs=3)  # JSON has each line's end as two
