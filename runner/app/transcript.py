@@ -221,22 +221,27 @@ def transcript_of(
 
 
 def _told_once(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield parts, a verification without its output where the next message tells that to the model."""
-    held: Verification | None = None
+    """Yield parts; the message that tells the model of a failed verification without its output."""
+    last: Part | None = None
     for part in parts:
-        if held is not None:
-            yield replace(held, output="") if _tells(part, held.output) else held
-        held = part if isinstance(part, Verification) and part.output else None
-        if held is None:
-            yield part
-    if held is not None:
-        yield held
+        if isinstance(last, Verification) and isinstance(part, Message) and part.role == "user":
+            pieces = tuple(_without_output(piece, last) for piece in part.pieces)
+            last = replace(part, pieces=pieces)
+        else:
+            last = part
+        yield last
 
 
-def _tells(part: Part, output: str) -> bool:
-    last = output.rstrip().rpartition("\n")[2]
-    said = part.pieces if isinstance(part, Message) and part.role == "user" else ()
-    return any(isinstance(piece, Text) and last in piece.text for piece in said)
+def _without_output(piece: Piece, verification: Verification) -> Piece:
+    end = verification.output.rstrip().rpartition("\n")[2]
+    if not end or not isinstance(piece, Text) or end not in piece.text:
+        return piece
+    words, sign, _ = piece.text.partition("\n\n$ ")
+    return (
+        replace(piece, text=f"{words}\n\n[see verification {verification.number}]")
+        if sign
+        else piece
+    )
 
 
 def _changes_of(app: App, run: Mapping[str, Any]) -> Iterator[Changes]:

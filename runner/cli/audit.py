@@ -78,7 +78,6 @@ def say_rows(rows: Rows, format: str) -> None:
                 [column.name.replace("_", " ") for column in columns],
                 ([_cut(shown(column, row[column.name])) for column in columns] for row in rows),
                 numbers=[at for at, column in enumerate(columns) if column.kind in _NUMBERS],
-                empty="nothing of that kind is in the record: widen the filters, if there are any",
             )
         case "json":
             between = "[\n"

@@ -83,7 +83,7 @@ _COMMANDS = {
     },
 }
 _COMPLETE = "_RUNNER_COMPLETE"
-_COMPLETION_SECONDS = 2
+_COMPLETION_SECONDS = 5
 
 
 class _Commands(UserDict[str, Any]):

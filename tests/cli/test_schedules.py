@@ -39,18 +39,19 @@ def test_a_schedule_is_added_listed_paused_and_removed(
     schedule_id = added.out.strip()
     assert (added.code, schedule_id[:4]) == (0, "sch_")
     (found,) = command("schedule", "list", "--json").json
-    first_at = moment(found["next_at"])
+    next_at = datetime.fromisoformat(found["next_at"]).timestamp()
+    first_at = moment(next_at)
     assert added.err.endswith(f"\nfirst at {first_at}, if a worker is running then\n")
     assert (found["id"], found["name"], found["cron"]) == (schedule_id, "nightly", "0 22 * * 1-5")
     assert (found["zone"], found["paused_at"], found["fired_at"]) == ("Europe/Berlin", None, None)
     listed = command("schedule", "list").out
     assert schedule_id[-8:] in listed
-    assert moment(found["next_at"]) in listed
+    assert moment(next_at) in listed
     paused = command("schedule", "pause", schedule_id[-6:])
     assert paused.out == f"{schedule_id} (nightly): paused\n"
     assert "  paused" in command("schedule", "list").out
     resumed = command("schedule", "resume", schedule_id)
-    assert resumed.out == f"{schedule_id} (nightly): next at {moment(found['next_at'])}\n"
+    assert resumed.out == f"{schedule_id} (nightly): next at {moment(next_at)}\n"
     removed = command("schedule", "rm", schedule_id)
     assert removed.out == f"{schedule_id} (nightly): removed\n"
     assert command("schedule", "list", "--json").json == []
