@@ -8,7 +8,7 @@ ready := .venv/.ready
 long := tests/crash tests/lifecycle
 short := tests --ignore tests/crash --ignore tests/lifecycle
 
-.PHONY: demo docs test test-rest test-all check collected format sweep fuzz compose-test bench size requirements clean
+.PHONY: demo docs test test-rest test-all test-web check collected format sweep fuzz compose-test bench size requirements clean
 
 demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
@@ -30,6 +30,10 @@ test-all: $(ready)
 	seed=$$(date +%s); echo "examples from --hypothesis-seed=$$seed"; \
 		$(BIN)/pytest -q -n 6 --dist worksteal --hypothesis-seed=$$seed
 	$(MAKE) --no-print-directory sweep
+
+# The pages in Debian's Chromium, with screenshots of all in build/web.
+test-web: $(ready)
+	$(BIN)/pytest -q -n 2 tests/web/test_chromium.py -k "not postgresql"
 
 # Compiles the tests on the core that mypy leaves idle; else each of the six processes would.
 collected: $(ready)

@@ -1,0 +1,230 @@
+"""The pages as people use them, in Debian's Chromium. ``make test-web`` keeps the screenshots in
+``build/web``; without Chromium these tests are skipped, with the reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.core.commands import Target
+from runner.core.run import Author
+from runner.store.control import cancel
+from runner.store.database import Database
+from tests.cli.questions import ask, submit_runs
+from tests.store.attempts import claim, run_row, text
+from tests.store.audit.played import bash, play, submit, turn
+from tests.web.conftest import Site
+from tests.web.hostile import hostile_record
+
+SHOTS = Path("build/web")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SIZES = (500, 1280)
+
+pytestmark = [
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium is installed: apt-get install chromium"
+    ),
+    pytest.mark.timeout(300),
+    # Playwright's own threads and pipes are still there when its tests end.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # In a container the shared memory is small.
+        options = ["--disable-dev-shm-usage", "--disable-gpu"]
+        options += ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(site: Site, chromium: Any) -> Iterator[Open]:
+    """Opens a page in a browser of its own, which is logged in. No page may log an error."""
+    contexts: list[Any] = []
+    said: list[str] = []
+
+    def open_one(path: str, width: int = 1280, **options: Any) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        name, _, value = site.browser().cookie.partition("=")
+        context.add_cookies([{"name": name, "value": value, "url": site.origin}])
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(f"a dialog: {dialog.message}"))
+        page.set_default_timeout(20_000)
+        page.goto(f"{site.origin}{path}")
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def test_the_keyboard_alone_answers_what_waits(open_page: Open, database: Database) -> None:
+    runs = submit_runs(database, "a.py", "b.py", "c.py")
+    for run_id, command in zip(runs, ("uv lock", "uv sync", "uv add x"), strict=True):
+        ask(database, run_id, command)
+    page = open_page("/inbox")
+    page.keyboard.press("j")
+    page.keyboard.press("y")
+    page.get_by_text("1 call approved").wait_for()
+    page.keyboard.press("n")
+    page.keyboard.type("Not today.")
+    page.keyboard.press("Enter")
+    page.get_by_text("1 call denied").wait_for()
+    page.keyboard.press("e")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("uv add y")
+    page.keyboard.press("Escape")
+    page.keyboard.press("y")
+    page.get_by_text("Nothing waits for you").wait_for()
+    assert {run_row(database, run_id).state for run_id in runs} == {"queued"}
+
+
+@pytest.mark.slow
+def test_two_browsers_on_one_approval_are_one_answer(open_page: Open, database: Database) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    ask(database, run_id)
+    first, second = open_page("/inbox"), open_page("/inbox")
+    # The second one does not see what happens meanwhile.
+    second.evaluate("document.querySelector('#inbox').removeAttribute('data-live')")
+    first.get_by_role("button", name="Approve").click()
+    first.get_by_text("1 call approved").wait_for()
+    second.get_by_role("button", name="Deny").click()
+    second.get_by_text("nothing was changed").wait_for()
+
+
+@pytest.mark.slow
+def test_a_run_grows_before_the_reader_s_eyes(open_page: Open, database: Database) -> None:
+    job = submit(database, "a.py")
+    attempt = turn(claim(database, job.runs[0]), *bash("ls -l one"))
+    page = open_page(f"/runs/{job.runs[0]}")
+    page.locator("details.call").first.locator("summary").click()
+    for number in range(3):
+        turn(attempt, *bash(f"ls -l more-{number}"))
+        page.get_by_text(f"ls -l more-{number}").first.wait_for()
+    attempt.reply(text("All is done."))
+    page.get_by_text("All is done.").wait_for()
+    assert page.locator("#turn-1 details[open]").count() == 1  # stays as the reader left it
+    assert "succeeded" in page.locator("#run-state").inner_text()
+
+
+@pytest.mark.slow
+def test_a_page_that_was_hidden_catches_up(open_page: Open, database: Database) -> None:
+    runs = submit_runs(database, "a.py", "b.py")
+    job_id = run_row(database, runs[0]).job_id
+    page = open_page(f"/jobs/{job_id}")
+    page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    cancel(database, Target("run", runs[0]), time.time(), author=Author("ada"))
+    page.wait_for_timeout(1_800)
+    assert page.locator("#runs .chip", has_text="cancelled").count() == 0
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.locator("#runs .chip", has_text="cancelled").wait_for()
+
+
+@pytest.mark.slow
+def test_older_turns_come_when_the_reader_scrolls(open_page: Open, database: Database) -> None:
+    job = submit(database, "a.py")
+    attempt = claim(database, job.runs[0])
+    for number in range(40):
+        turn(attempt, *bash(f"ls -l {number}"))
+    page = open_page(f"/runs/{job.runs[0]}")
+    while page.locator("#older").count():
+        page.mouse.wheel(0, 5_000)
+        page.wait_for_timeout(100)
+    ids = page.locator("#turns > .turn").evaluate_all("all => all.map((each) => each.id)")
+    assert ids == [f"turn-{number}" for number in range(40, -1, -1)]
+
+
+@pytest.mark.slow
+def test_everything_but_live_updates_works_without_scripts(
+    open_page: Open, database: Database
+) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    ask(database, run_id)
+    page = open_page("/inbox", java_script_enabled=False)
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_text("1 call approved").wait_for()
+    page.goto(f"{page.url.rsplit('/', 1)[0]}/runs/{run_id}")
+    page.get_by_text("Act on this run").click()
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("a.py: paused").wait_for()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", SIZES)
+def test_every_screen_fits_and_reads_well(
+    open_page: Open, database: Database, width: int, scheme: str
+) -> None:
+    """No page is wider than its window, and text has the contrast of WCAG AA."""
+    job, record = play(database), hostile_record(database)
+    paths = {
+        "jobs": "/",
+        "job": f"/jobs/{job.id}",
+        "failures": f"/jobs/{job.id}/charts",
+        "report": f"/jobs/{job.id}/report",
+        "confirm": f"/jobs/{job.id}/all?action=cancel",
+        "run": f"/runs/{job.runs[0]}",
+        "events": f"/runs/{job.runs[0]}/events",
+        "costs": f"/runs/{job.runs[0]}/costs",
+        "hostile": f"/runs/{record.run}",
+        "inbox": "/inbox",
+        "search": "/search?q=push",
+        "audit": "/audit",
+        "decisions": "/audit/decisions?each=1",
+        "sql": "/sql?q=SELECT+state+FROM+v_runs",
+    }
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    for name, path in paths.items():
+        page = open_page(path, width, color_scheme=scheme)
+        page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
+        wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert wide <= 0, (name, wide)
+        assert page.evaluate(_POOR_CONTRAST) == [], name
+        page.context.close()
+
+
+# The texts whose contrast with the ground behind them is below 4.5 (https://www.w3.org/TR/WCAG22/#contrast-minimum).
+_POOR_CONTRAST = """() => {
+  const channels = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = channels(getComputedStyle(e).backgroundColor);
+      if (found.length < 4 || found[3] === 1) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("main *, .top a")) {
+    const style = getComputedStyle(element);
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || style.visibility !== "visible" || !element.offsetParent) continue;
+    if (element.closest(".control, :disabled")) continue;
+    const [a, b] = [light(channels(style.color)), light(ground(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const words = element.textContent.slice(0, 30);
+    if (ratio < 4.5) poor.push(`${element.className} ${words} ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(poor)].slice(0, 5);
+}"""
