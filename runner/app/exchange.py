@@ -23,7 +23,7 @@ from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
 from runner.exchange.session_files import session_files, session_of, sessions_in, whole_lines
 from runner.exchange.session_lines import as_ascii
-from runner.exchange.sessions import UnreadableLineError
+from runner.exchange.sessions import EmptySessionError, UnreadableLineError
 from runner.queries.names import Found
 from runner.queries.transcript import api_messages, show_run
 from runner.store import exports
@@ -48,11 +48,14 @@ def import_file(
     format: ImportFormat | None,
     author: Author,
     path: Path | None = None,
+    *,
+    skips_empty: bool = False,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Import the runs of Runner's export or of a Claude Code session; the default format is that of
     the first line. The file is read twice; ``source`` names it in messages, and beside ``path`` are the
-    files of the session's agents. Return the result for each run, and True if an incomplete last line
-    was left out. Raises ``UsageError``, with nothing stored, for a bad line or format."""
+    files of the session's agents; ``skips_empty`` passes over a session in which nothing was said.
+    Return the result for each run, and True if an incomplete last line was left out. Raises
+    ``UsageError``, with nothing stored, for a bad line or format."""
     now = app.now()
     if path is not None and path.name.startswith("agent-") and (session := session_of(path)):
         with session.open("rb") as of_session:  # it comes with its session
@@ -79,7 +82,9 @@ def import_file(
             else f"{error.file}, line {error.number}"
         )
         raise UsageError(f"{where}: {error}; nothing was imported") from error
-    except ValueError as error:
+    except EmptySessionError as error:
+        if skips_empty:
+            return [], is_torn
         raise UsageError(f"{source}: {error}; nothing was imported") from error
     return [asdict(each) for each in runs], is_torn
 

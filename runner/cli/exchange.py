@@ -79,7 +79,7 @@ def import_(
             found = exchange.files_in(Path(name))
             with _progress(len(found)) as advance:
                 for path in found:
-                    done.add(app, str(path), shape, author)
+                    done.add(app, str(path), shape, author, in_folder=True)
                     advance()
             done.has_folders = True
     if as_json:
@@ -98,13 +98,21 @@ class _Imported:
         self.has_folders = False
 
     def add(
-        self, app: handle.App, name: str, shape: exchange.ImportFormat | None, author: Author
+        self,
+        app: handle.App,
+        name: str,
+        shape: exchange.ImportFormat | None,
+        author: Author,
+        *,
+        in_folder: bool = False,
     ) -> None:
         source = "stdin" if name == _STDIN else name
         path = None if name == _STDIN else Path(name)
         try:
             with _opened(name) as file:
-                imported, is_torn = exchange.import_file(app, file, source, shape, author, path)
+                imported, is_torn = exchange.import_file(
+                    app, file, source, shape, author, path, skips_empty=in_folder
+                )
         except UsageError as error:
             refuse(error)
             self.refused.append({"file": name, "why": str(error)})

@@ -27,6 +27,10 @@ _AGENT_TOOLS = ("Agent", "Task")
 _AGENT_FILE = re.compile(r"agent-(.+)\.(?:jsonl|meta\.json)")
 
 
+class EmptySessionError(ValueError):
+    """Nothing was said in a session."""
+
+
 class UnreadableLineError(ValueError):
     """A line of a file that cannot be read."""
 
@@ -37,7 +41,7 @@ class UnreadableLineError(ValueError):
 
 class Session:
     """A session as its files have it. ``modified`` is when the file was changed, for lines without a
-    time. Raises ``UnreadableLineError``, or ``ValueError`` if nothing was said."""
+    time. Raises ``UnreadableLineError`` or ``EmptySessionError``."""
 
     def __init__(self, files: Files, modified: float = 0.0) -> None:
         lines = {
@@ -75,7 +79,7 @@ class Session:
                     self._agents.setdefault(agent, Conversation(agent, texts)).add(line)
         self._agents = {name: one for name, one in self._agents.items() if one.messages}
         if not (self._main.messages or self._agents):
-            raise ValueError("nothing was said in the session")
+            raise EmptySessionError("nothing was said in the session")
         title = next((visible(titles[kind]) for kind in reversed(_TITLES) if kind in titles), None)
         known = (one.last("sessionId") or one.first("uuid") for one in self._conversations)
         self.id = visible(next(filter(None, known), ""))

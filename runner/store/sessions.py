@@ -59,8 +59,8 @@ def import_session(
     database: Database, files: Files, source: str, author: Author, now: float, modified: float = 0.0
 ) -> list[ImportedSession]:
     """Store the runs of a session in one transaction. A session that the database has stays; lines
-    that it lacks are added. Raises ``UnreachableError``, ``UnreadableLineError``, ``ValueError`` if nothing
-    was said in it, and ``UsageError`` if the database has other lines of it; nothing was stored."""
+    that it lacks are added. Raises ``UnreachableError``, ``UnreadableLineError``, ``EmptySessionError``,
+    and ``UsageError`` if the database has other lines of it; nothing was stored."""
     digest = _digest(files)
     if there := database.read(
         lambda connection: _there(connection, sessions.c.files_digest == digest)

@@ -199,6 +199,8 @@ def test_a_folder_is_imported_with_a_line_for_each_project(
     agents.mkdir(parents=True)
     for name in filter(None, files):
         (agents / name).write_bytes(b"\n".join(files[name]) + b"\n")
+    # A session in which nothing was said is passed over.
+    (projects / "one" / "empty.jsonl").write_text('{"type":"summary","summary":"x"}\n')
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(folder / "config"))
     said = command("import", "--all")
     assert said.code == 0
