@@ -178,8 +178,9 @@ def choose_lane(
 
 
 def may_begin(state: RunState, now: float) -> bool:
-    """True if the job lets model calls begin now."""
-    is_past = state.finish_by is not None and state.finish_by <= now
+    """True if the job and the run's deadline let model calls begin now."""
+    ends = (state.finish_by, state.ends_at)
+    is_past = any(at is not None and at <= now for at in ends)
     return not is_past and state.spec.times.next_start(now) is None
 
 

@@ -73,10 +73,11 @@ class Collector:
                 continue
             except UnreachableError as error:
                 self.outage.failed(error)
-            except ModelCallError as error:
-                if str(error) != said:
-                    logger.warning("batches wait: %s", error)
-                said, wait = str(error), _ERROR_SECONDS
+            except Exception as error:  # any error: what calls the API one by one goes on
+                known = isinstance(error, ModelCallError)
+                if repr(error) != said:
+                    logger.warning("batches wait: %s", error, exc_info=not known)
+                said, wait = repr(error), _ERROR_SECONDS
 
     def collect(self) -> None:
         """One pass. Raises ``UnreachableError``, and ``ModelCallError`` if the API does not answer."""
@@ -87,14 +88,29 @@ class Collector:
             self._account = self.api().organization()
         if not self._collects(self._account):
             return
-        for batch in store.open_batches(self.database, self._account):
-            self._keep()
-            now = self.clock.now()
-            if batch.next_check(now) <= now:
-                (self._find if batch.api_id is None else self._check)(batch, now)
+        failed = self._attend(self._account)
         if self.clock.now() >= self._sends_from:
             self._send(self._account)
         store.wake(self.database, self.clock.now())
+        if failed is not None:
+            raise failed
+
+    def _attend(self, account: str) -> ModelCallError | None:
+        """Look after the batches that are due for it, and return the last error of one: it does not hold
+        up the others. Raises ``ModelCallError`` if the API is out of reach."""
+        failed = None
+        for batch in store.open_batches(self.database, account):
+            self._keep()
+            now = self.clock.now()
+            if batch.next_check(now) > now:
+                continue
+            try:
+                (self._find if batch.api_id is None else self._check)(batch, now)
+            except ModelCallError as error:
+                if error.status is None:
+                    raise
+                failed = error
+        return failed
 
     def _collects(self, account: str) -> bool:
         return store.collect(self.database, account, self.worker_id, self.clock.now())

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from runner.core.budget import Budget
+from runner.core.budget import Budget, Limits
 from runner.core.commands import Target
 from runner.core.run import RUNNER
 from runner.core.spec import Patience
 from runner.core.times import Moment, Times
-from runner.errors import WorkspaceError
+from runner.errors import ModelCallError, WorkspaceError
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.sql.ask import store_prices
@@ -230,6 +230,29 @@ def test_a_call_that_waits_past_the_window_of_its_job_is_not_sent(office: Office
     move_finish_by(office.database, job, later, office.clock.now(), author=RUNNER)
     office.finish()
     assert office.states() == ALL_SUCCEEDED
+
+
+def test_a_run_whose_deadline_passes_while_its_call_waits_is_stopped(office: Office) -> None:
+    office.submit(COUNT, limits=Limits(deadline=30.0))
+    office.work()
+    office.clock.turn(40.0)
+    office.round()
+    office.work()
+    assert office.server.shelf.batches == {}
+    assert office.states() == {"stopped deadline": COUNT}
+
+
+def test_a_batch_that_the_api_does_not_find_holds_up_no_other(office: Office) -> None:
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    (gone,) = office.server.shelf.batches
+    del office.server.shelf.batches[gone]
+    office.submit(COUNT, name="another")
+    office.work()
+    office.clock.turn(60.0)
+    with pytest.raises(ModelCallError, match="not found"):
+        office.collector().collect()
+    assert [api_id for (api_id,) in office.batches("api_id")] == [gone, "msgbatch_000001"]
 
 
 def test_calls_that_wait_go_one_by_one_when_the_lane_of_their_job_changes(office: Office) -> None:
