@@ -75,7 +75,7 @@ def morning(database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         "pid": 4211,
     }
     times = {"started_at": NOW - 60, "lease_expires_at": NOW + 3610}
-    row = {**worker, **times, "slots": 16, "version": "0.1.0/r11"}
+    row = {**worker, **times, "slots": 16, "version": "1.2.3/r01"}
     database.write(lambda connection: connection.execute(insert(workers).values(row)))
 
 
