@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,11 +17,11 @@ from runner.core.conversation import Tool, ToolResult
 from runner.core.mcp import McpServer
 from runner.core.run import Ended, Lease
 from runner.core.sandbox import Sandbox
-from runner.errors import Interrupted
+from runner.errors import HostLacks, Interrupted
 from runner.permissions import Decision, digest_of
 from runner.permissions.decisions import Authorization
 from runner.ports import Claimed, Interrupt, ToolCall
-from runner.tools.mcp import list_tools
+from runner.tools.mcp import MISSING, list_tools
 from runner.tools.sandbox import Sandboxes
 
 from .conftest import Workbench, running, wait_until
@@ -299,3 +300,12 @@ def test_published_servers_list_and_run_their_tools(patient: Workbench) -> None:
     assert "On branch main" in status.content
     wrong = history.call("git_status", repo_path="/nowhere")
     assert wrong.outcome == "failed"
+
+
+def test_without_the_extra_a_job_is_refused_and_its_calls_are_left_to_other_hosts(
+    ours: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert list_tools([ours.server]) == {"ours": MISSING}
+    with pytest.raises(HostLacks, match="the extra mcp is not installed"):
+        ours.call("say", text="x")
