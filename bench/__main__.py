@@ -33,6 +33,7 @@ NAMES = (
     "context",
     "governor",
     "batch",
+    "web",
 )
 
 

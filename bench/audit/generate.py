@@ -92,14 +92,14 @@ def generate(
     with closing(Database(url)) as database:
         migrate.upgrade(database)
     with opened(url) as bulk:
-        maker = _Maker(bulk, random.Random(seed), blocks)
+        maker = Maker(bulk, random.Random(seed), blocks)
         while maker.blocks < blocks:
             maker.make_job()
             tell(maker.blocks)
         return Generated(maker.jobs, maker.runs, maker.blocks, maker.calls, maker.text)
 
 
-class _Maker:
+class Maker:
     def __init__(self, bulk: Bulk, chance: random.Random, blocks: int) -> None:
         self.jobs = self.runs = self.blocks = self.calls = self.text = 0
         self._bulk = bulk
@@ -176,14 +176,14 @@ class _Maker:
         submitted = {"job_id": job_id, "item_key": key, "by": "lena", "why": "nightly"}
         run.submit(prompt, submitted, open_at)
         self._bulk.add("run_items", {"run_id": run_id, "item": item})
-        self._play(run)
+        self.play(run)
         self._bulk.add("runs", _row(run, spec, key, open_at, begun))
         self.runs += 1
         self.blocks += run.blocks
         self.calls += run.calls
         self.text += run.text
 
-    def _play(self, run: Conversation) -> None:
+    def play(self, run: Conversation) -> None:
         most = self._wanted - self.blocks
         turns = max(1, min(2_000, most // 4, int(self._chance.lognormvariate(3.3, 0.9))))
         run.begin()
