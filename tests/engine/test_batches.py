@@ -144,6 +144,7 @@ def test_a_bad_request_in_a_batch_fails_its_run_alone(open_office: Opened) -> No
     assert office.states() == {"succeeded end_turn": 2, "failed invalid_request_error": 1}
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_too_long_for_the_batch_is_made_shorter_as_elsewhere(
     open_office: Opened,
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_cancelled_run_leaves_its_item_to_be_ignored(office: Office) -> None:
     assert office.database.rows(select(batch_calls).where(batch_calls.c.result.is_not(None))) == []
 
 
+@pytest.mark.slow
 def test_a_batch_that_holds_nothing_else_is_cancelled_with_its_job(office: Office) -> None:
     job = office.submit(COUNT)
     office.round(seconds=1.0)
@@ -242,6 +244,7 @@ def test_a_run_whose_deadline_passes_while_its_call_waits_is_stopped(office: Off
     assert office.states() == {"stopped deadline": COUNT}
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_api_does_not_find_holds_up_no_other(office: Office) -> None:
     office.submit(COUNT)
     office.round(seconds=1.0)
@@ -265,6 +268,7 @@ def test_calls_that_wait_go_one_by_one_when_the_lane_of_their_job_changes(office
     assert office.paid() == PAID_ONCE
 
 
+@pytest.mark.slow
 def test_auto_takes_batches_while_there_is_time_for_the_turns_left(office: Office) -> None:
     soon, late = office.clock.now() + 3600.0, office.clock.now() + 30 * 3600.0
     office.submit(COUNT, lane="auto", times=Times(finish_by=Moment("soon", "", soon)))
@@ -374,6 +378,7 @@ def test_a_wrong_adoption_is_found_at_its_end_and_the_calls_are_made_again(offic
     assert [each for each in office.paid() if each[0] != "Another."] == PAID_ONCE
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_api_refuses_for_now_is_made_later(office: Office) -> None:
     busy = Break("status", status=429, headers={"retry-after": "30"})
     office.server.shelf.faults.append(CreateFault(busy, made=False))

@@ -54,6 +54,7 @@ def test_a_reply_in_a_batch_is_what_it_would_have_been_in_a_stream(
     assert replace(batched, **known) == replace(streamed, **known)
 
 
+@pytest.mark.slow
 def test_the_list_of_batches_is_read_over_all_pages_to_a_time(
     api: AnthropicBatches, server: MessagesServer
 ) -> None:
