@@ -40,6 +40,7 @@ _Event = tuple[str, str, str]  # the kind, the id, and the data
 class _Stream:
     topic: str
     loop: asyncio.AbstractEventLoop
+    wants_text: bool  # that the model is saying
     events: asyncio.Queue[_Event | None] = field(default_factory=asyncio.Queue)
 
     def put(self, event: _Event | None) -> None:
@@ -73,7 +74,7 @@ class Hub:
                 self._looking = threading.Thread(target=self._look, name="live", daemon=True)
                 self._looking.start()
             kind, _, run_id = stream.topic.partition(":")
-            if kind == "run" and run_id not in self._listening:
+            if kind == "run" and stream.wants_text and run_id not in self._listening:
                 listening = threading.Thread(target=self._listen, args=(run_id,), daemon=True)
                 self._listening[run_id] = listening
                 listening.start()
@@ -118,7 +119,7 @@ class Hub:
         with closing(watched.texts_of(self._app, run_id)) as texts:  # type: ignore[type-var]
             for text in texts:
                 with self._lock:
-                    streams = list(self._streams.get(topic, ()))
+                    streams = [s for s in self._streams.get(topic, ()) if s.wants_text]
                     if not streams or self._closed.is_set():
                         break
                 for stream in streams if text is not None else ():
@@ -128,7 +129,8 @@ class Hub:
 
 
 async def live(hub: Hub, app: App, request: Request) -> Response:
-    """Return the stream of a page: ``topic``, and ``since`` which version of it the page shows."""
+    """Return the stream of a page: ``topic``, ``since`` which version of it the page shows, and ``text`` if
+    it shows what the model is saying."""
     if hub.count() >= _MOST_STREAMS:
         return PlainTextResponse("too many pages are open\n", 503)
     query = request.query_params
@@ -138,7 +140,7 @@ async def live(hub: Hub, app: App, request: Request) -> Response:
     except RunnerError as error:
         return PlainTextResponse(f"{error}\n", 404)
     seen = request.headers.get("last-event-id") or query.get("since", "")
-    stream = _Stream(topic, asyncio.get_running_loop())
+    stream = _Stream(topic, asyncio.get_running_loop(), wants_text="text" in query)
     version = found.get(topic, "")
     if version != seen:  # while the page slept, or was on its way
         stream.put(("changed", version, topic))

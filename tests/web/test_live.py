@@ -139,6 +139,27 @@ def test_fifty_pages_cost_one_look_at_a_time(
     assert len(looks) <= took + 2
 
 
+def test_what_the_model_is_saying_reaches_the_pages_that_show_it(
+    browser: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    listened: list[str] = []
+
+    def texts(app: App, run: str) -> Iterator[str | None]:
+        listened.append(run)
+        yield from (None, "Look: <b>", None)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(live, "texts_of", texts)
+    with opened(browser, f"run:{run_id}") as silent:
+        assert silent.event()["event"] == "changed"
+        assert listened == []  # nobody listens for a page that shows none
+        with opened(browser, f"run:{run_id}", since="x&text=1") as stream:
+            events = [stream.event(), stream.event()]
+    (said,) = [event["data"] for event in events if event["event"] == "text"]
+    assert said == '"Look: <b>"'
+
+
 def test_streams_end_with_the_server(open_site: Callable[..., Site], database: Database) -> None:
     site = open_site()
     browser = site.browser()

@@ -73,8 +73,9 @@
   function watch() {
     const { topic, since } = document.body.dataset;
     if (!topic) return;
-    const stream = new EventSource(`/live?topic=${encodeURIComponent(topic)}&since=${encodeURIComponent(since)}`);
     const speaking = byId("speaking");
+    const query = new URLSearchParams({ topic, since, ...(speaking ? { text: "1" } : {}) });
+    const stream = new EventSource(`/live?${query}`);
     stream.addEventListener("changed", () => {
       if (speaking) {
         speaking.hidden = true;
