@@ -12,7 +12,7 @@ down_revision = "r05"
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("lane", sa.Text))
-    in_batch = sa.Column("batch", sa.Boolean, nullable=False, server_default=sa.false())
+    in_batch = sa.Column("batch", sa.Boolean, nullable=False, server_default="0")
     op.add_column("model_calls", in_batch)
     op.add_column("prices", sa.Column("batch", sa.Float, nullable=False, server_default="0.5"))
     _show_in_costs()
@@ -56,7 +56,7 @@ def _add_batches() -> None:
         sa.Column("created_at", sa.Float),
         sa.Column("expires_at", sa.Float),
         sa.Column("checked_at", sa.Float, nullable=False),
-        sa.Column("adopted", sa.Boolean, nullable=False, server_default=sa.false()),
+        sa.Column("adopted", sa.Boolean, nullable=False, server_default="0"),
         sa.Column("not_ours", sa.JSON, nullable=False),
         sa.Column("cancelled_at", sa.Float),
         sa.Column("ended_at", sa.Float),

@@ -28,6 +28,7 @@ from runner.core.times import Moment, Times
 from runner.core.workspace import Instructions, Verify, Workspace
 from runner.permissions import Rule
 from runner.store import (
+    batches,
     budgets,
     caps,
     jobs,
@@ -52,7 +53,7 @@ from runner.store.sessions import import_session
 from runner.store.times import move_finish_by
 from runner.store.write_offs import write_off
 from tests.exchange.samples import usual
-from tests.store.asked import ASKING, BASH, priced, submit_budgeted
+from tests.store.asked import ASKING, BASH, priced, run_ids, submit_budgeted
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.children import family
 from tests.store.compacting import ask_for_summary, compact, stand_in, summarise, truncation
@@ -77,6 +78,7 @@ def play(database: Database) -> None:
     be_compacted(database)
     use_up_the_budget(database)
     begin_under_a_cap(database)
+    wait_for_a_batch(database)
     reach_its_times(database)
     change_the_priority(database)
     be_paused_by_runner(database)
@@ -123,6 +125,15 @@ def begin_under_a_cap(database: Database) -> None:
     _, (run_id,) = submit_budgeted(database, "a")
     claim(database, run_id, NOW, priced).reply(text("Done."))
     caps.set_cap(database, NOW, None, "UTC", 0, author=Author("lena"))
+
+
+def wait_for_a_batch(database: Database) -> None:
+    # The first call of a job is in no batch.
+    job_id = jobs.submit(database, submission("a", "b", spec=replace(SPEC, lane="batch")), NOW)
+    first, second = run_ids(database, job_id)
+    claim(database, first).reply(text("Done."))
+    claim(database, second)
+    batches.set_lane(database, job_id, "realtime", NOW, author=Author("lena"))
 
 
 def reach_its_times(database: Database) -> None:
