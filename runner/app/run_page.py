@@ -24,10 +24,11 @@ from runner.app.transcript import (
 )
 from runner.core.agents import place_of
 from runner.core.prices import Spending
-from runner.core.run import ENDED
+from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
 from runner.queries.costs import call_costs
+from runner.store import reads
 
 TURNS = 12  # of a page
 CALLS = 100  # model calls of a page
@@ -245,6 +246,11 @@ def call_page(app: App, name: str) -> Mapping[str, Any]:
     """Return a tool call with its whole input and output, by its id. Raises ``NotFoundError``."""
     found = transcript.show_call(app.database, app.find(name, "call").id)
     return found | decisions.decision_on_call(app.database, found["id"])
+
+
+def record_read(app: App, run_id: str, person: str) -> None:
+    """Record that a person reads a run, if its job wants that."""
+    app.change(lambda now: reads.record_read(app.database, run_id, now, Author(person)))
 
 
 def verifications(app: App, head: Head) -> list[Mapping[str, Any]]:

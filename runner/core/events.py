@@ -34,7 +34,7 @@ CONNECTION = "connection"  # the type of the events of connections
 SIGNED = (
     *("run_submitted", "approval_answered", "begun_afresh", "cancelled", "forked", "imported"),
     *("message_queued", "pause_requested", "paused", "resumed", "retried", "workspace_pruned"),
-    "charge_written_off",
+    *("charge_written_off", "transcript_read"),
 )
 
 

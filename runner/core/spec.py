@@ -92,6 +92,7 @@ class JobSpec:
     options: tuple[str, ...] = ()  # of the command, that changed the job file: "--first 3"
     lane: Lane = "realtime"  # as submitted: people may change it, so the job's row has it
     batch_linger: float = 60.0  # seconds that a call waits for others to share its batch
+    record_reads: bool = False  # who reads a transcript in a browser is an event of the run
 
     @property
     def announces_questions(self) -> bool:

@@ -623,6 +623,10 @@ def _provider() -> Type:
     return Type(words, {"anyOf": [_provider_name.schema, schema_of(PROVIDER)]}, read)
 
 
+AUDIT = Table("audit", (
+    Key("record_reads", flag, False, "Whether an event of the run says who read its transcript in "
+        "[`runner web`](operations.md#in-a-browser)."),
+))
 TOP = Table("", (
     Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
     Key("provider", _provider(), "anthropic", "Who answers: the Messages API, or a "
@@ -681,6 +685,7 @@ TOP = Table("", (
         "Message Batches at half the price, whose replies may take hours."),
     Key("batch_linger", duration(), "60s", "How long a call waits for others that share its batch."),
     Key("context", table_of(CONTEXT), {}, "[How to shorten a long conversation](#context)."),
+    Key("audit", table_of(AUDIT), {}, "[What is recorded beside the work](#audit)."),
     Key("retry", table_of(RETRY), {}, "[How long to try a model that does not answer](#retry)."),
     Key("model_options", table_of(MODEL_OPTIONS), {}, "[Further parameters of the API](#model_options)."),
 ), ((("prompt", "prompt_file"), "what each run is asked to do"), _SYSTEM, _RESULT))
@@ -704,8 +709,8 @@ REPLY = Table("reply", (
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
-          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, NOTIFY, PROVIDER, CONTEXT, RETRY,
-          REPLY)
+          HOOK, MCP, SANDBOX, LIMITS, PILOT, PILOT_CONTINUE, BREAKER, NOTIFY, PROVIDER, CONTEXT, AUDIT,
+          RETRY, REPLY)
 # fmt: on
 
 

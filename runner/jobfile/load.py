@@ -357,6 +357,7 @@ class _Job:
             breaker=top["breaker"] and top["breaker"].fill(Breaker),
             notify=_notify(top["notify"]),
             sandbox=_sandbox(top["sandbox"]),
+            record_reads=top["audit"]["record_reads"],
         )
         return spec, notes
 

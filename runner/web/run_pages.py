@@ -13,8 +13,10 @@ from runner.web.visit import Visit
 
 def run(visit: Visit) -> Response:
     """Some turns of a transcript: the newest, those up to the ``last`` one, or those around a ``turn``."""
-    watched = visit.watch(f"run:{visit.app.find(visit.parts['run'], 'run').id}")
-    head = run_page.head_of(visit.app, visit.parts["run"])
+    run_id = visit.app.find(visit.parts["run"], "run").id
+    _record(visit, run_id)
+    watched = visit.watch(f"run:{run_id}")
+    head = run_page.head_of(visit.app, run_id)
     last, turn = number(visit, "last"), number(visit, "turn")
     if turn is not None:
         last = min(max(turn, 1) + run_page.TURNS // 2, max(head.run["turns"], 1))
@@ -26,6 +28,7 @@ def run(visit: Visit) -> Response:
 
 def changes(visit: Visit) -> Response:
     head = run_page.head_of(visit.app, visit.parts["run"])
+    _record(visit, head.run["id"])
     values: dict[str, Any] = {"problem": "", "diff": None}
     try:
         values["diff"] = run_page.diff_page(visit.app, head.run["id"], number(visit, "turn"))
@@ -54,13 +57,22 @@ def events(visit: Visit) -> Response:
 
 def sent(visit: Visit) -> Response:
     head = run_page.head_of(visit.app, visit.parts["run"])
+    _record(visit, head.run["id"])
     turn = int(visit.parts["turn"])
     text, is_cut = run_page.sent_page(visit.app, head.run["id"], turn)
     return _more(visit, head, "sent", turn=turn, text=text, is_cut=is_cut)
 
 
 def call(visit: Visit) -> Response:
-    return visit.page("call.html", {"call": run_page.call_page(visit.app, visit.parts["call"])})
+    found = run_page.call_page(visit.app, visit.parts["call"])
+    _record(visit, found["run_id"])
+    return visit.page("call.html", {"call": found})
+
+
+def _record(visit: Visit, run_id: str) -> None:
+    """Record the read; a page that loads itself again is the same one."""
+    if not visit.is_refresh:
+        run_page.record_read(visit.app, run_id, visit.session.person)
 
 
 def _more(visit: Visit, head: run_page.Head, tab: str, **values: Any) -> Response:

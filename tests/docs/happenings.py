@@ -48,6 +48,7 @@ from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.imports import import_file
 from runner.store.questions import waiting
+from runner.store.reads import record_read
 from runner.store.schedules import Cron
 from runner.store.sessions import import_session
 from runner.store.times import move_finish_by
@@ -96,6 +97,7 @@ def play(database: Database) -> None:
     have_hooks(database)
     change_rules(database)
     lose_its_folder(database)
+    be_read(database)
     be_imported(database)
     be_a_session(database)
 
@@ -282,6 +284,11 @@ def change_rules(database: Database) -> None:
     answer(database, [question.id], Reply("approved", "ada", remember="job"), NOW)
     job_id = run_row(database, run_id).job_id
     rules.revoke(database, job_id, len(ASKING.rules), Author("bo"), NOW)
+
+
+def be_read(database: Database) -> None:
+    run_id = submit_one(database, spec=replace(RECORDED, record_reads=True))
+    record_read(database, run_id, NOW, Author("ada"))
 
 
 def lose_its_folder(database: Database) -> None:

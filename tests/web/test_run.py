@@ -123,3 +123,19 @@ def test_a_run_of_many_turns_is_a_small_page(browser: Browser, database: Databas
     page = browser.get(f"/runs/{run_id}")
     print(f"the newest turns of 400: {time.monotonic() - began:.3f} s, {len(page.body):,} bytes")
     assert len(page.body) < 200_000
+
+
+@pytest.mark.dialect
+def test_who_reads_a_transcript_is_recorded_where_the_job_wants_it(
+    browser: Browser, database: Database
+) -> None:
+    kept = submit(database, "a.py", spec=replace(PLAYED, record_reads=True)).runs[0]
+    silent = submit(database, "b.py").runs[0]
+    for run_id in (kept, silent):
+        attempt = claim(database, run_id)
+        browser.get(f"/runs/{run_id}")
+        browser.get(f"/runs/{run_id}", x_refresh="1")
+        attempt.reply(text("Done."))  # the worker goes on as if nobody had looked
+        browser.get(f"/runs/{run_id}/changes")
+    assert browser.get(f"/runs/{kept}/events").words.count("transcript read by ada") == 2
+    assert "transcript read" not in browser.get(f"/runs/{silent}/events").words
