@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.app import forecast, listing
+from runner.app import forecast, lanes, listing
 from runner.app.handle import App
 from runner.core.budget import billionths
-from runner.core.run import ENDED, STATES
+from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.core.text import failure_signature
 from runner.errors import NotFoundError
 from runner.queries import decisions, jobs, runs, workers
@@ -29,6 +29,7 @@ class JobLine:
     waiting: int  # calls that wait for an answer
     why: str  # it waits or is paused; empty if it does not
     forecast: forecast.JobForecast | None
+    lane: str = ""  # in words; only of one job
 
     @property
     def shown_runs(self) -> list[tuple[str, int]]:
@@ -70,7 +71,7 @@ def job_line(app: App, job_id: str) -> JobLine:
     """Return a job by its whole id. Raises ``NotFoundError``."""
     if not (found := _lines(app, [job_id])):
         raise NotFoundError(f"no job is named {job_id[:60]!a}")
-    return found[0]
+    return replace(found[0], lane=lanes.lane(app, job_id, None, UNKNOWN)[1])
 
 
 def _lines(app: App, ids: Sequence[str]) -> list[JobLine]:

@@ -33,6 +33,7 @@ def test_a_job_is_listed_with_its_runs_by_state(browser: Browser, job: Job) -> N
     page = browser.get(f"/jobs/{job.id}")
     assert items(page.text) == ["a.py", "b.py"]
     assert "invalid_request_error" in page.words
+    assert "lane realtime" in page.words
 
 
 @pytest.mark.dialect
