@@ -28,9 +28,13 @@ _CHANGING = (
 
 
 @pytest.mark.timeout(600)  # a dozen commands, one after the other
-def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
+def test_the_tutorial_prints_what_it_shows(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    commands = tmp_path_factory.mktemp("bin")  # of this environment no more: it may be in /tmp
+    (commands / "runner").symlink_to(Path(sys.executable).parent / "runner")
     environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         **{f"GIT_{who}_{k}": v for who in ("AUTHOR", "COMMITTER") for k, v in _AUTHOR.items()},
     }
