@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -158,23 +157,29 @@ class Notices:
 
     def _send(self, due: Sequence[DueNotice]) -> None:
         for one in due:
-            try:
-                self.send(one)
-            except RunnerError as error:
-                log_event(
-                    logger,
-                    "a notice was not sent",
-                    job=one.job_id,
-                    event=one.event,
-                    channel=one.channel,
-                    tries=one.tries,
-                    error=str(error),
-                )
-                settle = partial(notices.not_sent, self.database, one, str(error))
-            else:
-                settle = partial(notices.sent, self.database, one)
             with suppress(UnreachableError):  # it is sent again
-                settle(self.clock.now())
+                if notices.renew(self.database, one, self.clock.now()):
+                    self._send_one(one)
+
+    def _send_one(self, one: DueNotice) -> None:
+        try:
+            self.send(one)
+        except (
+            Exception
+        ) as error:  # a bug too: it holds up no other notice, and may name an address
+            why = str(error) if isinstance(error, RunnerError) else type(error).__name__
+            log_event(
+                logger,
+                "a notice was not sent",
+                job=one.job_id,
+                event=one.event,
+                channel=one.channel,
+                tries=one.tries,
+                error=why,
+            )
+            notices.not_sent(self.database, one, why, self.clock.now())
+        else:
+            notices.sent(self.database, one, self.clock.now())
 
     def _wait(self) -> None:
         if self._sending is not None:

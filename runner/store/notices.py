@@ -134,7 +134,9 @@ def _store(
     *,
     disarm: bool,
 ) -> None:
-    job = connection.execute(select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)).one()
+    query = select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)
+    if (job := connection.execute(query).one_or_none()) is None:
+        return  # pruned meanwhile, with its notices
     notify = JobSpec.from_json(job.spec).notify or Notify()
     armed = and_(_notice.job_id == job_id, _notice.at.is_(None))
     for event, text in happened.items():
@@ -208,6 +210,14 @@ def take_due(database: Database, now: float, job_id: str | None = None) -> list[
 def _is(one: Any) -> ColumnElement[bool]:
     names = ("job_id", "event", "subject", "channel")
     return and_(*(_notice[name] == getattr(one, name) for name in names))
+
+
+def renew(database: Database, one: DueNotice, now: float) -> bool:
+    """Have a notice for two minutes from now on. Returns False if another worker has taken it, or it is
+    no more. Raises ``UnreachableError``."""
+    mine = update(notices).where(_is(one), _notice.tries == one.tries)
+    renewed = mine.values(due_at=now + _CLAIM_SECONDS)
+    return database.write(lambda connection: connection.execute(renewed).rowcount > 0, alone=True)
 
 
 def sent(database: Database, one: DueNotice, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import subprocess
 import sys
@@ -46,8 +47,6 @@ def send(
 
 def _post(notify: Notify, id: str, data: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     url = _variable(notify.webhook or "", environ)
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise NotSentError(f"{notify.webhook} holds no address that begins with https://")
     body, at = body_of(data, notify.format), int(time.time())
     headers = {
         "Content-Type": "application/json",
@@ -58,13 +57,15 @@ def _post(notify: Notify, id: str, data: Mapping[str, Any], environ: Mapping[str
     if notify.secret is not None:
         headers["Runner-Signature"] = signature(_variable(notify.secret, environ), at, body)
     try:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise NotSentError(f"{notify.webhook} holds no address that begins with https://")
         request = urllib.request.Request(url, body, headers, method="POST")
         with _OPENER.open(request, timeout=_ANSWER_SECONDS) as answer:
             answer.read(1)
     except urllib.error.HTTPError as error:
         error.close()
         raise NotSentError(f"the webhook answered {error.code}") from error
-    except (OSError, ValueError) as error:  # its words may name the address
+    except (OSError, ValueError, http.client.HTTPException) as error:  # may name the address
         why = type(getattr(error, "reason", error)).__name__
         raise NotSentError(f"the webhook did not answer ({why})") from error
 

@@ -12,7 +12,7 @@ from runner.engine.dispatcher import Notices
 from runner.errors import RunnerError
 from runner.store import control
 from runner.store.database import Database
-from runner.store.notices import DueNotice, list_notices
+from runner.store.notices import DueNotice, list_notices, take_due
 from tests.engine.test_dispatcher import Time
 from tests.store.examples import NOW
 from tests.store.test_notices import submit_told
@@ -70,3 +70,32 @@ def test_a_slow_receiver_does_not_hold_up_the_pass(database: Database) -> None:
     notices.leave()
     (stored,) = list_notices(database, job_id)
     assert stored["state"] == "sent"
+
+
+def test_a_bug_in_one_notice_is_a_failed_try_and_holds_up_no_other(database: Database) -> None:
+    broken, other = ended_job(database), ended_job(database)
+
+    def send(notice: DueNotice) -> None:
+        if notice.job_id == broken:
+            raise ZeroDivisionError("https://hooks.example/secret")
+
+    Notices(database, Time(), send).leave()
+    (stored,) = list_notices(database, broken)
+    assert (stored["state"], stored["tries"], stored["error"]) == ("due", 1, "ZeroDivisionError")
+    (stored,) = list_notices(database, other)
+    assert stored["state"] == "sent"
+
+
+def test_a_notice_that_waited_behind_slow_ones_is_sent_by_one_worker(database: Database) -> None:
+    for _ in range(3):
+        ended_job(database)
+    mine, others, time = [], [], Time()
+
+    def send(notice: DueNotice) -> None:
+        mine.append(notice.id)
+        time.seconds += 70
+        if len(mine) < 3:
+            others.extend(one.id for one in take_due(database, time.seconds))
+
+    Notices(database, time, send).leave()
+    assert len({*mine, *others}) == len(mine) + len(others) == 3

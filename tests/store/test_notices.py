@@ -7,18 +7,20 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from runner.core.budget import Budget, billionths
 from runner.core.commands import Target
 from runner.core.notify import MOST_TRIES, Notify
 from runner.core.pauses import Breaker
+from runner.core.run import Author
 from runner.core.spec import Asking
 from runner.store import control, notices
 from runner.store.database import Database
 from runner.store.jobs import submit
 from runner.store.notices import DueNotice
 from runner.store.pauses import Breakers
+from runner.store.prune import erase, old_jobs
 from runner.store.questions import take_notices
 from runner.store.tables import job_budgets
 from tests.store.asked import ask_all, run_ids, submit_asking
@@ -161,3 +163,21 @@ def test_a_worker_of_one_job_leaves_the_notices_of_others(database: Database) ->
     assert {one.job_id for one in take(mine)} == {mine}
     find()
     assert {one.job_id for one in take()} == {other}
+
+
+def test_a_job_that_is_pruned_while_its_notices_are_looked_for_has_none(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit_told(database, "a")
+    control.cancel(database, Target("job", job_id), NOW)
+    (job,) = old_jobs(database, NOW + 1, "this host")
+    has_ended = notices._has_ended
+
+    def prune_then(connection: Connection, job_id: str) -> bool:
+        monkeypatch.undo()
+        answer = has_ended(connection, job_id)
+        erase(database, job, NOW + 1, Author("ann"), NOW + 1)
+        return answer
+
+    monkeypatch.setattr(notices, "_has_ended", prune_then)
+    assert due(database) == []

@@ -101,6 +101,8 @@ def test_an_answer_that_is_no_success_is_an_error_that_names_no_address(
             {"RUNNER_HOOK": "http://127.0.0.1:1/secret"},
             "the webhook did not answer (ConnectionRefusedError)",
         ),
+        ({"RUNNER_HOOK": "http://h/sec ret"}, "the webhook did not answer (InvalidURL)"),
+        ({"RUNNER_HOOK": "http://[secret"}, "the webhook did not answer (ValueError)"),
     ],
 )
 def test_a_webhook_that_cannot_be_reached_says_why(environ: dict[str, str], words: str) -> None:
