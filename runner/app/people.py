@@ -19,7 +19,7 @@ def add(app: App, name: str, role: Role, author: Author, *, with_token: bool) ->
     """Let a person log in, and return their token, which is stored nowhere; None: a proxy vouches for
     them. Raises ``UsageError`` if they can log in already."""
     token = secrets.token_urlsafe(32) if with_token else None
-    hashed = None if token is None else _hash(token)
+    hashed = None if token is None else hash_of(token)
     app.change(lambda now: people.add(app.database, name, role, hashed, now, author))
     return token
 
@@ -38,14 +38,15 @@ def role_of(app: App, name: str) -> Role | None:
     return cast("Role | None", people.role_of(app.database, name))
 
 
-def person_of(app: App, token: str) -> tuple[str, Role] | None:
-    """Return the name and the role of the person who has this token."""
-    return cast("tuple[str, Role] | None", people.person_of(app.database, _hash(token)))
+def person_of(app: App, token_hash: str) -> tuple[str, Role] | None:
+    """Return the name and the role of the person whose token has this hash."""
+    return cast("tuple[str, Role] | None", people.person_of(app.database, token_hash))
 
 
 def may(role: Role, needed: Role) -> bool:
     return ROLES.index(role) >= ROLES.index(needed)
 
 
-def _hash(token: str) -> str:
+def hash_of(token: str) -> str:
+    """Return what is kept of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

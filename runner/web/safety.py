@@ -8,7 +8,6 @@ that is not ours.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import secrets
@@ -24,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runner.app.people import Role
+from runner.app.people import Role, hash_of
 from runner.logs import log_event
 
 logger = logging.getLogger(__name__)
@@ -71,6 +70,7 @@ class Access:
 class Session:
     person: str
     role: Role
+    token_hash: str = field(default="", repr=False)  # of the login, if people have tokens
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     used_at: float = field(default_factory=time.monotonic)
     told: list[tuple[str, str]] = field(default_factory=list)  # tones and words for the next page
@@ -86,25 +86,25 @@ class Sessions:
     def link(self) -> str:
         """Return a token that opens one session."""
         token = secrets.token_urlsafe(32)
-        self._links.add(_hash(token))
+        self._links.add(hash_of(token))
         return token
 
     def take_link(self, token: str) -> bool:
         """Use up a token; False if it is none, or was used."""
-        is_one = (key := _hash(token)) in self._links
+        is_one = (key := hash_of(token)) in self._links
         self._links.discard(key)
         return is_one
 
-    def open(self, person: str, role: Role) -> str:
+    def open(self, person: str, role: Role, token_hash: str) -> str:
         """Begin a session, and return what the browser keeps of it."""
         self._drop_old()
         key = secrets.token_urlsafe(32)
-        self._by_key[_hash(key)] = Session(person, role)
+        self._by_key[hash_of(key)] = Session(person, role, token_hash)
         return key
 
     def find(self, key: str) -> Session | None:
         self._drop_old()
-        found = self._by_key.get(_hash(key))
+        found = self._by_key.get(hash_of(key))
         if found is not None:
             found.used_at = time.monotonic()
         return found
@@ -116,7 +116,7 @@ class Sessions:
         return session
 
     def close(self, key: str) -> None:
-        self._by_key.pop(_hash(key), None)
+        self._by_key.pop(hash_of(key), None)
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - _IDLE_SECONDS
@@ -145,7 +145,7 @@ class LoginLimit:
         self._failed.setdefault(address, deque(maxlen=_LOGINS)).append(self._clock())
 
 
-# Finds the person of a token, or the role of a person's name; None: there is nobody.
+# Finds the person of a token's hash, or the role of a person's name; None: there is nobody.
 ByToken = Callable[[str], tuple[str, Role] | None]
 ByName = Callable[[str], Role | None]
 
@@ -232,14 +232,15 @@ class Guard:
             is_proxy = hmac.compare_digest(given.encode(), access.proxy_secret.encode())
             role = await run_in_threadpool(self._by_name, name) if is_proxy and name else None
             return None if role is None else self._sessions.of_person(name, role)
-        session = self._sessions.find(request.cookies.get(access.cookie, ""))
+        key = request.cookies.get(access.cookie, "")
+        session = self._sessions.find(key)
         if session is not None and access.auth == "users":
-            role = await run_in_threadpool(
-                self._by_name, session.person
-            )  # who was removed is out at once
-            if role is None:
+            # Who was removed is out at once, and stays so when somebody is added by the same name.
+            person = await run_in_threadpool(self._by_token, session.token_hash)
+            if person is None:
+                self._sessions.close(key)
                 return None
-            session.role = role
+            session.role = person[1]
         return session
 
     def _stranger(self, request: Request) -> Response:
@@ -262,16 +263,16 @@ class Guard:
         token = request.query_params.get("token") if is_local else form.get("token")
         if token is None or request.method == "HEAD":
             return self._stranger(request) if is_local else None  # the form
-        if self._limit.is_reached(address):
-            log_event(logger, "too many failed logins", address=address)
-            return _refused(429, "too many failed logins: wait five minutes")
         found: tuple[str, Role] | None = None
         if is_local:
             if self._sessions.take_link(token):
                 found = self._access.person, "operate"
         else:
-            found = await run_in_threadpool(self._by_token, token)
+            found = await run_in_threadpool(self._by_token, hash_of(token))
         if found is None:
+            if self._limit.is_reached(address):
+                log_event(logger, "too many failed logins", address=address)
+                return _refused(429, "too many failed logins: wait five minutes")
             self._limit.failed(address)
             log_event(logger, "a login failed", address=address)
             if is_local:
@@ -284,7 +285,7 @@ class Guard:
         response = RedirectResponse(own_path(then), 303, {"referrer-policy": "no-referrer"})
         response.set_cookie(
             self._access.cookie,
-            self._sessions.open(*found),
+            self._sessions.open(*found, hash_of(token)),
             path="/",
             httponly=True,
             samesite="lax",
@@ -338,7 +339,3 @@ def _log(request: Request, status: int, seconds: float) -> None:
     fields = {"method": request.method, "path": request.url.path, "status": status}
     by = {} if session is None else {"person": session.person}
     log_event(logger, "request", **fields, **by, seconds=round(seconds, 3))
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

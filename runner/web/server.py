@@ -79,7 +79,7 @@ def web_app(app: App, access: Access, sessions: Sessions, hub: Hub) -> ASGIApp:
         inner,
         access,
         sessions,
-        by_token=lambda token: people.person_of(app, token),
+        by_token=lambda token_hash: people.person_of(app, token_hash),
         by_name=lambda name: people.role_of(app, name),
     )
 
