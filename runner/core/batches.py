@@ -28,6 +28,7 @@ CLOCKS_DIFFER_SECONDS = 60.0  # between this machine and the API, at most
 LOST_SECONDS = (
     26 * 3600.0
 )  # after which a batch that the API does not know is lost: it ends after 24 hours
+RESULTS_SECONDS = 29 * 24 * 3600.0  # that the API keeps results
 
 # Model options that the API does not take in a batch.
 BATCHES_REFUSE = ("speed",)

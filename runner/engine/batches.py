@@ -106,10 +106,16 @@ class Collector:
                 continue
             try:
                 (self._find if batch.api_id is None else self._check)(batch, now)
-            except ModelCallError as error:
-                if error.status is None:
+            except (_Stopped, UnreachableError):
+                raise
+            except Exception as error:  # any error: it does not hold up the other batches
+                self._not_read(batch, error, now)
+                if not isinstance(error, ModelCallError):
+                    logger.warning("%s waits: %s", batch.id, error, exc_info=True)
+                elif error.kind == "connection":
                     raise
-                failed = error
+                else:
+                    failed = error
         return failed
 
     def _collects(self, account: str) -> bool:
@@ -142,28 +148,36 @@ class Collector:
     def _check(self, batch: StoredBatch, now: float) -> None:
         """Ask how far a batch is, and read its results if it has ended."""
         assert batch.api_id is not None
-        try:
-            found = self.api().look(batch.api_id, batch.workspace)
-            if found.ended_at is not None:
-                self._read(batch, found)
-            elif not batch.cancelled and store.abandoned(self.database, batch):
-                self.api().cancel(batch.api_id, batch.workspace)
-                store.cancelled(self.database, batch, now)
-        except ModelCallError as error:
-            if now - batch.asked_at >= core.LOST_SECONDS:
-                store.lost(self.database, batch, str(error), now)
-            else:
-                store.checked(self.database, batch, now, str(error))
-            raise
-        if found.ended_at is None:
-            store.checked(self.database, batch, now)
+        found = self.api().look(batch.api_id, batch.workspace)
+        if found.ended_at is not None:
+            self._read(batch, found)
+            return
+        # One that was adopted may be another's, which its results tell.
+        may_cancel = not batch.cancelled and not batch.adopted
+        if may_cancel and store.abandoned(self.database, batch):
+            self.api().cancel(batch.api_id, batch.workspace)
+            store.cancelled(self.database, batch, now)
+        store.checked(self.database, batch, now)
+
+    def _not_read(self, batch: StoredBatch, error: Exception, now: float) -> None:
+        """Note that a batch could not be looked after. It is lost if the API does not know it, or has
+        its results no more."""
+        age = now - batch.asked_at
+        is_unknown = isinstance(error, ModelCallError) and error.status == 404
+        is_gone = is_unknown and batch.api_id is not None and age >= core.LOST_SECONDS
+        if is_gone or age >= core.RESULTS_SECONDS:
+            store.lost(self.database, batch, str(error), now)
+        else:
+            store.checked(self.database, batch, now, str(error))
 
     def _read(self, batch: StoredBatch, found: ListedBatch) -> None:
-        """Store the results of a batch that has ended."""
+        """Store the results of a batch that has ended. Raises ``ModelCallError`` if some are missing."""
         ours = {core.custom_id(*call): call for call in store.members(self.database, batch)}
         seconds = max(0.0, (found.ended_at or 0.0) - found.created_at)
         lot: list[tuple[tuple[str, int], Mapping[str, object]]] = []
+        count = 0
         for name, result in self.api().results(found.id, batch.workspace):
+            count += 1
             if name in ours:
                 lot.append((ours[name], result))
             elif batch.adopted:
@@ -176,6 +190,9 @@ class Collector:
                 store.wake(self.database, self.clock.now())
                 lot = []
         store.store_results(self.database, batch, lot, seconds)
+        if count < batch.count:
+            why = f"results of {found.id} incomplete: {count} of {batch.count}"
+            raise ModelCallError("stream_cut", why)
         store.ended(self.database, batch, self.clock.now())
         log_event(logger, "a batch has ended", batch=batch.id, calls=batch.count)
 
@@ -212,7 +229,18 @@ class Collector:
             self._make(account, bodies, headers)
 
     def _body(self, call: WaitingCall) -> bytes | None:
-        """Return a call's request; None if it is not to be sent (now)."""
+        """Return a call's request; None if it is not to be sent (now). A call whose request cannot be made
+        is withdrawn: its run meets the same error, and it alone."""
+        try:
+            return self._made_body(call)
+        except UnreachableError:
+            raise
+        except Exception as error:  # any error: it does not hold up the other calls
+            logger.warning("a call of %s goes into no batch: %s", call.run_id, error, exc_info=True)
+            store.withdraw(self.database, [call])
+            return None
+
+    def _made_body(self, call: WaitingCall) -> bytes | None:
         state = self.look(call.run_id)
         open_call = None if state is None else state.model.open_call
         if state is None or open_call is None or open_call.number != call.number:

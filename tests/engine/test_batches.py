@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from runner.core.run import RUNNER
 from runner.core.spec import Patience
 from runner.core.times import Moment, Times
 from runner.errors import ModelCallError, WorkspaceError
+from runner.llm.batches import AnthropicBatches
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.sql.ask import store_prices
@@ -403,3 +405,118 @@ def test_another_worker_leaves_the_batches_to_the_one_that_collects(office: Offi
     office.clock.turn(20.0)
     office.collector("worker_b").collect()
     assert office.holder() == "worker_b"
+
+
+class Faulty:
+    """The API, some of whose methods are others."""
+
+    def __init__(self, api: AnthropicBatches, **methods: Any) -> None:
+        self._api = api
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+
+def collect(office: Office, **methods: Any) -> None:
+    """One pass, with other methods of the API."""
+    collector = office.collector()
+    faulty: Any = Faulty(office.api, **methods)
+    collector.api = lambda: faulty
+    collector.collect()
+
+
+def fails(error: Exception) -> Callable[..., Any]:
+    def method(*given: Any) -> Any:
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize("name", ["look", "results"])
+def test_a_batch_is_not_lost_by_an_api_that_is_busy_after_a_day(office: Office, name: str) -> None:
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    office.clock.turn(27 * 3600.0)
+    busy = ModelCallError("overloaded_error", "busy", status=529)
+    with pytest.raises(ModelCallError, match="busy"):
+        collect(office, **{name: fails(busy)})
+    assert office.batches("outcome") == [(None,)]
+    office.clock.turn(60.0)
+    office.finish()
+    assert office.paid() == PAID_ONCE
+
+
+def test_a_batch_that_the_api_does_not_know_is_lost_after_a_day(office: Office) -> None:
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    office.server.shelf.batches.clear()
+    for hours, outcome in ((25.0, None), (2.0, "lost")):
+        office.clock.turn(hours * 3600.0)
+        with pytest.raises(ModelCallError, match="not found"):
+            office.collector().collect()
+        assert office.batches("outcome") == [(outcome,)]
+
+
+def test_a_batch_whose_results_the_api_keeps_no_more_is_lost(office: Office) -> None:
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    office.clock.turn(30 * 24 * 3600.0)
+    with pytest.raises(ModelCallError, match="busy"):
+        collect(office, look=fails(ModelCallError("overloaded_error", "busy", status=529)))
+    assert office.batches("outcome") == [("lost",)]
+
+
+def test_results_that_end_early_are_read_again(office: Office) -> None:
+    def cut(*given: Any) -> Any:
+        return list(office.api.results(*given))[:1]
+
+    office.submit(COUNT)
+    office.round()
+    with pytest.raises(ModelCallError, match="incomplete: 1 of 3"):
+        collect(office, results=cut)
+    assert office.states() == {"waiting batch": COUNT - 1, "queued": 1}
+    office.clock.turn(60.0)
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+    assert office.paid() == PAID_ONCE
+
+
+def test_a_batch_that_cannot_be_read_holds_up_no_other(office: Office) -> None:
+    office.submit(COUNT)
+    office.round(seconds=1.0)
+    office.submit(COUNT, name="another")
+    office.work()
+    office.clock.turn(60.0)
+    collect(office, look=fails(ValueError("a bug")))
+    assert office.batches("count", "detail") == [(COUNT, "a bug"), (COUNT, "")]
+    office.clock.turn(60.0)
+    office.finish()
+    assert office.states() == {"succeeded end_turn": 2 * COUNT}
+
+
+def test_a_call_whose_request_cannot_be_made_holds_up_no_other(office: Office) -> None:
+    office.submit(COUNT)
+    office.work()
+    collector, (first, *_) = office.collector(), office.run_ids()
+    look = collector.look
+    collector.look = lambda run_id: fails(KeyError("a bug"))() if run_id == first else look(run_id)
+    collector.collect()
+    assert office.batches("count") == [(COUNT - 1,)]
+    assert office.states() == {"waiting batch": COUNT - 1, "queued": 1}
+    office.finish()
+    assert office.states() == ALL_SUCCEEDED
+
+
+def test_an_adopted_batch_is_not_cancelled_as_it_may_be_anothers(office: Office) -> None:
+    office.server.shelf.faults.append(CreateFault(RESET, made=False))
+    job = office.submit(COUNT)
+    office.make_another(COUNT)
+    office.round(seconds=1.0)
+    office.round(seconds=1.0)
+    assert office.batches("adopted") == [(True,)]
+    control.cancel(office.database, all_runs(job), office.clock.now())
+    office.clock.turn(10.0)
+    office.round()
+    (another,) = office.server.shelf.batches.values()
+    assert another.cancelled_at is None
