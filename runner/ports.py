@@ -162,8 +162,9 @@ class Model(Protocol):
 
 
 class Batches(Protocol):
-    """The Message Batches API. Where a job names a ``workspace`` of the API, its batches are in that one.
-    Every method raises ``ModelCallError``; of ``create`` it says by ``billed`` if there may be a batch."""
+    """The Message Batches API. Where a job names a ``workspace`` of the API, its batches are in that
+    one. Every method raises ``ModelCallError``; that of ``create`` is ``billed`` if there may be a
+    batch."""
 
     def organization(self) -> str:
         """Return the id of the organization that the key belongs to; empty if the API does not say."""
@@ -333,7 +334,8 @@ class Permits(Protocol):
 
     def draw(self, state: RunState) -> float | None:
         """Take a permit for the run's open call, which is about to be stored. Returns None when the run
-        has one, drawn now or before; else about when it will (seconds since the epoch): it queues."""
+        has one, drawn now or before; else about when it will have one (seconds since the epoch), and
+        queues it."""
 
     def wait(self, run_id: str, seconds: float, interrupt: Interrupt) -> bool:
         """Wait for the permit of a run that queues; True once it has one. Raises ``Interrupted``."""
@@ -378,7 +380,7 @@ class RateLimits(Protocol):
     """The pools of rate limits that all workers share. Raises ``UnreachableError``."""
 
     def known(self, now: float) -> Mapping[PoolKey, Pool]:
-        """Return the pools of organisations that were in use lately."""
+        """Return the pools of organizations that were in use lately."""
 
     def exchange(
         self, worker_id: str, key: PoolKey, report: Report, news: News, first: Pool, now: float

@@ -245,8 +245,9 @@ def why_asked(app: App, group: Group) -> list[str]:
 
 
 def editable(question: Question) -> str:
-    """Return the input of a call as ``edited_input`` reads it: the command of Bash, else JSON. Where a
-    character hides or steers it is JSON that escapes it, so that an edit changes nothing else."""
+    """Return the input of a call as ``edited_input`` reads it: the command of Bash, else JSON. An input
+    with hidden or control characters is JSON with these escaped, so that an edit changes nothing
+    else."""
     text = json.dumps(question.input, indent=2, ensure_ascii=False)
     if question.tool == "Bash" and isinstance(command := question.input.get("command"), str):
         text = command

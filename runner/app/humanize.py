@@ -59,7 +59,8 @@ def moment(seconds: float | None) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """Return a time, in seconds since the epoch, as ISO 8601 in UTC; unchanged if no year has it."""
+    """Return a time, in seconds since the epoch, as ISO 8601 in UTC; as a plain number if no year has
+    it."""
     with suppress(ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return str(seconds)

@@ -39,7 +39,7 @@ _MOST_SENT = 300_000
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is above every page about a run."""
+    """The head of every page about a run."""
 
     run: Mapping[str, Any]  # its row, with its place, and the sums of its tree
     shown_state: str
@@ -54,7 +54,7 @@ class Head:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Names and words."""
+        """Labels and values."""
         run = self.run
         ended = run["ended_at"] or None
         took = ended - run["started_at"] if ended and run["started_at"] else None
@@ -99,7 +99,7 @@ class Call:
 
     @property
     def line(self) -> str:
-        """The first line of its input: a command, a path, or what there is."""
+        """The first line of its input: a command, a path, or another field."""
         given = self.call.arguments
         if not isinstance(given, Mapping):
             return humanize.first_line(str(given))

@@ -157,7 +157,7 @@ def asked_of(app: App, job_id: str, filters: RunFilters) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an action on all that match came to."""
+    """The result of an action on all runs that match."""
 
     changed: int
     left: int  # what it did not apply to

@@ -259,7 +259,7 @@ def _changes_of(app: App, run: Mapping[str, Any]) -> Iterator[Changes]:
 
 
 def session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Yield what is to be known of an imported session."""
+    """Yield the facts about an imported session, as labels and values."""
     if session is None:
         return
     yield "title", cell(session["title"] or "")
@@ -272,8 +272,8 @@ def session_facts(session: Mapping[str, Any] | None) -> Iterator[tuple[str, str]
 
 
 def parts_of(app: App, run: Mapping[str, Any], turns: Turns) -> Iterator[Part]:
-    """Return the parts of some turns of a run, whose row has what ``tree_of`` gives. What was said before
-    turn 1 belongs to turn 0. Sub-agents are left out."""
+    """Return the parts of some turns of a run; ``run`` is a row as ``tree_of`` returns it. What was
+    said before turn 1 belongs to turn 0. Sub-agents are left out."""
     return _Composer(app, run, turns, None).parts()
 
 

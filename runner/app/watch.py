@@ -46,9 +46,8 @@ class Progress:
         return all(run["state"] in ENDED for run in self.runs)
 
     def rests(self, *, asks: bool) -> bool:
-        """True if nothing is left to do, and nothing to ask of a person who is there (``asks``).
-        A run that waits for its sub-agents rests when these do: it goes on when the last has
-        ended."""
+        """True if nothing is left to do and, if a person is there (``asks``), nothing to ask. A run
+        that waits for its sub-agents rests when these do: it goes on when the last has ended."""
         unended = [run for run in self.runs if run["state"] not in ENDED]
         waited_for = {run["parent"] for run in unended}
         return all(
@@ -62,7 +61,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What costs more to find out, so that it may be older than the rest."""
+    """Costs and forecast: slower to read, so they may be older than the rest."""
 
     cost: str = ""  # in words
     ends_at: float | None = None  # expected; None: unknown
@@ -112,7 +111,7 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that a person who watches is told in one line."""
+    """An event in one line, for a person who watches."""
 
     type: str  # ended, waits, person, runner, workers
     words: str
@@ -181,7 +180,7 @@ def doing_now(events: Iterable[Any]) -> Doing:
 
 
 class Watch:
-    """Follows a job over looks at it. Runs that ended before ``since`` are news to nobody."""
+    """Follows a job from look to look. Runs that ended before ``since`` are not reported."""
 
     def __init__(self, since: float = 0.0) -> None:
         self._look: Look | None = None
@@ -411,7 +410,7 @@ def _is_in_hand(run: RunSummary) -> bool:
 
 
 def in_hand(runs: Iterable[RunSummary]) -> list[RunSummary]:
-    """Return the runs that a screen shows: those that began first of those that are worked on."""
+    """Return the runs that a screen shows: of the running ones, those that began first."""
     return sorted(filter(_is_in_hand, runs), key=_began)[:MOST_RUNS]
 
 

@@ -88,7 +88,7 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in (
         with_app,
         json_option,
-        signed_with("Why; on a denial for the model."),
+        signed_with("Why; the model reads the reason of a denial."),
         click.option("--rule", metavar="RULE", help=rule),
         click.option(
             "--remember",

@@ -34,13 +34,13 @@ _BY_CTRL_C = "Ctrl-C in `runner run`"
 @json_option
 @with_app
 def attach(app: handle.App, job: str, quiet: bool, author: Author, as_json: bool) -> int:
-    """Watch a job until every run has ended; nothing is worked here.
+    """Watch a job until every run has ended, without working on it.
 
     At a terminal it is a live screen, which also asks about tool calls that need a person's approval: q
     detaches, and the job goes on if a worker is alive. Elsewhere it prints a line for each thing that
     matters and one with the numbers every ten seconds, until every run has ended or waits.
 
-    Exits as `runner run` does, with 0 after q.
+    Exit codes are those of `runner run`; 0 after q.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``completion``: what makes a shell complete commands, options, and names of jobs and runs."""
+"""``completion``: shell completion of commands, options, and names of jobs and runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(context: click.Context, shell: str | None) -> None:
     """Print the completion for a shell: for the one in SHELL if none is given.
 
-    It completes commands, options, states, names of jobs, and items as JOB/ITEM, of the database that
-    the command finds there.
+    It completes commands, options, states, names of jobs, and items as JOB/ITEM, from the database that
+    the command would use.
 
     \b
     Example:

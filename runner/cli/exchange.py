@@ -58,8 +58,8 @@ def import_(
     and the others are imported. Stored rows do not change, so a file can be imported again. A run
     that had not ended is cancelled here: it continues where it was exported. Sessions become runs
     of a job named claude-code, with their project as item; the files of a session's agents come
-    with it. Of a DIR all files are imported, those in folders below it too; what is here already
-    and has not grown is passed over.
+    with it. For a DIR all files in it and below are imported; those already imported and unchanged
+    are skipped.
 
     \b
     Example:

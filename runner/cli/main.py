@@ -128,13 +128,13 @@ class _Runner(click.Group):
 @global_options
 @click.version_option(runner.__version__, prog_name="runner", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Runs batches of Claude agents to their end, durably.
+    """Runs many Claude agents to their end, durably.
 
     Everything that a run does is stored before its next step begins, so that nothing is lost when
     a process dies, and everything can be looked at afterwards.
 
-    A JOB goes by its name, its key, `last` or an id; a RUN by JOB/ITEM or an id. Of ids the ends that
-    tables show are enough.
+    A JOB goes by its name, its key, `last` or an id; a RUN by JOB/ITEM or an id. The end of an id,
+    as tables show it, is enough.
 
     \b
     Example:

@@ -28,11 +28,11 @@ def notify() -> None:
 
 @notify.command()
 @click.argument("spec", metavar="FILE|JOB")
-@click.option("--event", type=click.Choice(EVENTS), default="done", help="Which notice to try.")
+@click.option("--event", type=click.Choice(EVENTS), default="done", help="The event to send.")
 @json_option
 @with_settings
 def test(settings: Settings, spec: str, event: NoticeEvent, as_json: bool) -> int:
-    """Send a trial by each way that a job file, or a job, names; from here, with this environment.
+    """Send a test notice through each channel of a job file or job, from this host and environment.
 
     Exits with 1 if one could not be sent.
 

@@ -12,14 +12,16 @@ _LONGEST = 120
 
 
 def progress(environment: Mapping[str, str], percent: int | None) -> str:
-    """Return what shows how far a job is (None: that it is over); nothing where no terminal takes it."""
+    """Return the sequence that shows a job's progress (None: clears it); empty if the terminal has
+    none."""
     if not _takes_progress(environment):
         return ""
     return f"\x1b]9;4;0{_END}" if percent is None else f"\x1b]9;4;1;{percent}{_END}"
 
 
 def notification(environment: Mapping[str, str], words: str) -> str:
-    """Return what shows a notification, of words in which no control character is left."""
+    """Return the sequence that shows a notification, without control characters; empty if the terminal
+    has none."""
     if not _takes_notifications(environment):
         return ""
     plain = "".join(each for each in words if each.isprintable() and each != ";")

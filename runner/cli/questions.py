@@ -102,7 +102,7 @@ class Asker:
         return not self._gave_up and self._terminal.is_ours
 
     def ask_again(self) -> None:
-        """Ask also what the person had left waiting."""
+        """Ask again what the person had left waiting."""
         self._gave_up = False
 
     def ask(

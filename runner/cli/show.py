@@ -288,10 +288,10 @@ def events(
     With -f it goes on until the run has ended: a line for each event that matters, and the model's text as
     it is written. With --json -f each line is an object, and every event has one.
 
-    With --tree it is of the run and of all the sub-agents below it, in order of time. Before its type an
-    event has whose it is: 3 is the third sub-agent that the run has started, 3.1 the first that this
-    one has. Behind it, which tool call it is of: 3.2 is the second of the third sub-agent, 2 the
-    second of the run itself. In JSON that is its label, of other events that of the run.
+    With --tree it shows the run and all its sub-agents, in order of time. The label before an event's
+    type is the sub-agent: 3 is the run's third, 3.1 the first of that one. The label after it is the
+    tool call: 3.2 is the second call of sub-agent 3. JSON has it as `label`; an event without a call
+    has its run's label.
 
     With a filter or a format it is a table of one run and of the changes of its job, with what model
     calls cost and how long waits took.

@@ -49,7 +49,7 @@ _SHORTEST_SECRET = 32
 @click.option(
     "--auth",
     type=click.Choice(["users", "proxy"]),
-    help="Who may log in: `runner users`, by token or as a proxy says.",
+    help="How people of `runner users` log in: by token, or through a proxy.",
 )
 @click.option("--url", metavar="URL", help="The address that browsers use, if it is another one.")
 @click.option(
@@ -225,7 +225,7 @@ def list_(app: handle.App, removed: bool, as_json: bool) -> None:
 @click.argument("name")
 @changing
 def remove(app: handle.App, name: str, author: Author, as_json: bool) -> None:
-    """Let a person log in no more, at once.
+    """End a person's access at once.
 
     \b
     Example:

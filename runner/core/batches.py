@@ -94,7 +94,8 @@ class StoredBatch:
 
 
 def custom_id(run_id: str, number: int) -> str:
-    """Return what names a call in a batch: its run and its number, in the characters that the API takes."""
+    """Return the name of a call in a batch: its run and its number, in characters that the API
+    takes."""
     name = f"{_NOT_IN_IDS.sub('-', run_id)}_{number}"
     return name if len(name) <= _LONGEST_ID else sha256(name.encode()).hexdigest()
 
@@ -112,7 +113,7 @@ def due_waves(
     its job is under way, or when it is as large as a batch may be.
 
     Args:
-        kinds: what calls have to have in common to share a batch, by job.
+        kinds: by job, what calls must have in common to share a batch.
         busy: the jobs with runs that may ask for another call soon.
     """
     waves: defaultdict[Any, list[WaitingCall]] = defaultdict(list)
@@ -192,9 +193,9 @@ def awaits_batch(state: RunState) -> bool:
 
 
 def goes_in_batch(state: RunState) -> bool:
-    """True if a run's next call goes into a batch. The first one of a job does not: it writes the prefix
-    that the others read from the cache, and finds a request that the API refuses at once. As long as
-    that was refused, neither do the others."""
+    """True if a run's next call goes into a batch. The first one of a job does not: it writes the
+    prefix that the others read from the cache, and shows at once if the API refuses such requests.
+    Until one is accepted, the others do not either."""
     if state.lane == "realtime" or state.model.warms_cache or state.first_refused:
         return False
     if state.lane == "batch":

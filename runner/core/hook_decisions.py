@@ -264,8 +264,8 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
 
 
 def replaced(call: Call, text: str) -> tuple[Block, str]:
-    """Return a call's result with another text, and the text that the call itself had. What the model
-    is told first of a changed input stays."""
+    """Return a call's result with another text, and the original text. A note about a changed input
+    stays at the beginning."""
     assert call.result is not None, "a hook looks at a call that has its result"
     content = call.result["content"]
     told = "".join(content.partition(EDIT_TOLD)[:2]) if call.input_to_run != call.input else ""

@@ -1,9 +1,10 @@
 """The rate limits that workers share: token buckets as the API reports them, and concurrency.
 
-A pool holds the limits of one organisation and group of models, or those that a job's file sets. Workers
-hold permits, one for each call that is to begin, and report what they hold and how many calls wait. The
-level of a bucket is what the API last said is left, plus what has flowed in since, less what is held:
-so it is right however many calls the API has counted by then. All times are in seconds since the epoch.
+A pool holds the limits of one organization and group of models, or those that a job's file sets.
+Workers hold permits, one for each call that is to begin, and report what they hold and how many calls
+wait. The level of a bucket is what the API last said is left, plus what has flowed in since, less what
+is held: so it is right however many calls the API has counted by then. All times are in seconds since
+the epoch.
 Sources: https://docs.claude.com/en/api/rate-limits, https://docs.claude.com/en/api/errors.
 """
 
@@ -51,7 +52,7 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose call it is."""
+    """The job and the urgency of a call."""
 
     job_id: str = ""
     urgency: float = 0.0  # the most urgent calls come first
@@ -64,8 +65,8 @@ def urgency(rank: int, priority: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
-    """Whose limits: the API's id of an organisation (empty: those of a job), and the group of models
-    (the job's id)."""
+    """Whose limits a pool has: the API's id of an organization and a group of models; of a job, an
+    empty id and the job's id."""
 
     organisation: str
     group: str
@@ -191,7 +192,8 @@ def pool_of(caps: Caps, now: float) -> Pool:
 
 
 def minute_limit(key: PoolKey, bucket: Bucket) -> float:
-    """Return a minute's limit as people know it: of a job's pool, what flows in is only the rest of it."""
+    """Return a limit per minute as people set it: a job's pool counts part of it as capacity, the rest
+    as inflow."""
     return bucket.limit if key.organisation else bucket.limit + bucket.capacity
 
 

@@ -72,7 +72,7 @@ _BY_MACHINES = re.compile(
 
 
 def speaker_of(line: Line, words: str) -> SpokenBy:
-    """Who said words of a user's line; older versions leave it to the words themselves."""
+    """Who said words of a user's line; in older versions only the words tell."""
     if (known := line.spoken_by) is not None:
         return known
     if words.startswith("<teammate-message"):
@@ -250,7 +250,7 @@ _DENYING_WORDS = tuple(
 
 
 def denier_of(kind: str | None, shown: str, is_error: bool) -> str | None:
-    """Return who denied a call by its result, in words; None if nobody did."""
+    """Return who denied a call, in words, judged by its result; None if nobody did."""
     if kind is None and is_error and not shown.startswith(INTERRUPTED):
         shown = shown.removeprefix("<tool_use_error>").removeprefix("Error: ")
         kind = next((name for name, words in _DENYING_WORDS if words.match(shown)), None)

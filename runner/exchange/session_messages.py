@@ -84,13 +84,13 @@ class SessionMessage:
 
     @property
     def is_error(self) -> bool:
-        """True if the words of Claude Code's own say that the API failed."""
+        """True if Claude Code wrote it to say that the API failed."""
         is_told = any(line.fields.get("isApiErrorMessage") is True for line in self.lines)
         return is_told or (self.model == SYNTHETIC and self.text.startswith("API Error"))
 
     @property
     def is_afterword(self) -> bool:
-        """True if it asks for no reply, and is none."""
+        """True if it neither is a reply nor asks for one."""
         if self.role == "assistant":
             return self.model == SYNTHETIC and self.text == _NO_REPLY
         texts = [as_text(each.block.get("text")) for each in self.said]
@@ -136,8 +136,8 @@ class Note(NamedTuple):
 
 
 class Conversation:
-    """The messages of a session, or of an agent in it, as its lines are added. ``texts`` are all that
-    the lines to come say or deliver."""
+    """The messages of a session, or of an agent in it, as its lines are added. ``texts`` are all texts
+    of the lines that will be added."""
 
     def __init__(self, agent: str | None, texts: Collection[str]) -> None:
         self.agent = agent

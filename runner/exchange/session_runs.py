@@ -154,8 +154,9 @@ class SessionRun:
         self._add_event(child.started_at, "child_started", data)
 
     def add_unreported(self, talk: Conversation, runs: Collection[SessionRun]) -> None:
-        """Add what the last word of ``stream-json`` states beyond the replies: their lines have the
-        tokens of output that were known when each began, and calls beside the conversation none."""
+        """Add the tokens in the ``result`` of ``stream-json`` that no reply accounts for: a reply's
+        lines have the output tokens known when it began, and calls outside the conversation have no
+        lines."""
         stated = as_object(talk.result.fields.get("modelUsage")) if talk.result is not None else {}
         for name, of_model in stated.items():
             model, said = visible(name), usage_of(as_object(of_model))
@@ -165,7 +166,7 @@ class SessionRun:
                 self._add_usage(self.turns, model, missing, "summary", self.ended_at)
 
     def finish(self) -> None:
-        """Add what only the whole tells."""
+        """Add what only the complete session tells."""
         self.events.sort(key=lambda each: each.at)
         self.message_count = len({row["message"] for row in self.rows["blocks"]})
         session, talk = self._session, self._talk

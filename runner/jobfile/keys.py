@@ -414,8 +414,8 @@ HOOK = Table("hooks.EVENT", (
     Key("matcher", matcher(), [], "Which calls it is run for: one part of the call that one of the "
         "rules matches is enough. Only for `PreToolUse` and `PostToolUse`. "
         '`"Edit\\|Write"` is a list of two, `"mcp__.*"` a regular expression.', "every call"),
-    Key("if", matcher(), [], "Which of these calls it is run for: the same, and both must match, as in "
-        "Claude Code's settings.", "every call"),
+    Key("if", matcher(), [], "A second matcher, as in Claude Code's settings: both must match.",
+        "every call"),
     Key("command", text(), None, "A command for bash.", ""),
     Key("function", text(500), None, "A function of your own, `package.module:function`, called with "
         "the event. Exactly one of the two.", ""),
@@ -437,9 +437,9 @@ MCP = Table("mcp.NAME", (
     Key("scope", choice(*get_args(Scope)), None, "Who shares one server: all runs of the job in a worker, "
         "outside the sandbox; or each run has its own, in its sandbox and workspace.",
         "`run` with a sandbox, else `job`"),
-    Key("trust_hints", flag, False, "Whether to believe the server which of its tools only read "
-        "(`readOnlyHint`). Only such calls run again by themselves, and beside others."),
-    Key("start_timeout", duration(), 30, "How long it may take until it answers."),
+    Key("trust_hints", flag, False, "Whether to believe the server's `readOnlyHint` of a tool. Only "
+        "calls of read-only tools run again by themselves, and beside others."),
+    Key("start_timeout", duration(), 30, "How long the server may take to start and answer."),
 ))
 EVENTS = Table("hooks", tuple(
     Key(event, list_of(table_of(HOOK), "tables", placed=True), []) for event in get_args(HookEvent)
@@ -524,13 +524,13 @@ PILOT = Table("pilot", (
         "(#pilotcontinue).", "never: they wait for `runner resume`"),
 ))
 NOTIFY = Table("notify", (
-    Key("on", list_of(choice(*NOTICE_EVENTS), unique=True), list(NOTICE_EVENTS), "What to tell of."),
+    Key("on", list_of(choice(*NOTICE_EVENTS), unique=True), list(NOTICE_EVENTS), "The events to tell of."),
     Key("command", text(2_000), None, "A shell command of one line, which gets the notice as JSON on its "
         "input.", example="mail -s Runner lena"),
-    Key("webhook", _variable, None, "The environment variable of the workers that holds the address that "
-        "the notice is posted to.", example="RUNNER_SLACK_WEBHOOK"),
-    Key("secret", _variable, None, "The environment variable that holds the key that requests are "
-        "[signed](#notify) with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
+    Key("webhook", _variable, None, "The workers' environment variable that holds the address to post "
+        "the notice to.", example="RUNNER_SLACK_WEBHOOK"),
+    Key("secret", _variable, None, "The environment variable that holds the key to "
+        "[sign](operations.md#being-told) requests with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
     Key("format", choice(*get_args(NoticeFormat)), "json", "The body: the notice, or a message for Slack.",
         needs="webhook"),
     Key("desktop", flag, False, "Whether to show it on the desktop of the worker's host."),

@@ -1,4 +1,4 @@
-"""What pages watch, as versions that change when what is watched does: one look for all of them."""
+"""Versions of what pages watch: a version changes when its topic does. One look serves all pages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OPEN = ("queued", "running", "waiting")
 
 
 def versions(database: Database, topics: Collection[str]) -> dict[str, str]:
-    """The version of each topic: ``jobs``, ``inbox``, ``job:ID`` or ``run:ID``. That of a run changes with
-    the runs below it, too. Nothing is said of topics that are not there."""
+    """The version of each topic: ``jobs``, ``inbox``, ``job:ID`` or ``run:ID``. That of a run changes
+    with the runs below it, too. Topics that do not exist are left out."""
     return database.read(lambda connection: dict(_versions(connection, topics)), snapshot=False)
 
 

@@ -182,19 +182,19 @@ def refused(
 
 
 def lost(database: Database, batch: StoredBatch, why: str, now: float) -> None:
-    """Nobody knows what became of a batch: its calls are charged, and made again."""
+    """The outcome of a batch is unknown: its calls are charged, and made again."""
     _end(database, batch, "lost", why, now, result=LOST)
 
 
 def not_ours(database: Database, batch: StoredBatch, why: str) -> None:
-    """A batch that was adopted is another one: look for ours once more."""
+    """The adopted batch is not ours: search for ours again."""
     others = [*batch.not_ours, batch.api_id]
     unknown = {"api_id": None, "adopted": False, "created_at": None, "expires_at": None}
     _change(database, batch, not_ours=others, detail=_line(why), **unknown)
 
 
 def checked(database: Database, batch: StoredBatch, now: float, why: str = "") -> None:
-    """Note when the API was asked about a batch, and ``why`` it did not say."""
+    """Note when the API was asked about a batch, and ``why`` it gave no answer."""
     _change(database, batch, checked_at=now, detail=_line(why))
 
 
@@ -261,7 +261,7 @@ def known_ids(database: Database) -> set[str]:
 
 
 def abandoned(database: Database, batch: StoredBatch) -> bool:
-    """True if no run takes anything of a batch any more."""
+    """True if no run waits for a call of a batch any more."""
     open_call = select(batch_calls.c.run_id).where(batch_calls.c.batch_id == batch.id, _IS_OPEN)
     return not database.rows(open_call.limit(1))
 

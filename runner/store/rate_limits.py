@@ -29,7 +29,7 @@ class StoredRateLimits:
     database: Database
 
     def known(self, now: float) -> dict[PoolKey, Pool]:
-        """Return the pools of organisations that were in use lately. Raises ``UnreachableError``."""
+        """Return the pools of organizations that were in use lately. Raises ``UnreachableError``."""
         query = select(rate_pools).where(
             rate_pools.c.organisation != "", rate_pools.c.changed_at > now - RECENT_SECONDS
         )

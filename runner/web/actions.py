@@ -1,4 +1,4 @@
-"""What people change: answers to questions, and what runs and jobs do next. Each change has their name."""
+"""Routes that change something: answers, and actions on runs and jobs. A change records the person."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def confirm(visit: Visit) -> Response:
 
 
 def act_on_all(visit: Visit) -> Response:
-    """Do it, with all that match by now."""
+    """Do the action with all runs that match by now."""
     app, action, form = visit.app, visit.form.get("action", ""), visit.form
     if action not in _ANSWERS and not may(visit.session.role, "operate"):
         raise UsageError(f"your role is {visit.session.role!r}, and this needs 'operate'")

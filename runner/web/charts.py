@@ -15,8 +15,8 @@ _GAP = 2.0
 
 
 def bars(values: Sequence[float], label: str, titles: Sequence[str]) -> Markup:
-    """Return a bar for each value, with a title that browsers show beside the pointer; ``label`` says what
-    the figure shows, for who cannot see it."""
+    """Return a bar for each value, with a title that browsers show beside the pointer; ``label`` says
+    what the figure shows, for screen readers."""
     most = max(values, default=0) or 1
     width = _WIDTH / max(len(values), 1)
     drawn = Markup().join(

@@ -88,7 +88,8 @@ def marked(excerpt: Any) -> Iterator[tuple[bool, str]]:
 
 
 def url(path: str, *parts: str, **query: Any) -> str:
-    """Return an address of ours: ``{}`` in the path are the parts. Empty values are left out."""
+    """Return an address on this site, with the parts in place of ``{}`` in the path. Empty values are
+    left out."""
     whole = path.format(*(quote(part, safe="") for part in parts))
     given = {name: value for name, value in query.items() if value not in (None, "", False)}
     return f"{whole}?{urlencode(given, errors='replace')}" if given else whole

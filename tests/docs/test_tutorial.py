@@ -31,7 +31,7 @@ _CHANGING = (
 def test_the_tutorial_prints_what_it_shows(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    commands = tmp_path_factory.mktemp("bin")  # of this environment no more: it may be in /tmp
+    commands = tmp_path_factory.mktemp("bin")  # without python3: calls cannot run one in /tmp
     (commands / "runner").symlink_to(Path(sys.executable).parent / "runner")
     environment = {
         "PATH": f"{commands}:{os.environ['PATH']}",

@@ -64,6 +64,8 @@ class TestAuthorizationIsForThisCall:
             "tools/functions.py",
             "tools/sandbox.py",
             "tools/search.py",
+            "tools/mcp.py",
+            "tools/mcp_session.py",
             # What a job itself runs around calls: no model chooses it.
             "tools/hooks.py",
             # Children of Runner's own, which are no tools.

@@ -98,7 +98,8 @@ def keep(path: str) -> str:
 def test_what_contained_a_call_is_recorded_also_if_nothing_did(bench: Workbench) -> None:
     assert bash(bench, "true", None).containment == "none"
     assert bash(bench, "true", Sandbox("off")).containment == "none"
-    assert bash(bench, "exit 3", Sandbox()).containment == HERE.kind
+    # Landlock cannot hold that the state folder in this workspace is hidden, and says so.
+    assert str(bash(bench, "exit 3", Sandbox()).containment).startswith(HERE.kind)
     assert bench.run("Glob", pattern="*").containment is None
 
 
