@@ -50,8 +50,9 @@ def costs(
 ) -> None:
     """Say what model calls have used and cost, of all jobs or of one.
 
-    Costs are list prices times tokens, not an invoice. They exclude calls under way, and calls of
-    unknown usage, which are shown apart with the most that they can have cost. A model without a price is named; RUNNER_PRICES can name a file that has one.
+    Costs are list prices times tokens, not an invoice. They exclude calls under way, and calls
+    of unknown usage, which are shown apart with the most that they can have cost. A model
+    without a price is named; RUNNER_PRICES can name a file that has one.
 
     Of one job it also says what was lost to expired caches, to calls that were made again and to
     failed items, and which changes would have cost less.

@@ -36,8 +36,8 @@ def init(settings: Settings, template: app_init.Template, output: Path | None) -
     """Write a first job file for this repository: prompt, items, rules, limits and `verify`.
 
     It looks at the files here for the language and the test command, asks what to do, to which
-    files, and which command says that the work is right, and checks what it has written. Where no
-    person is at the terminal it asks nothing and takes what it found.
+    files, and which command says that the work is right, and checks what it has written. Without
+    a terminal it asks nothing and uses what it found.
 
     \b
     Example:

@@ -53,7 +53,12 @@ def with_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NAME=VALUE",
             help="Set a limit, such as max_turns=5 (repeatable).",
         ),
-        click.option("--sample", type=count, metavar="N", help="Only N items, spread by their keys, the same each time."),
+        click.option(
+            "--sample",
+            type=count,
+            metavar="N",
+            help="Only N items, spread by their keys, the same each time.",
+        ),
         click.option("--first", type=count, metavar="N", help="Only the first N items."),
         click.option("--only", multiple=True, metavar="KEY", help="Only this item (repeatable)."),
     ):

@@ -48,7 +48,9 @@ logger = logging.getLogger(__name__)
     "--resume", "resumed", type=JOB, metavar="JOB", help="Go on with a job instead of a new one."
 )
 @click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
-@click.option("--detach", is_flag=True, help="Leave the job to a worker that outlives this terminal.")
+@click.option(
+    "--detach", is_flag=True, help="Leave the job to a worker that outlives this terminal."
+)
 @quiet_option
 @pilot_option
 @with_overrides
@@ -120,7 +122,11 @@ def run(
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--key", metavar="KEY", help="Names the job; submitting the same file and key again does nothing.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="Names the job; submitting the same file and key again does nothing.",
+)
 @click.option("--watch", is_flag=True, help="Then watch it, as `runner attach` does.")
 @quiet_option
 @pilot_option
