@@ -1,5 +1,5 @@
 """An MCP server over HTTP, of the official SDK: prints its port. It answers only with the header
-``Authorization: Bearer open``."""
+``Authorization: Bearer open``, and at ``?old`` knows only the protocol that has sessions."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def die() -> str:
 
 
 @server.tool()
+async def forget() -> str:
+    """Forget all sessions, as a restart does."""
+    server.session_manager._server_instances.clear()
+    return "forgotten"
+
+
+@server.tool()
 async def grow(context: Context) -> str:
     """Offer one more tool."""
     server.add_tool(lambda: "grown", name="grown", description="One more.")
@@ -50,6 +57,12 @@ def main() -> None:
     async def guarded(scope, receive, send):
         if scope["type"] == "http" and Request(scope).headers.get("authorization") != "Bearer open":
             await PlainTextResponse("who are you?", 401)(scope, receive, send)
+            return
+        version = (
+            Request(scope).headers.get("mcp-protocol-version", "") if "headers" in scope else ""
+        )
+        if scope.get("query_string") == b"old" and version >= "2026":
+            await PlainTextResponse("not found", 404)(scope, receive, send)
             return
         await app(scope, receive, send)
 

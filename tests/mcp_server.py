@@ -33,7 +33,9 @@ def _schema(**properties: str) -> dict[str, Any]:
 
 
 def _tool(name: str, says: str, hint: bool = False, **properties: str) -> dict[str, Any]:
-    tool = {"name": name, "description": says, "inputSchema": _schema(**properties)}
+    schema = {**_schema(**properties), "title": os.environ.get("ABOUT", name)}
+    says = f"{says} {os.environ.get('ABOUT', '')}".strip()
+    tool = {"name": name, "description": says, "inputSchema": schema}
     return {**tool, "annotations": {"readOnlyHint": True}} if hint else tool
 
 

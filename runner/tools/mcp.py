@@ -92,7 +92,7 @@ class McpServers(Observer):
         if lease.run_id in owners:
             threading.Thread(target=self._close, args=(lease.run_id,), daemon=True).start()
         if job_id is not None and job_id in owners and is_last:
-            timer = threading.Timer(self.idle_seconds, self._close_idle, (job_id,))
+            timer = threading.Timer(self.idle_seconds, self._close, (job_id, True))
             timer.daemon = True
             timer.start()
 
@@ -101,14 +101,10 @@ class McpServers(Observer):
         for owner in {owner for owner, _ in list(self._servers)}:
             self._close(owner)
 
-    def _close_idle(self, job_id: str) -> None:
+    def _close(self, owner: str, only_idle: bool = False) -> None:
         with self._lock:
-            if job_id in self._held.values():
+            if only_idle and owner in self._held.values():
                 return
-        self._close(job_id)
-
-    def _close(self, owner: str) -> None:
-        with self._lock:
             keys = [key for key in self._servers if key[0] == owner]
             servers = [self._servers.pop(key) for key in keys]
         for server in servers:
@@ -135,10 +131,11 @@ class _Server:
     def call(
         self, call: ToolCall, tool: str, inside: Contained, interrupt: Interrupt
     ) -> ToolResult:
-        from runner.tools.mcp_session import CallFailed, CallTimedOut, SessionLost
+        from runner.tools.mcp_session import CallFailed, CallTimedOut, SessionForgotten, SessionLost
 
         name, copy = call.tool.name, call.surroundings.outputs / f"{call.id}.txt"
         until = time.monotonic() + call.timeout
+        refused = False
         while True:
             session = self._open_session(call, inside, until, interrupt)
             inside.containment = self._containment
@@ -147,7 +144,10 @@ class _Server:
                 result = session.call(tool, call.input, left, interrupt)
             except SessionLost as lost:
                 self._lose(session)
-                if call.tool.read_only and time.monotonic() < until:
+                again = call.tool.read_only
+                if isinstance(lost, SessionForgotten):
+                    again, refused = again or not refused, True
+                if again and time.monotonic() < until:
                     continue
                 why = self._told(str(lost))
                 return _unknown(f"The MCP server {self._written.name} was lost in this call: {why}")
@@ -178,12 +178,14 @@ class _Server:
         """Return the session, opened if there is none. Runs that want it meanwhile wait."""
         while not self._lock.acquire(timeout=_LOOK_SECONDS):
             interrupt.check()
+            if time.monotonic() > until:
+                raise self._not_ready(call)
         try:
             if self._session is not None and not self._session.is_alive:
                 self._drop(self._session)
             if self._session is None:
                 self._pause(until, interrupt)
-                self._session = self._open(call, inside, interrupt)
+                self._session = self._open(call, inside, until, interrupt)
             return self._session
         finally:
             self._lock.release()
@@ -200,8 +202,10 @@ class _Server:
         if interrupt.wait(pause):
             interrupt.check()
 
-    def _open(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> Session:
-        from runner.tools.mcp_session import SessionLost
+    def _open(
+        self, call: ToolCall, inside: Contained, until: float, interrupt: Interrupt
+    ) -> Session:
+        from runner.tools.mcp_session import CallTimedOut, SessionLost
 
         try:
             server, self._found = self._written.expanded(self._environment)
@@ -215,7 +219,10 @@ class _Server:
         path = None if in_image else self._path
         session = _session(server, folder, run_id, path, inside)
         try:
-            session.wait_open(interrupt)
+            session.wait_open(interrupt, until - time.monotonic())
+        except CallTimedOut as error:
+            session.close()
+            raise self._not_ready(call) from error
         except SessionLost as lost:
             self._drop(session)
             raise ToolFailure(
@@ -228,9 +235,13 @@ class _Server:
         return session
 
     def _lose(self, session: Session) -> None:
-        with self._lock:
-            if self._session is session:
-                self._drop(session)
+        while self._session is session:  # else another run has dropped it, and may open a new one
+            if self._lock.acquire(timeout=_LOOK_SECONDS):
+                try:
+                    if self._session is session:
+                        self._drop(session)
+                finally:
+                    self._lock.release()
 
     def _drop(self, session: Session) -> None:
         self._session = None
@@ -238,6 +249,12 @@ class _Server:
         pause = min(_LONGEST_PAUSE, 2.0 ** (self._losses - 2)) if self._losses > 1 else 0.0
         self._not_before = time.monotonic() + pause
         session.close()
+
+    def _not_ready(self, call: ToolCall) -> ToolFailure:
+        return ToolFailure(
+            f"the MCP server {self._written.name} was not ready in {call.timeout:g} s; "
+            f"{call.tool.name} was not called"
+        )
 
     def _told(self, text: str) -> str:
         return told(text, self._found)
@@ -276,8 +293,8 @@ def _tools_of(written: McpServer, host: ToolHost, path: str) -> tuple[Tool, ...]
     described = (
         Tool(
             name=server.tool_name(tool.name),
-            description=plain(tool.description or tool.title or tool.name),
-            input_schema=tool.input_schema,
+            description=plain(told(tool.description or tool.title or tool.name, found)),
+            input_schema=_hidden(tool.input_schema, found),
             read_only=bool(
                 server.trust_hints and tool.annotations and tool.annotations.read_only_hint
             ),
@@ -333,6 +350,18 @@ def told(text: str, found: Mapping[str, str]) -> str:
         if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, f"${{{name}}}")
     return text
+
+
+def _hidden(data: Any, found: Mapping[str, str]) -> Any:
+    """Return JSON data, the texts in it as ``told`` returns them."""
+    match data:
+        case str():
+            return told(data, found)
+        case dict():
+            return {told(key, found): _hidden(value, found) for key, value in data.items()}
+        case list():
+            return [_hidden(value, found) for value in data]
+    return data
 
 
 def _unknown(why: str) -> ToolResult:

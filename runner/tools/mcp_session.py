@@ -47,11 +47,16 @@ _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
 _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
+_SESSION_ID = "mcp-session-id"
 _Streams = tuple[Any, Any]
 
 
 class SessionLost(Exception):  # noqa: N818 - becomes an outcome of a call
     """The server has ended or broke the connection; the text says how."""
+
+
+class SessionForgotten(SessionLost):
+    """The server knows the session no more, as after a restart: it refused the call."""
 
 
 class CallFailed(Exception):  # noqa: N818 - becomes an outcome of a call
@@ -73,24 +78,28 @@ class Session:
         self._status = 0  # of the last answer over HTTP, if it was an error
         self._client: Client | None = None
         self.tools: list[Tool] = []  # of the server, when it is open
-        self._over: anyio.Event  # set when it has to end
+        self._forgotten = False  # the server has answered that it does not know this session
         self._opened: Future[None] = Future()
         self._stack = ExitStack()
         name = f"mcp {server.name}"
         self._portal = self._stack.enter_context(start_blocking_portal(name=name))
+        self._over = self._portal.call(anyio.Event)  # set when it has to end
         self._served = self._portal.start_task_soon(self._serve)
 
     @property
     def is_alive(self) -> bool:
         return not self._served.done()
 
-    def wait_open(self, interrupt: Interrupt) -> None:
+    def wait_open(self, interrupt: Interrupt, seconds: float | None = None) -> None:
         """Wait until the server has answered. Raises ``SessionLost`` with its stderr if it does not,
-        ``HostFaultError`` if this host cannot start it, ``Interrupted``."""
+        ``CallTimedOut`` if that takes longer, ``HostFaultError`` if this host cannot start it,
+        ``Interrupted``."""
         try:
-            _wait(self._opened, interrupt)
+            _wait(self._opened, interrupt, seconds)
         except Interrupted:
             raise
+        except _Unanswered as error:
+            raise CallTimedOut from error
         except Exception as error:
             if self._failure is not None:
                 raise self._failure from error
@@ -100,7 +109,7 @@ class Session:
         self, tool: str, arguments: dict[str, Any], timeout: float, interrupt: Interrupt
     ) -> CallToolResult:
         """Call a tool. One that is cut or takes too long is cancelled, and the session goes on. Raises
-        ``SessionLost``, ``CallTimedOut``, ``CallFailed``, ``Interrupted``."""
+        ``SessionLost``, ``SessionForgotten``, ``CallTimedOut``, ``CallFailed``, ``Interrupted``."""
         assert self._client is not None, "the session is open"
         work = partial(self._client.call_tool, tool, arguments, timeout)
         return self._ask(work, timeout + _ANSWER_PATIENCE, interrupt)
@@ -109,6 +118,8 @@ class Session:
         """End the session, and the server's process with everything below it."""
         with suppress(RuntimeError):  # the portal has ended
             self._portal.call(self._over.set)
+        if not self._opened.done():
+            self._served.cancel()  # else it ends when the server has answered
         with suppress(Exception, CancelledError):
             self._served.result()
         self._stack.close()
@@ -129,6 +140,8 @@ class Session:
             future.cancel()
             raise SessionLost("it does not read what it is sent") from error
         except MCPError as error:
+            if self._forgotten and "session" in str(error).lower():  # the code is each server's own
+                raise SessionForgotten(self._how_it_ended(error)) from error
             if error.code == REQUEST_TIMEOUT:
                 raise CallTimedOut from error
             if error.code == CONNECTION_CLOSED or not self.is_alive:
@@ -164,7 +177,6 @@ class Session:
 
     async def _serve(self) -> None:
         """Hold the session until it is closed or lost."""
-        self._over = anyio.Event()
         seconds = self._server.start_timeout
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
@@ -189,6 +201,9 @@ class Session:
     async def _over_http(self, url: str) -> AsyncIterator[_Streams]:
         async def look(response: Any) -> None:
             self._status = response.status_code if response.is_error else 0
+            request = response.request
+            if self._status == 404 and request.method == "POST" and _SESSION_ID in request.headers:
+                self._forgotten = True
 
         async with create_mcp_http_client(headers=dict(self._server.headers)) as client:
             client.event_hooks["response"].append(look)

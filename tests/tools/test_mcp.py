@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from runner.ports import Claimed, Interrupt, ToolCall
 from runner.tools.mcp import MISSING, list_tools
 from runner.tools.sandbox import Sandboxes
 
-from .conftest import Workbench, running, wait_until
+from .conftest import PATIENCE, Workbench, running, wait_until
 
 SERVER = Path(__file__).parents[1] / "mcp_server.py"
 OBJECT = {"type": "object"}
@@ -236,6 +237,56 @@ def test_servers_are_listed_on_all_pages_and_hints_count_only_when_trusted(
     others = listed["plain"]
     assert isinstance(others, tuple)
     assert not any(tool.read_only for tool in others)
+
+
+@pytest.mark.slow
+def test_what_a_server_says_of_its_tools_does_not_show_values_of_variables(
+    patient: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", 'hunter2"hunter2')
+    server = Ours(patient, env={"ABOUT": "${SERVICE_TOKEN}"}).server
+    tools = list_tools([server])["ours"]
+    assert isinstance(tools, tuple)
+    assert all("${SERVICE_TOKEN}" in tool.description for tool in tools)
+    assert {tool.input_schema["title"] for tool in tools} == {"${SERVICE_TOKEN}"}
+
+
+def test_a_call_waits_for_a_server_that_another_run_starts_no_longer_than_its_timeout(
+    patient: Workbench,
+) -> None:
+    arguments = (str(SERVER), str(patient.workspace / "notes"), "--mute")
+    ours = Ours(patient, args=arguments, start_timeout=PATIENCE)
+    interrupt, cut = Interrupt(), threading.Event()
+
+    def start() -> None:
+        with suppress(Interrupted):
+            ours.bench.tools.run(ours.request("say", text="x"), interrupt)
+        cut.set()
+
+    # Both runs are of one job: that of the first starts the server.
+    for run_id in ("run_1", "run_2"):
+        patient.tools.servers.claimed(Claimed(Lease(run_id, 1, "worker_1"), "job_1", "a"))
+    ours.notes.touch()
+    thread = threading.Thread(target=start)
+    thread.start()
+    ours.pids(1)
+    waits = ours.call("say", seconds=0.2, run="run_2", text="x")
+    assert not cut.is_set()
+    interrupt.set("dropped")
+    thread.join()
+    starts = ours.call("say", seconds=0.2, text="x")
+    for result in (waits, starts):
+        assert result.outcome == "failed"
+        assert "the MCP server ours was not ready in 0.2 s" in result.content
+
+
+def test_a_session_that_is_closed_at_once_ends() -> None:
+    from runner.tools.mcp_session import Session
+
+    for _ in range(5):
+        session = Session(McpServer("absent", url="http://127.0.0.1:9/mcp"))
+        session.close()
+        assert not session.is_alive
 
 
 def test_a_server_that_cannot_be_listed_says_why(patient: Workbench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_a_call_over_http_sends_the_headers_and_outlives_timeouts_and_restarts(
         again.communicate()
 
 
+@pytest.mark.slow
+def test_a_call_that_is_refused_with_its_session_is_made_in_a_new_one(
+    patient: Workbench, served: tuple[subprocess.Popen[str], McpServer]
+) -> None:
+    server = replace(served[1], url=f"{served[1].url}?old")
+    for _ in range(2):
+        assert call(patient, server, "forget").content == "forgotten"
+        assert call(patient, server, "add", a=5, b=6).content == "11"
+
+
 def test_a_server_that_refuses_or_is_not_there_says_so(
     served: tuple[subprocess.Popen[str], McpServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +89,7 @@ def test_a_server_that_refuses_or_is_not_there_says_so(
     listed = list_tools([server])["docs"]
     assert isinstance(listed, tuple)
     assert [tool.name for tool in listed] == [
-        f"mcp__docs__{name}" for name in ("add", "die", "grow", "slow")
+        f"mcp__docs__{name}" for name in ("add", "die", "forget", "grow", "slow")
     ]
     monkeypatch.setenv("DOCS_TOKEN", "wrong")
     refused = list_tools([server])["docs"]
