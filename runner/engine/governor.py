@@ -53,6 +53,7 @@ AHEAD = 1.5  # permits are held for the calls of so many intervals
 LOST_SHARE = 0.5  # of a worker's share of the limits, used while the database does not answer
 LEARNING = 0.2  # weight of the newest call in the mean of what calls take
 LEAST_WAIT, LONGEST_WAIT = 0.05, 60.0
+LONGEST_HOLD = 3600.0  # that one ``retry-after`` holds an organization's calls back
 CHARACTERS_PER_TOKEN = 4  # for estimates of what is new in a prompt
 
 
@@ -86,7 +87,7 @@ class _Share:
     news: News = field(default_factory=News)
     is_urgent: bool = True  # there are news that concern everyone
     is_reported: bool = False  # the database has a report with permits or demands
-    exchanged_at: float = -math.inf
+    exchanged_at: float = -math.inf  # by the monotonic clock
 
     @property
     def is_of_job(self) -> bool:
@@ -247,6 +248,8 @@ class Governor:
 
     def refused(self, run_id: str, retry_after: float | None) -> None:
         now = self._clock.now()
+        if retry_after is not None:
+            retry_after = min(LONGEST_HOLD, retry_after)
         with self._lock:
             call = self._begun.get(run_id)
             for share in call.shares if call is not None else ():
@@ -327,12 +330,12 @@ class Governor:
         as its lease ends."""
         self._learn_pools()
         while not self._stopped.wait(LEAST_SECONDS / 2):
-            now = self._clock.now()
+            now = self._clock.monotonic()
             for share in tuple(self._shares.values()):
                 if self._due_at(share) <= now:
                     self._exchange(share, worker_id)
             due = min(map(self._due_at, tuple(self._shares.values())), default=math.inf)
-            self._poked.wait(min(max(due - self._clock.now(), 0.0), CALM_SECONDS))
+            self._poked.wait(min(max(due - self._clock.monotonic(), 0.0), CALM_SECONDS))
             self._poked.clear()
 
     def stop(self) -> None:
@@ -353,6 +356,7 @@ class Governor:
                     self._shares.setdefault(key, _Share(key, pool))
 
     def _due_at(self, share: _Share) -> float:
+        """Return when to exchange next, by the monotonic clock."""
         waits = any(share in call.shares for call in tuple(self._waiting.values()))
         if not (waits or share.begun or share.is_reported or share.news != News()):
             return math.inf
@@ -360,10 +364,10 @@ class Governor:
         return share.exchanged_at + spread * share.interval(waits)
 
     def _exchange(self, share: _Share, worker_id: str) -> None:
-        now = self._clock.now()
+        now, at = self._clock.now(), self._clock.monotonic()
         with self._lock:
             waiting = sum(share in call.shares for call in self._waiting.values())
-            passed, share.exchanged_at = now - share.exchanged_at, now
+            passed, share.exchanged_at = at - share.exchanged_at, at
             report = self._report(share, min(passed, LONGEST_WAIT), now)
             news, share.news, share.is_urgent = share.news, News(), False
         try:

@@ -21,7 +21,7 @@ from runner.engine.governor import Governor
 from runner.errors import UnreachableError
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.scripted import ScriptedModel
-from runner.ports import Interrupt, RateLimits
+from runner.ports import Clock, Interrupt, RateLimits
 from runner.store import jobs, leases, runs
 from runner.store.clock import DatabaseClock
 from runner.store.database import Database
@@ -36,11 +36,14 @@ WORKER = "worker_a"
 
 
 @contextmanager
-def governing(database: Database, limits: RateLimits | None = None) -> Iterator[Governor]:
+def governing(
+    database: Database, limits: RateLimits | None = None, clock: Clock | None = None
+) -> Iterator[Governor]:
     """A governor at work for a registered worker."""
     about = {"hostname": "here", "host_id": "here", "pid": 1, "slots": 1, "version": "1"}
     leases.register(database, WORKER, now=time.time(), **about)
-    governor = Governor(limits or StoredRateLimits(database), DatabaseClock(database))
+    clock = clock or DatabaseClock(database)
+    governor = Governor(limits or StoredRateLimits(database), clock)
     thread = threading.Thread(target=governor.run, args=(WORKER,))
     thread.start()
     try:
@@ -123,6 +126,48 @@ def test_no_more_calls_of_a_job_are_under_way_than_its_file_says(
         governed = replace(ports, permits=governor, models=model)
         assert work(database, governed, scripted(max_concurrent=2), 5) == [DONE] * 5
     assert (model.calls, model.most) == (5, 2)
+
+
+class SetBack(Counting, DatabaseClock):
+    """The real clock, set back by an hour as the first call is made."""
+
+    def __init__(self, database: Database) -> None:
+        Counting.__init__(self, 0.05)
+        DatabaseClock.__init__(self, database)
+
+    def now(self) -> float:
+        return super().now() - (3600.0 if self.calls else 0.0)
+
+
+def test_permits_flow_on_when_the_clock_is_set_back(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    model = SetBack(database)
+    with governing(database, clock=model) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        assert work(database, governed, scripted(max_concurrent=1), 3) == [DONE] * 3
+
+
+def test_a_retry_after_holds_calls_back_for_an_hour_at_most(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    class Refuses(Counting):
+        def complete(self, *arguments: Any) -> ModelReply:
+            governor.answered(arguments[0].run_id, "host", {})
+            governor.refused(arguments[0].run_id, 86_400.0)
+            return super().complete(*arguments)
+
+    model, known = Refuses(0.0), StoredRateLimits(database).known
+    with governing(database) as governor:
+        governed = replace(ports, permits=governor, models=model)
+        work(database, governed, replace(scripted(), provider="anthropic"), 1)
+        while (
+            not (held := [pool.held_until for pool in known(time.time()).values()]) or not held[0]
+        ):
+            time.sleep(0.01)
+    assert held[0] < time.time() + 3601.0
 
 
 @pytest.mark.slow
