@@ -27,6 +27,7 @@ _HITS = 20  # of a page
 _ROWS, _CSV_ROWS = 300, 100_000
 _SQL_SECONDS = 20.0
 _PATIENCE_SECONDS, _MOST_SEARCHES = 4.0, 8
+_KEPT_SECONDS = 30.0  # that a search waits, once it is done, for the page that asked
 _at_once = threading.BoundedSemaphore(2)  # questions in SQL; each has a process of its own
 
 
@@ -41,14 +42,19 @@ class _Search(threading.Thread):
         super().__init__(name="search", daemon=True)
         self.done = self.all = 0
         self._look = look
+        self._ended_at = 0.0
         self._found: audit.Found | Exception = RunnerError("the search was cut off: search again")
 
     @classmethod
     def found(cls, key: str, look: Callable[..., audit.Found]) -> audit.Found | _Search:
         """Return what a search found, or the search itself if it goes on. Raises what it raises."""
         with cls._lock:
+            oldest = time.monotonic() - _KEPT_SECONDS
+            for each, one in list(cls.running.items()):
+                if not one.is_alive() and one._ended_at < oldest:
+                    cls.running.pop(each, None)
             if (search := cls.running.get(key)) is None:
-                if len(cls.running) >= _MOST_SEARCHES:
+                if sum(each.is_alive() for each in cls.running.values()) >= _MOST_SEARCHES:
                     raise UsageError("many searches are running: try again in a moment")
                 cls.running[key] = search = cls(look)
                 search.start()
@@ -65,6 +71,7 @@ class _Search(threading.Thread):
             self._found = self._look(progress=self._progress)
         except Exception as error:
             self._found = error
+        self._ended_at = time.monotonic()
 
     def _progress(self, done: int, all_: int) -> None:
         self.done, self.all = done, all_

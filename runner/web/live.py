@@ -68,7 +68,9 @@ class Hub:
 
     def add(self, stream: _Stream, version: str) -> None:
         with self._lock:
-            self._versions.setdefault(stream.topic, version)
+            known = self._versions.setdefault(stream.topic, version)
+            if known != version:  # the others were told since ``version`` was looked up
+                stream.put(("changed", known, stream.topic))
             self._streams[stream.topic].add(stream)
             if self._looking is None:
                 self._looking = threading.Thread(target=self._look, name="live", daemon=True)
@@ -103,8 +105,8 @@ class Hub:
             self.looks += 1
             try:
                 found = watched.look(self._app, topics)
-            except RunnerError as error:
-                logger.debug("pages see no changes: %s", error)
+            except Exception as error:  # the next look may see them
+                logger.warning("open pages see no changes: %s: %s", type(error).__name__, error)
                 continue
             with self._lock:
                 for topic, version in found.items():
@@ -116,16 +118,20 @@ class Hub:
     def _listen(self, run_id: str) -> None:
         """Pass on the text of a run while somebody reads it."""
         topic = f"run:{run_id}"
-        with closing(watched.texts_of(self._app, run_id)) as texts:  # type: ignore[type-var]
-            for text in texts:
-                with self._lock:
-                    streams = [s for s in self._streams.get(topic, ()) if s.wants_text]
-                    if not streams or self._closed.is_set():
-                        break
-                for stream in streams if text is not None else ():
-                    stream.put(("text", "", json.dumps(text)))
-        with self._lock:
-            self._listening.pop(run_id, None)
+        try:
+            with closing(watched.texts_of(self._app, run_id)) as texts:  # type: ignore[type-var]
+                for text in texts:
+                    with self._lock:
+                        streams = [s for s in self._streams.get(topic, ()) if s.wants_text]
+                        if not streams or self._closed.is_set():
+                            break
+                    for stream in streams if text is not None else ():
+                        stream.put(("text", "", json.dumps(text)))
+        except Exception as error:  # the next page that opens may hear it
+            logger.warning("pages hear no text: %s: %s", type(error).__name__, error)
+        finally:
+            with self._lock:
+                self._listening.pop(run_id, None)
 
 
 async def live(hub: Hub, app: App, request: Request) -> Response:

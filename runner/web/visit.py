@@ -164,5 +164,8 @@ def _status(error: RunnerError) -> int:
 
 
 def _own_part(referer: str) -> str:
-    found = urlsplit(referer)
+    try:
+        found = urlsplit(referer)
+    except ValueError:
+        return "/"
     return f"{found.path}?{found.query}" if found.query else found.path or "/"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from runner import audit
 from runner.store.database import Database
+from runner.web import asking
 from runner.web.asking import QUESTIONS
 from tests.cli.audit.test_questions import QUESTIONS as ASKED
 from tests.store.audit.played import Job, play
@@ -75,6 +79,34 @@ def test_search_finds_what_was_said_and_leads_to_the_turn(browser: Browser, job:
     assert f"/runs/{job.runs[0]}?turn=2#turn-2" in page.text
     assert "No match" in browser.get("/search?q=nowheretobefound").words
     assert browser.get("/search?q=x&in=dreams").status == 400
+
+
+def test_searches_that_nobody_waits_for_do_not_stand_in_the_way(
+    browser: Browser, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, looks = threading.Event(), 0
+    real = audit.Audit.find
+
+    def slow(*args: Any, **options: Any) -> audit.Found:
+        nonlocal looks
+        looks += 1
+        go_on.wait(10)
+        return real(*args, **options)
+
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(audit.Audit, "find", slow)
+    for number in range(8):
+        assert "refresh" in browser.get(f"/search?q=push&exact={number}").headers
+    assert "many searches are running" in browser.get("/search?q=push").words
+    go_on.set()
+    for search in list(asking._Search.running.values()):
+        search.join(10)
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 4.0)
+    assert "<mark>push</mark>" in browser.get("/search?q=push&in=input").text
+    monkeypatch.setattr(asking, "_KEPT_SECONDS", 0.0)
+    browser.get("/search?q=push&exact=0")
+    assert looks == 10  # what was found long ago is looked up anew
+    assert asking._Search.running == {}
 
 
 def test_the_report_says_what_to_look_at_first(browser: Browser, job: Job) -> None:

@@ -99,6 +99,26 @@ def test_the_keyboard_alone_answers_what_waits(open_page: Open, database: Databa
 
 
 @pytest.mark.slow
+def test_keys_answer_only_the_question_that_was_picked_and_once_a_press(
+    open_page: Open, database: Database
+) -> None:
+    runs = submit_runs(database, "a.py", "b.py", "c.py")
+    for run_id, command in zip(runs, ("uv lock", "uv sync", "uv add x"), strict=True):
+        ask(database, run_id, command)
+    page = open_page("/inbox")
+    page.keyboard.press("y")
+    page.wait_for_timeout(300)
+    assert page.locator(".ask").count() == 3
+    page.keyboard.press("j")
+    page.keyboard.down("y")
+    page.get_by_text("1 call approved").wait_for()
+    for _ in range(5):
+        page.keyboard.down("y")  # held: the key repeats
+    page.wait_for_timeout(300)
+    assert page.locator(".ask").count() == 2
+
+
+@pytest.mark.slow
 def test_two_browsers_on_one_approval_are_one_answer(open_page: Open, database: Database) -> None:
     (run_id,) = submit_runs(database, "a.py")
     ask(database, run_id)

@@ -16,6 +16,7 @@ from runner.core.commands import Target
 from runner.core.run import Author
 from runner.store.control import cancel
 from runner.store.database import Database
+from runner.web import live as pages
 from tests.cli.questions import ask, submit_runs
 from tests.store.attempts import claim, run_row, text
 from tests.store.audit.played import bash, submit, turn
@@ -137,6 +138,70 @@ def test_fifty_pages_cost_one_look_at_a_time(
         took = time.monotonic() - began
     assert set(looks) == {2}  # both runs in one look
     assert len(looks) <= took + 2
+
+
+def test_an_error_of_one_look_does_not_end_the_others(
+    app: App, browser: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    topic, real = f"run:{run_id}", live.look
+    seen = real(app, [topic])[topic]
+    failed = threading.Event()
+
+    def fails_once(app: App, topics: list[str]) -> dict[str, str]:
+        if threading.current_thread().name == "live" and not failed.is_set():
+            failed.set()
+            raise ValueError("a bug")
+        return real(app, topics)
+
+    monkeypatch.setattr(pages, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(live, "look", fails_once)
+    with opened(browser, topic, seen) as stream:
+        assert failed.wait(10)
+        cancel(database, Target("run", run_id), 2e9, author=Author("ada"))
+        assert stream.event()["event"] == "changed"
+
+
+def test_a_page_that_opens_during_a_look_hears_of_the_change(
+    app: App, browser: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    topic, real = f"run:{run_id}", live.look
+    before = real(app, [topic])
+
+    def late(app: App, topics: list[str]) -> dict[str, str]:
+        return real(app, topics) if threading.current_thread().name == "live" else before
+
+    monkeypatch.setattr(pages, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(live, "look", late)
+    with opened(browser, topic, before[topic]) as first:
+        cancel(database, Target("run", run_id), 2e9, author=Author("ada"))
+        changed = first.event()
+        with opened(browser, topic, before[topic]) as second:
+            assert second.event() == changed
+
+
+def test_text_is_heard_again_after_an_error(
+    browser: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    failed = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def texts(app: App, run: str) -> Iterator[str | None]:
+        threads.append(threading.current_thread())
+        if not failed.is_set():
+            failed.set()
+            raise ValueError("a bug")
+        yield "Look."
+        time.sleep(0.1)
+
+    monkeypatch.setattr(live, "texts_of", texts)
+    with opened(browser, f"run:{run_id}", since="x&text=1"):
+        assert failed.wait(10)
+        threads[0].join(10)
+    with opened(browser, f"run:{run_id}", since="x&text=1") as stream:
+        assert "text" in {stream.event()["event"] for _ in range(2)}
 
 
 def test_what_the_model_is_saying_reaches_the_pages_that_show_it(

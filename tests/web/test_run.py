@@ -13,7 +13,10 @@ from runner.app.handle import App
 from runner.app.run_page import TURNS
 from runner.app.transcript import parts_of
 from runner.core.budget import Limits
+from runner.core.run import Author
 from runner.store.database import Database
+from runner.store.sessions import import_session
+from tests.exchange.samples import usual
 from tests.store.attempts import claim, text
 from tests.store.audit.played import PLAYED, bash, play, submit, turn
 from tests.web.browser import Browser
@@ -113,6 +116,18 @@ def test_an_edit_is_shown_as_a_diff(browser: Browser, database: Database) -> Non
     page = browser.get(f"/runs/{job.runs[0]}").text
     assert '<span class="removed">-y = 2' in page
     assert '<span class="added">+y = 3' in page
+
+
+def test_the_page_of_an_imported_session_offers_nothing_that_is_refused(
+    browser: Browser, database: Database
+) -> None:
+    ours = browser.get(f"/runs/{play(database).runs[0]}").words
+    lines = {"": usual().raw()}
+    (brought,) = import_session(database, lines, "session.jsonl", Author("ann"), time.time())
+    page = browser.get(f"/runs/{brought.run_id}").words
+    for words in ("Act on this run", "as sent"):
+        assert words in ours
+        assert words not in page
 
 
 @pytest.mark.slow

@@ -138,6 +138,10 @@ def test_a_login_leads_to_no_other_site(path: str) -> None:
     assert own_path(path) == "/"
 
 
+def test_a_malformed_address_to_go_back_to_is_none(browser: Browser) -> None:
+    assert browser.get("/", referer="http://[").status == 200
+
+
 def test_people_log_in_with_their_token_and_have_their_role(app: App, open_site: Open) -> None:
     token = people.add(app, "lena", "look", Author("ada"), with_token=True)
     site = open_site(auth="users")

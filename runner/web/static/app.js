@@ -163,8 +163,11 @@
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();
-    const card = document.activeElement?.closest(".ask") || document.querySelector(".ask");
-    if ("yne".includes(event.key)) sessionStorage.setItem("by-key", "1");
+    const card = document.activeElement?.closest(".ask");
+    if ("yne".includes(event.key)) {
+      if (!card || event.repeat) return; // only the card that the reader picked, once a press
+      sessionStorage.setItem("by-key", "1");
+    }
     act(card?.querySelector("form"));
   });
 
