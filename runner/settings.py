@@ -23,6 +23,22 @@ _LONG = 16  # characters of a secret that no other text contains by chance
 # User and password in a URL, up to the first @ and up to the last: only a malformed URL has two.
 _USER_PARTS = [re.compile(rf"[\w+.-]+://(?!/)([^:]*):({end})@") for end in (".+?", ".+")]
 
+# The socket of the agent is no secret, and git over SSH needs it, as it needs GIT_ASKPASS.
+_HARMLESS_NAMES = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK"))
+_WITHHELD_NAMES = re.compile(
+    r"^(RUNNER_|ANTHROPIC_|PG)"
+    r"|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|PASSFILE|CREDENTIAL|CREDS|COOKIE|BEARER|JWT"
+    r"|(?<!ASK)(?<!BY)(?<!COM)PASS(?![A-Z])|PWD|AUTH(?!OR)|AUTHORIZ"  # not GIT_AUTHOR_NAME, XAUTHORITY
+    r"|DATABASE_URL|REDIS_URL|BROKER_URL|AMQP_URL|MONGO(DB)?_UR[IL]|CONNECTION_?STRING|DSN"
+    r"|^OTEL_EXPORTER_",  # headers and addresses may hold a password
+    re.IGNORECASE,
+)
+
+
+def looks_secret(name: str) -> bool:
+    """True if the name of a variable looks like a setting of Runner's or a secret: tools do not see it."""
+    return name not in _HARMLESS_NAMES and _WITHHELD_NAMES.search(name) is not None
+
 
 class Secrets:
     """Texts that must not reach a tool, the store or a terminal: credentials, and the user and

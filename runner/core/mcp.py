@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 Scope = Literal["job", "run"]
 
 PREFIX = "mcp__"
 _SOURCE = "mcp:"
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+_BEGIN_OF_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 # Runner's own settings and keys: a file of a repository could send them anywhere.
 _WITHHELD = ("RUNNER_", "ANTHROPIC_", "PGPASSWORD")
 # One underscore at a time: mcp__SERVER__TOOL must have one reading.
@@ -87,6 +88,11 @@ def source_parts(source: str) -> tuple[str, str] | None:
 
 def is_server_name(name: str) -> bool:
     return len(name) <= _MOST_NAME and _NAME.fullmatch(name) is not None
+
+
+def variables_in(written: Mapping[str, Any]) -> set[str]:
+    """Return the names of all variables that the texts of a server, as it is written, may name."""
+    return set(_BEGIN_OF_VARIABLE.findall(str(written)))
 
 
 def has_variable(text: str) -> bool:

@@ -433,7 +433,7 @@ MCP = Table("mcp.NAME", (
     Key("url", text(2_000), None, "The URL of a server that is talked to over HTTP. Exactly one of "
         "`command` and `url`.", ""),
     Key("headers", Type("table", {"type": "object"}, _read_mcp_headers), {}, "HTTP headers that are sent "
-        "with each request.", needs="url"),
+        "with each request."),
     Key("scope", choice(*get_args(Scope)), None, "Who shares one server: all runs of the job in a worker, "
         "outside the sandbox; or each run has its own, in its sandbox and workspace.",
         "`run` with a sandbox, else `job`"),

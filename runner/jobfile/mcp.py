@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool
-from runner.core.mcp import PREFIX, McpServer, Scope, is_server_name
+from runner.core.mcp import PREFIX, McpServer, Scope, is_server_name, variables_in
 from runner.jobfile import values
 from runner.jobfile.keys import MCP
 from runner.jobfile.table import Node, Section
 from runner.jobfile.values import BadValueError, kind, shown
 from runner.permissions.rules import covers
+from runner.settings import looks_secret
 
 # Takes servers. Returns, by name, the tools of each, sorted, or why they cannot be told.
 ListMcpTools = Callable[[Sequence[McpServer]], Mapping[str, tuple[Tool, ...] | str]]
@@ -23,14 +24,21 @@ _BOTH_KINDS = {"stdio": "command", "http": "url", "streamable-http": "url"}
 
 def read_servers(top: Section, folder: Path) -> tuple[McpServer, ...]:
     """Return the servers of ``[mcp.NAME]`` and of the file that ``mcp_from`` names, sorted by name. A
-    section adds to the server of the same name in the file, and wins. ``folder`` is the job file's."""
+    section adds to the server of the same name in the file, and wins. The file may be a stranger's: it
+    may name a variable that looks secret only if the section does. ``folder`` is the job file's."""
     taken = top["mcp_from"] and top.at("mcp_from").attempt(_read_file, folder / top["mcp_from"])
     sections: dict[str, Section] = dict(top["mcp"])
     for name, entry in (taken or {}).items():
         own = sections.get(name)
-        written = {**entry, **(own.written if own is not None else {})}
+        ours = own.written if own is not None else {}
+        written = {**entry, **ours}
         at = Node(("mcp_from", name), top.problems, {}) if own is None else own
         sections[name] = Section(MCP, written, at)
+        for variable in sorted(filter(looks_secret, variables_in(written) - variables_in(ours))):
+            at.note(
+                f"{top['mcp_from']} gives this server ${{{variable}}}, which looks secret: if it may have "
+                f"that, write the text that names it in [mcp.{name}] of the job file too"
+            )
     scope: Scope = "job" if top["sandbox"]["mode"] == "off" else "run"
     return tuple(
         _server(sections[name], name, folder, scope, is_required=_is_required(top))
@@ -51,6 +59,8 @@ def _server(
         )
     if (section["command"] is None) == (section["url"] is None) and not section.is_wrong():
         section.note("needs either a command or a url")
+    if section["headers"] and section["url"] is None:  # which mcp_from may give
+        section.note("does nothing without url; give that too", "headers")
     scope = section["scope"] or scope
     if section["url"] is not None:
         if scope == "run" and section["scope"] is not None:

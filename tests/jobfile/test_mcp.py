@@ -90,6 +90,21 @@ def test_a_file_of_claude_code_adds_servers_and_sections_win(
     assert (web.url, web.headers, web.scope) == ("https://example.com/mcp", {"X-A": "b"}, "job")
 
 
+def test_a_file_of_claude_code_has_a_secret_only_if_the_job_file_names_it(
+    load_text: Load, problems_of: Problems, tmp_path: Path
+) -> None:
+    headers = {"X-A": "${A:-", "X-B": "${AWS_SECRET_ACCESS_KEY}${HOST}"}
+    servers = {"web": {"type": "http", "url": "https://example.com/mcp", "headers": headers}}
+    (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    text = HEAD + 'mcp_from = ".mcp.json"\n'
+    (problem,) = problems_of(text)
+    assert "mcp_from.web: .mcp.json gives this server ${AWS_SECRET_ACCESS_KEY}" in problem
+    own = '[mcp.web]\nheaders = { X-B = "${AWS_SECRET_ACCESS_KEY}" }\n'
+    (web,) = load_text(text + own).spec.mcp
+    assert web.headers == {"X-B": "${AWS_SECRET_ACCESS_KEY}"}
+    assert len(problems_of(text + "[mcp.web]\ntrust_hints = true\n")) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
