@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Without its bytecode, every process that a test starts would compile all of Runner anew.
 unexport PYTHONDONTWRITEBYTECODE
 ready := .venv/.ready
-# Long tests mostly wait for processes, so more of them run at once.
+# Short tests wait for half of their time, long ones (for processes) for most of it, so more of them run at once.
 long := tests/crash tests/lifecycle
 short := tests --ignore tests/crash --ignore tests/lifecycle
 
@@ -16,7 +16,7 @@ demo: $(ready)
 # Every feature once, with fixed examples.
 test: $(ready)
 	$(MAKE) --no-print-directory -j 2 check collected
-	$(BIN)/pytest -q --part quick -n 2 --dist worksteal --durations 10 $(short)
+	$(BIN)/pytest -q --part quick -n 3 --dist worksteal --durations 10 $(short)
 	$(BIN)/pytest -q --part quick -n 6 --dist worksteal --durations 10 $(long)
 
 # What `make test` leaves out, but for the whole sweep: all of Postgres, all lifecycles.

@@ -192,6 +192,7 @@ def test_postgres_own_views_can_be_asked(record: Database, sql: str) -> None:
     assert list(ask(record, sql, QUICK))
 
 
+@pytest.mark.slow
 def test_views_that_only_read_can_be_asked(record: Database) -> None:
     url = record.url.render_as_string(hide_password=False)
     execute(url, f"GRANT USAGE ON SCHEMA made TO {READER}")

@@ -239,6 +239,7 @@ def test_column_with_a_number_that_is_no_time_stays_numbers(value: float) -> Non
     assert Rows(columns, rows).polars().rows() == [(float(value), AT), (NOW, None)]
 
 
+@pytest.mark.slow
 def test_first_and_last_time_are_times() -> None:
     ends = (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))
     rows = [(each.timestamp(),) for each in ends]

@@ -56,6 +56,7 @@ def test_fork_goes_on_with_the_files_of_its_turn_in_a_folder_of_its_own(
     assert not (source / "seen").exists()
 
 
+@pytest.mark.slow
 def test_fork_says_where_it_works_and_leaves_the_other_s_folder_alone(
     folder: Path, source: Path, start: Start, command: Command, database: Database
 ) -> None:

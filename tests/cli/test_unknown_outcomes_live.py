@@ -28,6 +28,7 @@ def resume(start: Start, job_id: str) -> int:
     return process.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "seen", "told"),
     [

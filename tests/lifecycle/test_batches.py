@@ -56,6 +56,7 @@ def lane(site_of_either: Site) -> Iterator[Lane]:
         yield Lane(site_of_either, server)
 
 
+@pytest.mark.slow
 def test_all_but_the_first_call_of_a_job_go_in_batches_and_cost_half(lane: Lane) -> None:
     items = [f"item {number}" for number in range(5)]
     job = lane.submit(items)

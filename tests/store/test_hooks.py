@@ -13,10 +13,13 @@ from runner.store.tables import hook_runs, tool_calls
 from tests.store.driving import HookedDriver, RecordedHookedDriver
 from tests.store.test_journal import check_events_and_charges, histories
 
+HISTORIES = [
+    pytest.param(*history, marks=[pytest.mark.slow] if number > 1 else [])
+    for number, history in enumerate(histories(sqlite=12, postgresql=6))
+]
 
-@pytest.mark.parametrize(
-    ("empty_url", "seed"), histories(sqlite=12, postgresql=6), indirect=["empty_url"]
-)
+
+@pytest.mark.parametrize(("empty_url", "seed"), HISTORIES, indirect=["empty_url"])
 @pytest.mark.parametrize("driver", [HookedDriver, RecordedHookedDriver])
 def test_loading_gives_the_view_of_a_run_with_hooks(
     database: Database, seed: int, driver: Any

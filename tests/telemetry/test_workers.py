@@ -117,6 +117,7 @@ def test_a_run_and_its_sub_agents_are_one_trace_each_below_the_call_that_started
     assert all(span.begun < span.ended for span in calls)
 
 
+@pytest.mark.slow
 def test_spans_say_what_the_conventions_ask_for(site: Site, collector: Collector) -> None:
     job = site.submit(site.job({"a": [bash("echo one"), bash("exit 3"), done()]}))
     site.run("worker", "--burst")

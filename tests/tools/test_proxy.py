@@ -227,6 +227,7 @@ def test_every_connection_ends_with_the_call() -> None:
         assert not door.socket.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_as_a_connection_is_made_ends_it() -> None:
     """The cancel comes at any moment of the dial, which must not lose it."""
     for _ in range(50):

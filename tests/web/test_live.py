@@ -94,6 +94,7 @@ def test_each_topic_changes_with_what_it_is_about(app: App, database: Database) 
     }
 
 
+@pytest.mark.slow
 def test_a_page_that_slept_catches_up(app: App, browser: Browser, database: Database) -> None:
     job = submit(database, "a.py")
     topic = f"run:{job.runs[0]}"
