@@ -9,8 +9,6 @@ import sysconfig
 import venv
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parents[1]
 PACKAGED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "runner", "migrations")
 
@@ -37,7 +35,6 @@ def pip(folder: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
 
 
-@pytest.mark.slow
 def test_an_installed_wheel_creates_and_checks_a_database(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     environment = tmp_path / "environment"

@@ -42,7 +42,6 @@ def state(database: Database) -> list[Any]:
         return list(connection.connection.driver_connection.iterdump())  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [

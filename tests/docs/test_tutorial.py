@@ -27,7 +27,6 @@ _CHANGING = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)  # a dozen commands, one after the other
 def test_the_tutorial_prints_what_it_shows(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
