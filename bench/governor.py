@@ -32,7 +32,7 @@ TEMPORARY = Path(tempfile.gettempdir())
 
 @dataclass(frozen=True)
 class Side:
-    """How the workers are started, and against which limits."""
+    """The options of the workers, and the limits of the API that they call."""
 
     name: str
     slots: int

@@ -31,7 +31,7 @@ Converse = Callable[[str, int], None]
 
 
 class Agent:
-    """What the loop does: one model call, or the calls of tools in its reply."""
+    """The loop's two effects: one model call, and the tool calls of its reply."""
 
     def __init__(self, api_url: str, file: Path, told: dict[str, Any]) -> None:
         self._api = anthropic.Anthropic(base_url=api_url, max_retries=0)

@@ -1,4 +1,4 @@
-"""What a job file would do: for ``--dry-run``, which stores nothing."""
+"""Describes what a job file would do, for ``--dry-run``; stores nothing."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a folder holds."""
+    """The files, language and commands found in a folder."""
 
     root: Path  # of the repository, else the folder
     is_committed: bool  # a git repository with a commit
@@ -95,7 +95,7 @@ def _in_folder(root: Path) -> tuple[str, ...]:
     found: list[str] = []
     for folder, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not _GENERATED.search(f"/{name}/"))
-        found += (os.path.relpath(os.path.join(folder, file), root) for file in sorted(files))  # noqa: PTH118
+        found += (str(Path(folder, file).relative_to(root)) for file in sorted(files))
         if len(found) > _MOST_FILES:
             break
     return tuple(found[:_MOST_FILES])
@@ -210,7 +210,9 @@ def _pattern(files: Sequence[str], suffixes: Sequence[str]) -> str | None:
     top = max(tops, key=lambda each: (tops[each], each != ""))
     if not top:
         return _names(suffix)
-    folder = os.path.commonpath([os.path.dirname(f) for f in own if f.startswith(f"{top}/")])  # noqa: PTH120
+    folder = os.path.commonpath(
+        [str(PurePosixPath(f).parent) for f in own if f.startswith(f"{top}/")]
+    )
     return f"{escape(folder)}/**/{_names(suffix)}"
 
 

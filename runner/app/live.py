@@ -1,4 +1,4 @@
-"""What open pages watch: one look into the database for all of them, and the live text of a model."""
+"""Feeds open pages: one look into the database for all of them, and the live text of a model."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Looks:
         )
 
     def _changed(self, runs: Iterable[RunSummary]) -> list[str]:
-        """Return the runs that changed since the last look, of which a person may be the cause."""
+        """Return the runs that changed since the last look and that a person may have changed."""
         names = ("state", "reason", "pause_requested")
         states = {run["id"]: tuple(run[name] for name in names) for run in runs}
         before, self._states = self._states, states

@@ -49,7 +49,7 @@ class JobLine:
 
     @property
     def budget_share(self) -> float | None:
-        """How much of its budget is spent, from 0 on; None without one."""
+        """The spent share of the budget (1.0: all of it); None without a budget."""
         job = self.job
         caps = (
             (job["spent_cost"], job["budget_usd"] and billionths(job["budget_usd"])),
@@ -127,7 +127,7 @@ def failures_of(app: App, job_id: str) -> list[Failures]:
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """What the ended runs of a job cost: over time, and how many cost how much."""
+    """The costs of a job's ended runs, over time and as a histogram."""
 
     times: Sequence[float]  # where each bucket begins, and where the last one ends
     usd: Sequence[float]  # spent by the runs that ended in each bucket

@@ -62,7 +62,7 @@ def report_page(app: App, report: Report) -> Iterator[str]:
 
 
 def _diff(app: App, left: list[int], run: ReportedRun) -> Diff:
-    """Return the changes of a run, of which the page has room for so many more lines (``left``)."""
+    """Return a run's changes, cut to the lines that the page still has room for (``left``)."""
     if run.stat is None or not run.stat.files:
         return Diff(())
     changes = workspaces.delivered_or_recorded(run.snapshots)
