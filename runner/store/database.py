@@ -53,6 +53,8 @@ _OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58"}
 # Two transactions cannot both go on, so the server has rolled one back: a deadlock (somebody takes locks in
 # another order than ``store.budgets`` says), or a failed serialization.
 _COLLISIONS = {"40P01", "40001"}
+# Without a pause, this transaction could take its locks again before the other one wakes up.
+_COLLISION_PAUSE_SECONDS = 0.05
 # A table or a column is not there: by Postgres' codes, and in SQLite's words.
 _UNDEFINED = {"42P01", "42703"}
 _UNDEFINED_ON_SQLITE = ("no such table", "no such column", "has no column named")
@@ -198,6 +200,7 @@ class Database:
         except DBAPIError as error:
             if tries == 1 or getattr(error.orig, "sqlstate", None) not in _COLLISIONS:
                 raise
+        time.sleep(_COLLISION_PAUSE_SECONDS)
         return self._write_on_postgres(work, engine, tries - 1)
 
     def read(self, work: Callable[[Connection], T], *, snapshot: bool = True) -> T:

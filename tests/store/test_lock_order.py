@@ -364,4 +364,6 @@ def test_a_write_that_the_server_rolls_back_for_a_deadlock_is_tried_again(
     with ThreadPoolExecutor(2) as pool:
         orders = run_ids, run_ids[::-1]
         tries = pool.map(locks, (database, open_database()), orders)
-        assert sorted(tries) == [1, 2]
+        fewest, most = sorted(tries)
+    assert fewest == 1
+    assert most > 1
