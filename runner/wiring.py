@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from runner.queue.embedded import EmbeddedServer
     from runner.queue.live import Listener
     from runner.store.notices import DueNotice
-    from runner.store.questions import Notice
     from runner.tools.sandbox import Sandboxes
     from runner.workspace.run_workspaces import RunWorkspaces
 
@@ -341,7 +340,6 @@ def _surroundings(
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=secrets.hide,
-        tell=lambda notice: _tell(notice, secrets),
         send=lambda notice: send_notice(notice, secrets),
         index=open_index(database, logger.warning),
         close=opened.close,
@@ -495,13 +493,3 @@ def send_notice(notice: DueNotice, secrets: Secrets) -> None:
 
     environment = tool_environment(os.environ, secrets)
     send(notice.channel, notice.notify, notice.id, notice.data, os.environ, environment)
-
-
-def _tell(notice: Notice, secrets: Secrets) -> None:
-    from runner.tools.environment import tool_environment
-    from runner.tools.notice import tell
-
-    names = ("id", "run_id", "item_key", "tool", "summary", "asked_again", "asked_at", "expires_at")
-    questions = [{name: getattr(asked, name) for name in names} for asked in notice.asked]
-    about = {"job_id": notice.job_id, "job_name": notice.job_name, "questions": questions}
-    tell(notice.command, about, tool_environment(os.environ, secrets))

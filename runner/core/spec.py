@@ -51,7 +51,6 @@ class Asking:
     default: Default = "deny"
     timeout: float | None = None  # seconds; None: the run waits as long as it takes
     on_timeout: OnTimeout = "deny"
-    notify: str | None = None  # shell command
     trust: Trust | None = None  # commands that no rule mentions may run
 
 
@@ -97,9 +96,7 @@ class JobSpec:
     @property
     def announces_questions(self) -> bool:
         """True if people are told of new questions."""
-        return self.asking.notify is not None or (
-            self.notify is not None and "needs_approval" in self.notify.on
-        )
+        return self.notify is not None and "needs_approval" in self.notify.on
 
     @property
     def trusts_contained(self) -> bool:

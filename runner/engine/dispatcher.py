@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from runner.store.clock import DatabaseClock
 from runner.store.database import Database
 from runner.store.held import HeldItems
 from runner.store.notices import DueNotice
-from runner.store.questions import Notice, take_notices
+from runner.store.questions import announce
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,6 @@ class Machine:
     # Works a run in a process of its own, until it ends or the event is set.
     run_apart: Callable[[str, threading.Event], None]
     hide: Callable[[str], str]  # takes what must not be stored out of a text
-    tell: Callable[[Notice], None]  # runs a job's notification command
     send: Callable[[DueNotice], None]  # sends a notice of a job
     index: Index  # the search index, kept up to date
     close: Callable[[], None]  # ends all tool processes
@@ -76,55 +75,6 @@ class Machine:
     database_outage: Outage
     queue_outage: Outage
     governor: Governor | None = None  # of its model calls
-
-
-@dataclass(eq=False)
-class Questions:
-    """Handles the open questions of all jobs, or of one, as every worker's dispatcher does. Methods
-    raise ``UnreachableError`` if the database does not answer."""
-
-    database: Database
-    clock: Clock
-    # Runs a job's notification command, until it ends. Told once of each question; when the worker dies
-    # meanwhile, nobody is told of it again. One runs at a time: what comes up meanwhile stays in the
-    # database, for the next pass or another worker, and is told together.
-    tell: Callable[[Notice], None]
-    job_id: str | None = None
-    _telling: threading.Thread | None = field(default=None, init=False)
-    _untold: deque[Notice] = field(default_factory=deque, init=False)
-
-    def attend(self) -> None:
-        """Expire late questions, answer those that new rules decide, and announce new ones."""
-        now = self.clock.now()
-        expire(self.database, now, job_id=self.job_id)
-        apply_new_rules(self.database, now, job_id=self.job_id)
-        self._tell_of_new()
-
-    def leave(self) -> None:
-        """Announce questions asked since the last pass, before the worker ends: the next worker may
-        start only after an answer."""
-        self._wait()
-        self._tell_of_new()
-        self._wait()
-        for notice in tuple(self._untold):
-            logger.warning("on_ask of %s was not run: the worker left", notice.job_id)
-
-    def _tell_of_new(self) -> None:
-        if self._telling is not None and self._telling.is_alive():
-            return
-        self._untold.extend(take_notices(self.database, self.clock.now(), job_id=self.job_id))
-
-        def tell_all() -> None:
-            while self._untold:
-                self.tell(self._untold.popleft())
-
-        if self._untold:
-            self._telling = threading.Thread(target=tell_all, name="runner-notice", daemon=True)
-            self._telling.start()
-
-    def _wait(self) -> None:
-        if self._telling is not None:
-            self._telling.join(LEAVE_SECONDS)
 
 
 @dataclass(eq=False)
@@ -140,6 +90,7 @@ class Notices:
 
     def attend(self) -> None:
         """Store what has come up, and send what is due, a lot at a time."""
+        announce(self.database, self.clock.now(), job_id=self.job_id)
         notices.find(self.database, self.clock.now(), self.job_id)
         if self._sending is not None and self._sending.is_alive():
             return
@@ -205,7 +156,6 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
-        self.questions = Questions(self.database, self.clock, self.machine.tell, self.job_id)
         self.notices = Notices(self.database, self.clock, self.machine.send, self.job_id)
         self._budget_waits = BudgetWaits(self.database)
         self._poked = threading.Event()
@@ -249,7 +199,8 @@ class Dispatcher:
             self._reaps_expired_from = now + LEASE_SECONDS
         self._reap()
         self._find_workspaces()
-        self.questions.attend()
+        expire(self.database, self.clock.now(), job_id=self.job_id)
+        apply_new_rules(self.database, self.clock.now(), job_id=self.job_id)
         self.notices.attend()
         self._budget_waits.wake_overdue(self.clock.now())
         self._held.wake(self.clock.now())

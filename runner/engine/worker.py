@@ -238,7 +238,6 @@ class Worker:
         try:
             self._give_back(set(self._orphaned))
             if self._only is None:
-                self._dispatcher.questions.leave()
                 self._dispatcher.notices.leave()
             leases.end(self._machine.database, self.id, self._machine.clock.now())
         except UnreachableError as error:

@@ -365,8 +365,6 @@ PERMISSIONS = Table("permissions", (
         example="8h"),
     Key("on_timeout", choice(*get_args(OnTimeout)), "deny", needs="ask_timeout", doc=
         "What happens then: the call is denied and the run goes on, or the run stops."),
-    Key("on_ask", text(2_000), None, "A shell command of one line, run when [runs of this job begin to "
-        "wait for answers](operations.md#being-told-of-questions)."),
 ))
 _SYSTEM = (("system", "system_file"), "")
 _RESULT = (("output_schema", "output_schema_file"), "")

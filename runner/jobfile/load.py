@@ -339,7 +339,7 @@ class _Job:
             system=self._read(top, "system"),
             tools=(*self.tools, *self._ending_tools()),
             rules=rules,
-            asking=asking.fill(Asking, timeout=asking["ask_timeout"], notify=asking["on_ask"]),
+            asking=asking.fill(Asking, timeout=asking["ask_timeout"]),
             limits=limits.fill(Limits),
             budget=Budget(limits["budget_usd"], limits["budget_tokens"]),
             context=top["context"].fill(Context),

@@ -103,6 +103,7 @@ UNKNOWN = "unknown"  # begins the message of a problem that is the key's own
 _ADVICE = {
     "concurrency": "; how many runs one process works at once is `-c N`, not in the job file"
 }
+_REPLACED = {"on_ask": 'write [notify] with on = ["needs_approval"] and command = "…" instead'}
 
 
 class Section(Node):
@@ -166,7 +167,9 @@ class Section(Node):
             message = f"{UNKNOWN} {noun} {shown(key)}"
             near = difflib.get_close_matches(key, known, 1, 0.8 if key in elsewhere else 0.6)
             far = difflib.get_close_matches(key, elsewhere.keys() - {key}, 1, 0.8)
-            if near and difflib.get_close_matches(key, near + far, 1) == near:
+            if key in _REPLACED:
+                message += f": {_REPLACED[key]}"
+            elif near and difflib.get_close_matches(key, near + far, 1) == near:
                 message += f"; did you mean {near[0]}?"
             elif key in elsewhere:
                 message += f" here; it belongs {elsewhere[key]}"

@@ -47,6 +47,7 @@ from runner.store.changes import (
 )
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
+from runner.store.notices import arm_again
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.statements import execute
@@ -223,6 +224,7 @@ def _set(
     old = {name: before[name] for name in new}
     if new:
         connection.execute(update(job_budgets).where(of_job).values(new))
+        arm_again(connection, job_id, now, raised=True)
     add_job_events(
         connection, job_id, [signed_event("budget_changed", author, old=old, new=new)], now
     )

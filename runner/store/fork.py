@@ -29,6 +29,7 @@ from runner.store import run_state
 from runner.store.changes import event_rows, refuse_child
 from runner.store.database import Database
 from runner.store.jobs import OpenedRun, insert_runs, open_run, refuse_unstorable, spec_to_go_on
+from runner.store.notices import arm
 from runner.store.snapshots import snapshot_after_turn
 from runner.store.tables import (
     blocks,
@@ -235,6 +236,7 @@ def _store(
             row[place] = getattr(run, place) if is_here else None
     happened_rows = opened.events + event_rows(fork_id, happened, now, after=1)
     insert_runs(connection, [OpenedRun(row, [], [], happened_rows)])
+    arm(connection, run.job_id, spec.notify, now)
     _copy(connection, run.id, fork_id, turn.number)
     if texts:
         connection.execute(insert(queued_messages), texts)

@@ -102,7 +102,7 @@ def insert_job(
     add_job_events(connection, job_id, [signed_event("submitted", author, about, new=told)], now)
     insert_rules(connection, job_id, spec.rules, author, now)
     insert_shares(connection, job_id, spec, workspace_id)
-    arm(connection, job_id, spec.notify)
+    arm(connection, job_id, spec.notify, now)
     if spec.budget.is_set:
         connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
     if spec.pilot is not None and spec.pilot.items < len(submission.runs):

@@ -2,13 +2,15 @@
 
 A row is ``armed`` from the submission on, for each event that a job's ``[notify]`` names and that comes
 once. When it has happened, a row for each channel replaces it, which is ``due`` until it is ``sent``, or
-was tried so often that it has ``failed``. Whoever sends a notice has it for two minutes: when the worker
-dies, another sends it again.
+was tried so often that it has ``failed``. When the job goes on after a retry, a resume or with a higher
+budget, the event is armed again: its ``subject`` is 2 then, and so on. Whoever sends a notice has it for
+two minutes: when the worker dies, another sends it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +24,7 @@ from runner.core.run import ENDED
 from runner.core.spec import JobSpec
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
+from runner.store.statements import insert_or
 from runner.store.tables import job_budgets, job_pauses, jobs, notices, runs
 
 _CLAIM_SECONDS = 120.0
@@ -48,28 +51,49 @@ class DueNotice:
         return "/".join(filter(None, (self.job_id, self.event, self.subject)))
 
 
-def arm(connection: Connection, job_id: str, notify: Notify | None) -> None:
-    """Store what people want to be told of a job that is submitted."""
-    rows = [
-        {"job_id": job_id, "event": event, "subject": "", "channel": "", "state": "armed"}
-        for event in (notify.on if notify else ())
-        if event != "needs_approval"
-    ]
-    if rows:
-        connection.execute(insert(notices), rows)
+def arm(
+    connection: Connection, job_id: str, notify: Notify | None, now: float, *, raised: bool = False
+) -> None:
+    """Store what people want to be told of a job that is submitted, or goes on. A pause or a nearly spent
+    budget (unless it was ``raised``) that still holds is not told of again."""
+    wanted = [event for event in (notify.on if notify else ()) if event != "needs_approval"]
+    stored = select(_notice.event, _notice.subject, _notice.at.is_(None).label("is_armed"))
+    of_job = stored.where(_notice.job_id == job_id, _notice.event.in_(wanted)).distinct()
+    found = connection.execute(of_job).all() if wanted else []
+    is_armed = {row.event for row in found if row.is_armed}
+    told = Counter(row.event for row in found)
+    lasting: tuple[NoticeEvent, ...] = ("breaker",) if raised else ("breaker", "budget")
+    still = _happened(connection, job_id, {event: None for event in lasting if told[event]})
+    armed = {"job_id": job_id, "channel": "", "state": "armed"}
+    for event in wanted:
+        if event in is_armed or event in still:
+            continue
+        again = {"subject": str(told[event] + 1), "data": {"since": now}}
+        row = {**armed, "event": event, **(again if told[event] else {"subject": ""})}
+        connection.execute(insert_or(connection, notices).values(row).on_conflict_do_nothing())
 
 
-_ARMED = select(_notice.job_id, _notice.event).where(_notice.at.is_(None))  # in the index's words
+def arm_again(connection: Connection, job_id: str, now: float, *, raised: bool = False) -> None:
+    """``arm`` for a job that goes on."""
+    spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
+    arm(connection, job_id, JobSpec.from_json(spec).notify, now, raised=raised)
+
+
+_ARMED = select(_notice.job_id, _notice.event, _notice.subject, _notice.data).where(
+    _notice.at.is_(None)  # in the index's words
+)
 
 
 def find(database: Database, now: float, job_id: str | None = None) -> None:
     """Store notices of what has happened to all jobs, or to one. Each worker looks in each pass."""
     armed = _ARMED if job_id is None else _ARMED.where(_notice.job_id == job_id)
-    by_job: dict[str, list[NoticeEvent]] = {}
+    by_job: dict[str, list[Any]] = {}
     for row in database.rows(armed.order_by(_notice.job_id)):
-        by_job.setdefault(row.job_id, []).append(row.event)
-    for each, events in by_job.items():
-        happened = database.read(partial(_happened, job_id=each, events=events))
+        by_job.setdefault(row.job_id, []).append(row)
+    for each, rows in by_job.items():
+        since = {row.event: row.data and row.data["since"] for row in rows}
+        events = database.read(partial(_happened, job_id=each, events=since))
+        happened = [(row, events[row.event]) for row in rows if row.event in events]
         has_ended = database.read(partial(_has_ended, job_id=each))
         if happened or has_ended:
             store = partial(_store, job_id=each, happened=happened, now=now, disarm=has_ended)
@@ -82,9 +106,10 @@ def _has_ended(connection: Connection, job_id: str) -> bool:
 
 
 def _happened(
-    connection: Connection, job_id: str, events: Iterable[NoticeEvent]
+    connection: Connection, job_id: str, events: Mapping[NoticeEvent, float | None]
 ) -> dict[NoticeEvent, str]:
-    """Return the events that have happened, each with what to say of it."""
+    """Return the events that have happened, each with what to say of it. A failure counts from the time
+    of its event on, if there is one."""
     told: dict[NoticeEvent, str] = {}
     for event in events:
         match event:
@@ -93,9 +118,13 @@ def _happened(
             case "failed":
                 of = runs.c.job_id == job_id, runs.c.state.in_(("failed", "stopped")), IS_ITEM_RUN
                 names = (runs.c.item_key, runs.c.state, runs.c.reason, runs.c.detail)
-                for run in connection.execute(select(*names).where(*of).limit(1)):
+                query, since = select(*names).where(*of), events[event]
+                if since is not None:
+                    query = query.where(runs.c.ended_at > since)
+                for run in connection.execute(query.limit(1)):
                     why = ": ".join(filter(None, (run.reason, run.detail)))
-                    told[event] = f"the first run has {run.state}: {run.item_key} ({why})"
+                    first = "the first run has" if since is None else "a run has"
+                    told[event] = f"{first} {run.state}: {run.item_key} ({why})"
             case "budget":
                 for budget in connection.execute(
                     select(job_budgets).where(job_budgets.c.job_id == job_id)
@@ -129,7 +158,7 @@ def _outcomes(connection: Connection, job_id: str) -> str:
 def _store(
     connection: Connection,
     job_id: str,
-    happened: Mapping[NoticeEvent, str],
+    happened: Sequence[tuple[Any, str]],
     now: float,
     *,
     disarm: bool,
@@ -139,11 +168,12 @@ def _store(
         return  # pruned meanwhile, with its notices
     notify = JobSpec.from_json(job.spec).notify or Notify()
     armed = and_(_notice.job_id == job_id, _notice.at.is_(None))
-    for event, text in happened.items():
-        taken = connection.execute(delete(notices).where(armed, _notice.event == event))
+    for row, text in happened:
+        mine = and_(armed, _notice.event == row.event, _notice.subject == row.subject)
+        taken = connection.execute(delete(notices).where(mine))
         if taken.rowcount:  # else another worker was faster
-            data = about(event, job_id, job.name, text)
-            _insert(connection, notify, job_id, event, "", data, now)
+            data = about(row.event, job_id, job.name, text)
+            _insert(connection, notify, job_id, row.event, row.subject, data, now)
     if disarm:
         connection.execute(delete(notices).where(armed))
 
@@ -169,7 +199,7 @@ def _insert(
 def of_questions(
     connection: Connection, notify: Notify | None, asked: Sequence[Question], now: float
 ) -> None:
-    """Store the notice of new questions of a job, in the transaction that takes note of them."""
+    """Store the notice of new questions of a job, in the transaction that stamps them."""
     if notify is None or "needs_approval" not in notify.on:
         return
     first, *others = asked

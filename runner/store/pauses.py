@@ -27,6 +27,7 @@ from runner.store import control
 from runner.store.changes import add_job_events
 from runner.store.conditions import IS_ITEM_RUN, superseded_runs
 from runner.store.database import Database
+from runner.store.notices import arm_again
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row
 from runner.store.statements import insert_or
@@ -109,6 +110,7 @@ def resume(
         old = {"reason": paused.reason, "detail": paused.detail}
         event = signed_event("resumed", author, old=old, new={"reason": after["reason"]})
         add_job_events(connection, target.id, [event], now)
+        arm_again(connection, target.id, now)
         return is_cut
 
     act = control.resume_others if database.write(work) else control.resume

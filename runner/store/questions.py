@@ -191,20 +191,9 @@ def _event(question: Row[Any], given: Given) -> Event:
     return signed_event("approval_answered", author, data, old=old, new=new)
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Questions of a job that came up, and the shell command that the job runs to tell of them."""
-
-    job_id: str
-    job_name: str
-    command: str
-    asked: tuple[Question, ...]
-
-
-def take_notices(
-    database: Database, now: float, most: int = 200, job_id: str | None = None
-) -> list[Notice]:
-    """Take new questions, each once and at most ``most``, of one job or of all that want to be notified."""
+def announce(database: Database, now: float, most: int = 200, job_id: str | None = None) -> None:
+    """Store notices of new questions, each once and at most ``most``, of one job or of all that want to be
+    told; those of a job together."""
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -215,9 +204,9 @@ def take_notices(
     if job_id is not None:
         untold = untold.where(approvals.c.job_id == job_id)
     if not database.rows(untold.limit(1)):
-        return []
+        return
 
-    def work(connection: Connection) -> list[Notice]:
+    def work(connection: Connection) -> None:
         # An answer locks a run and then its questions: waiting for them here could be a deadlock.
         locked = untold.with_for_update(skip_locked=True, of=approvals)
         these = approvals.c.id.in_(connection.execute(locked).scalars().all())
@@ -225,13 +214,8 @@ def take_notices(
         by_job: dict[str, list[Question]] = {}
         for asked in load_asked(connection, these):
             by_job.setdefault(asked.job_id, []).append(asked)
-        query = select(jobs.c.id, jobs.c.name, jobs.c.spec).where(jobs.c.id.in_(by_job))
-        found = []
+        query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(by_job))
         for job in connection.execute(query.order_by(jobs.c.id)).all():
-            spec, questions = JobSpec.from_json(job.spec), tuple(by_job[job.id])
-            of_questions(connection, spec.notify, questions, now)
-            if spec.asking.notify:
-                found.append(Notice(job.id, job.name, spec.asking.notify, questions))
-        return found
+            of_questions(connection, JobSpec.from_json(job.spec).notify, by_job[job.id], now)
 
-    return database.write(work)
+    database.write(work)

@@ -37,6 +37,7 @@ from runner.store.children import family_of
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
 from runner.store.jobs import insert_runs, open_run, refuse_unstorable, spec_to_go_on
+from runner.store.notices import arm
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.tables import blocks, jobs, queued_messages, run_items, runs
 
@@ -86,6 +87,8 @@ def retry(
                 if not is_job:
                     raise
                 changes.append(unchanged(run, str(error)))
+        if any(change.changed for change in changes):
+            arm(connection, found[0].job_id, spec.notify, now)
         return changes
 
     query = select(runs.c.id).where(runs.c.job_id == target.id, IS_ITEM_RUN).order_by(runs.c.id)
@@ -114,6 +117,7 @@ def say(
         if run.state in ENDED:
             spec = spec_to_go_on(connection, run.job_id)
             changes |= _taken_up(connection, run, spec, Raised(), now)
+            arm(connection, run.job_id, spec.notify, now)
         connection.execute(insert(queued_messages).values(run_id=run.id, text=text, created_at=now))
         summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
         signed_change(connection, run, now, "message_queued", author, changes, summary)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from runner.core.notify import Channel, Notify, body_of, signature
 from runner.errors import RunnerError
-from runner.tools.notice import run_command
+from runner.tools.notice_command import run_command
 
 _ANSWER_SECONDS = 10.0
 _LONGEST_WORDS = 200

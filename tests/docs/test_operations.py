@@ -15,12 +15,13 @@ import pytest
 from sqlalchemy import DDL, Connection, text
 
 import runner
-from runner import settings, wiring
+from runner import settings
 from runner.app import doctor
 from runner.app.costs import BudgetStatus, cost_fields
 from runner.cli import exit_codes
 from runner.core import context, model_calls
 from runner.core.budget import Ceiling, JobBudget
+from runner.core.notify import Notify
 from runner.core.prices import Spending
 from runner.core.run import LEASE_SECONDS, STATES, Requeued, WaitReason
 from runner.core.spec import Asking, Patience
@@ -28,7 +29,6 @@ from runner.engine import dispatcher, worker
 from runner.llm import stream
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
-from runner.settings import Secrets
 from runner.store import budgets, leases
 from runner.store.database import (
     BUSY_TIMEOUT_SECONDS,
@@ -36,8 +36,9 @@ from runner.store.database import (
     Database,
     connections_for,
 )
-from runner.store.questions import take_notices
-from runner.tools import notice
+from runner.store.notices import take_due
+from runner.store.questions import announce
+from runner.tools.notice_command import MOST_SECONDS
 from tests.docs.happenings import play
 from tests.docs.pages import blocks, codes, read, rows, section
 from tests.store.asked import ask_all, submit_asking
@@ -84,7 +85,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("tools of at least 1,024 tokens", 1_024, budgets._LEAST_CACHED_TOKENS),
         ("lives for five minutes after its last use", 300, context.SHORT_SECONDS),
         ("but within an hour, caches its prompt", 3_600, context.LONG_SECONDS),
-        ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
+        ("after 60 seconds it is ended", 60, MOST_SECONDS),
         ("prices are older than 180 days", 180, doctor.OLD_PRICES_DAYS),
     ],
 )
@@ -166,19 +167,15 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
     assert documented_reasons() == of_core | of_store
 
 
-def test_on_ask_is_given_what_the_page_shows(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(notice, "tell", lambda command, about, environment: told.append(about))
-    job_id = submit_asking(database, "one", asking=Asking("ask", notify="tell me"))
+def test_a_notice_of_questions_is_what_the_page_shows(database: Database) -> None:
+    job_id = submit_asking(database, "one", asking=Asking("ask"), notify=Notify(command="tell me"))
     ask_all(database, job_id, "uv lock")
-    for each in take_notices(database, NOW):
-        wiring._tell(each, Secrets())
-    (example,) = blocks(section(PAGE, "### Being told of questions"), "json")
+    announce(database, NOW)
+    (notice,) = take_due(database, NOW)
+    (_, example) = blocks(section(PAGE, "### Being told"), "json")
     shown = json.loads(example)
-    assert [list(about) for about in told] == [list(shown)]
-    assert list(told[0]["questions"][0]) == list(shown["questions"][0])
+    assert list(notice.data) == list(shown)
+    assert list(notice.data["questions"][0]) == list(shown["questions"][0])
 
 
 def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> None:

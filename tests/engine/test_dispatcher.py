@@ -25,7 +25,7 @@ from runner.logs import Outage
 from runner.ports import Observer
 from runner.store import jobs, leases, runs, schedules
 from runner.store.database import Database
-from runner.store.questions import Notice
+from runner.store.notices import DueNotice
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
 from tests.store.attempts import claim, run_row, submit_one
@@ -75,7 +75,7 @@ class Post:
         self.slots = 2
         self.offered: list[str] = []
         self.seen: set[str] = set()
-        self.told: list[Notice] = []
+        self.told: list[DueNotice] = []
         self.register(worker_id, self.locks.host_id)
         machine = SimpleNamespace(
             database=database,
@@ -83,8 +83,7 @@ class Post:
             locks=self.locks,
             clock=self.time,
             visible=lambda path, identity: identity in self.seen,
-            tell=self.told.append,
-            send=lambda notice: None,
+            send=self.told.append,
             observer=Observer(),
             queue_outage=Outage("Redis", logging.getLogger()),
         )

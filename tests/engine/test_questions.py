@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,15 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.commands import Reply, Target
+from runner.core.notify import Notify
 from runner.core.run import Author
 from runner.core.spec import Asking
-from runner.engine.dispatcher import Questions
+from runner.engine.dispatcher import Notices
 from runner.permissions import Rule
 from runner.store import control
 from runner.store.approvals import answer, expire
 from runner.store.database import Database
-from runner.store.questions import Notice
+from runner.store.notices import DueNotice
 from runner.store.rules import list_rules, revoke
 from runner.store.tables import approvals
 from tests.engine.test_dispatcher import Post, Time
@@ -35,7 +35,7 @@ from tests.store.asked import (
 from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
 
-TOLD = Asking("ask", notify="tell me")
+ASKING, TOLD = Asking("ask"), Notify(on=("needs_approval",), command="tell me")
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def post(database: Database, tmp_path: Path) -> Post:
 def told(post: Post) -> list[str]:
     """The questions that people were told of, once the threads that tell have ended."""
     for thread in threading.enumerate():
-        if thread.name == "runner-notice":
+        if thread.name == "runner-notices":
             thread.join()
-    return [asked.id for notice in post.told for asked in notice.asked]
+    return [asked["id"] for notice in post.told for asked in notice.data["questions"]]
 
 
 def test_a_late_question_expires_and_its_run_is_notified_of(post: Post) -> None:
@@ -116,7 +116,7 @@ def test_rules_that_still_ask_are_looked_at_once(post: Post) -> None:
 
 @pytest.mark.slow
 def test_people_are_told_once_and_of_nothing_that_no_longer_waits(post: Post) -> None:
-    job_id = submit_asking(post.database, "a", "b", "c", "d", asking=TOLD)
+    job_id = submit_asking(post.database, "a", "b", "c", "d", asking=ASKING, notify=TOLD)
     first, *others = ask_all(post.database, job_id, "uv lock")
     answered, cancelled, late = others
     answer(post.database, [answered], Reply("approved", "ada"), NOW)
@@ -129,63 +129,42 @@ def test_people_are_told_once_and_of_nothing_that_no_longer_waits(post: Post) ->
 
 
 @pytest.mark.slow
-def test_two_workers_tell_of_each_question_once(database: Database, tmp_path: Path) -> None:
-    job_id = submit_asking(database, *"abcdefgh", asking=TOLD)
+def test_two_workers_tell_of_each_question_once(database: Database) -> None:
+    job_id = submit_asking(database, *"abcdefgh", asking=ASKING, notify=TOLD)
     asked = ask_all(database, job_id, "uv lock")
-    notices: list[Notice] = []
-    both = [Questions(database, Time(), notices.append) for _ in range(2)]
-    threads = [threading.Thread(target=questions.attend) for questions in both]
+    sent: list[DueNotice] = []
+    both = [Notices(database, Time(), sent.append) for _ in range(2)]
+    threads = [threading.Thread(target=notices.attend) for notices in both]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for questions in both:
-        questions.leave()
-    assert sorted(one.id for notice in notices for one in notice.asked) == sorted(asked)
+    for notices in both:
+        notices.leave()
+    assert sorted(one["id"] for notice in sent for one in notice.data["questions"]) == sorted(asked)
 
 
 def test_a_command_that_takes_long_does_not_hold_up_the_pass(database: Database) -> None:
-    ask_all(database, submit_asking(database, asking=TOLD), "uv lock")
-    may_end = threading.Event()
-    ended = threading.Event()
-    questions = Questions(database, Time(), _slow(may_end, ended))
-    questions.attend()
+    ask_all(database, submit_asking(database, asking=ASKING, notify=TOLD), "uv lock")
+    may_end, ended = threading.Event(), threading.Event()
+
+    def send(notice: DueNotice) -> None:
+        may_end.wait()
+        ended.set()
+
+    notices = Notices(database, Time(), send)
+    notices.attend()
     assert not ended.is_set()
     may_end.set()
-    questions.leave()
+    notices.leave()
     assert ended.is_set()
 
 
-def test_one_command_runs_at_a_time_and_what_comes_up_meanwhile_is_told_together(
-    database: Database,
-) -> None:
-    first = ask_all(database, submit_asking(database, "a", asking=TOLD), "uv lock")
-    begun, may_end = threading.Event(), threading.Event()
-    notices: list[Notice] = []
-
-    def tell(notice: Notice) -> None:
-        notices.append(notice)
-        begun.set()
-        may_end.wait()
-
-    questions = Questions(database, Time(), tell)
-    questions.attend()
-    begun.wait()
-    asked = []
-    for run_id in run_ids(database, submit_asking(database, "b", "c", asking=TOLD)):
-        asked += ask(database, run_id, "uv lock")
-        questions.attend()
-    assert [approval_row(database, one).notified_at for one in asked] == [None, None]
-    may_end.set()
-    questions.leave()
-    assert [[one.id for one in notice.asked] for notice in notices] == [first, asked]
-
-
 def test_a_worker_that_leaves_tells_of_what_was_asked_last(database: Database) -> None:
-    asked = ask_all(database, submit_asking(database, asking=TOLD), "uv lock")
-    notices: list[Notice] = []
-    Questions(database, Time(), notices.append).leave()
-    assert [one.id for notice in notices for one in notice.asked] == asked
+    asked = ask_all(database, submit_asking(database, asking=ASKING, notify=TOLD), "uv lock")
+    sent: list[DueNotice] = []
+    Notices(database, Time(), sent.append).leave()
+    assert [one["id"] for notice in sent for one in notice.data["questions"]] == asked
 
 
 def test_a_paused_runs_late_question_expires_and_it_stays_paused(post: Post) -> None:
@@ -205,11 +184,3 @@ def _expire_at(database: Database, approval_id: str, at: float) -> None:
         return connection.execute(change.values(expires_at=at))
 
     database.write(work)
-
-
-def _slow(may_end: threading.Event, ended: threading.Event) -> Callable[[Notice], None]:
-    def tell(notice: Notice) -> None:
-        may_end.wait()
-        ended.set()
-
-    return tell

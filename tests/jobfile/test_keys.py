@@ -133,7 +133,7 @@ def test_defaults_are_those_of_the_core() -> None:
     verify = Verify((), top["on_failure"], top["verify_rounds"], top["verify_timeout"])
     assert verify == Verify(())
     assert (top["sandbox"]["network"], top["permissions"]["trust"]) == ((), None)
-    assert (top["permissions"]["ask_timeout"], top["permissions"]["on_ask"]) == (None, None)
+    assert top["permissions"]["ask_timeout"] is None
 
 
 def test_the_reference_names_the_options_that_runner_sets() -> None:

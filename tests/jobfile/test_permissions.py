@@ -44,7 +44,7 @@ def settings(folder: Path, content: Any) -> Path:
 def test_a_job_without_the_section_has_no_rules_and_denies_the_rest(load_text: Load) -> None:
     spec = load_text(JOB).spec
     assert spec.rules == ()
-    assert spec.asking == Asking(default="deny", timeout=None, on_timeout="deny", notify=None)
+    assert spec.asking == Asking(default="deny", timeout=None, on_timeout="deny")
 
 
 def test_every_key_arrives(load_text: Load) -> None:
@@ -53,7 +53,6 @@ def test_every_key_arrives(load_text: Load) -> None:
 default = "ask"
 ask_timeout = "8h"
 on_timeout = "stop"
-on_ask = "notify-send 'Runner asks'"
 allow = ["Read(src/**)", {{ rule = "Bash(git diff:*)", why = "it only looks" }}]
 ask = ["Bash(git push *)"]
 
@@ -70,7 +69,7 @@ not_match = ["ls"]
         Rule("allow", "Read(src/**)"),
         Rule("allow", "Bash(git diff:*)", "it only looks"),
     )
-    assert submission.spec.asking == Asking("ask", 28_800.0, "stop", "notify-send 'Runner asks'")
+    assert submission.spec.asking == Asking("ask", 28_800.0, "stop")
     assert submission.notes == ()
 
 
@@ -164,8 +163,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
         'permissions.on_timeout: must be "deny" or "stop", not \'fail\'',
     ),
     ({"on_timeout": "stop"}, "permissions.on_timeout: does nothing without ask_timeout"),
-    ({"on_ask": "a\nb"}, "permissions.on_ask: holds a line break"),
-    ({"on_ask": ["a"]}, "permissions.on_ask: must be a string, not a list"),
+    (
+        {"on_ask": "notify-send 'Runner asks'"},
+        "permissions.on_ask: unknown key 'on_ask': write [notify] with on = [\"needs_approval\"] and "
+        'command = "…" instead',
+    ),
 ]
 
 

@@ -117,13 +117,15 @@ def test_what_nobody_answers_in_time_is_denied_or_stops_the_run(site: Site) -> N
 
 def test_people_are_told_once_of_what_waits_though_the_job_parks_at_once(site: Site) -> None:
     script = {item: [bash(f"make log-{item}"), done()] for item in ITEMS}
-    path = site.job(script, ask=["Bash(make *)"], on_ask="cat >> told; echo >> told")
+    path = site.job(script, ask=["Bash(make *)"])
+    path.write_text(f'{path.read_text()}\n[notify]\ncommand = "cat >> told; echo >> told"\n')
     told = site.folder / "told"
     site.run("run", str(path), "--no-input", expect=3)
     [job] = [row["id"] for row in site.json("list")]
 
     def questions() -> list[Any]:
-        notices = [json.loads(line) for line in told.read_text().split("\n") if line]
+        lines = told.read_text().split("\n")
+        notices = [each for line in lines if line and (each := json.loads(line)).get("questions")]
         assert {notice["job_id"] for notice in notices} == {job}
         return [question for notice in notices for question in notice["questions"]]
 

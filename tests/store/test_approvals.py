@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.commands import Reply, Target
+from runner.core.notify import Notify
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import Decision, Request, Rule, ToolContext, digest_of
@@ -16,7 +17,8 @@ from runner.permissions.decisions import Policy, evaluate
 from runner.store import approvals
 from runner.store.approvals import answer, expire
 from runner.store.database import Database
-from runner.store.questions import take_notices, waiting
+from runner.store.notices import take_due
+from runner.store.questions import announce, waiting
 from runner.store.rules import list_rules
 from runner.store.tables import runs
 from tests.store.asked import (
@@ -35,6 +37,7 @@ from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
 
 YES = Reply("approved", "ada")
+TOLD = Notify(on=("needs_approval",), command="tell me")
 NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
 
@@ -261,21 +264,24 @@ def test_answer_that_comes_too_late_is_none_though_no_worker_saw_the_time(
 
 
 def test_notice_is_taken_once_and_only_by_jobs_that_want_it(database: Database) -> None:
-    job_id = submit_asking(database, "a", "b", asking=Asking("ask", notify="tell me"))
+    job_id = submit_asking(database, "a", "b", asking=Asking("ask"), notify=TOLD)
     asked = ask_all(database, job_id, "uv lock")
     quiet = [
         approval_row(database, one)
         for one in ask_all(database, submit_asking(database, "quiet"), "uv lock")
     ]
-    (notice,) = take_notices(database, NOW + 1)
-    assert (notice.job_id, notice.job_name, notice.command) == (job_id, "mend", "tell me")
-    assert [one.id for one in notice.asked] == asked
-    assert take_notices(database, NOW + 2) == []
+    announce(database, NOW + 1)
+    (notice,) = take_due(database, NOW + 1)
+    assert (notice.job_id, notice.data["job_name"], notice.notify) == (job_id, "mend", TOLD)
+    assert [one["id"] for one in notice.data["questions"]] == asked
+    announce(database, NOW + 2)
+    assert take_due(database, NOW + 2) == []
     assert None not in {row.notified_at for row in quiet}
     assert approval_row(database, asked[0]).notified_at == NOW + 1
 
 
 def test_answered_question_is_no_notice(database: Database) -> None:
-    job_id = submit_asking(database, asking=Asking("ask", notify="tell me"))
+    job_id = submit_asking(database, asking=Asking("ask"), notify=TOLD)
     answer(database, ask_all(database, job_id, "uv lock"), YES, NOW)
-    assert take_notices(database, NOW) == []
+    announce(database, NOW)
+    assert take_due(database, NOW) == []

@@ -14,7 +14,7 @@ from runner.queries.jobs import list_runs, show_job
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.database import Database
 from runner.store.jobs import submit
-from runner.store.questions import take_notices
+from runner.store.questions import announce
 from tests.store.examples import NOW, submission
 
 # Postgres plans by what is stored.
@@ -48,7 +48,7 @@ def plans(database: Database, work: Callable[[], object]) -> list[tuple[str, lis
         (expire, "SEARCH approvals USING INDEX ix_approvals_expires_at"),
         (apply_new_rules, "SEARCH jobs USING INDEX ix_jobs_rules_snapshot"),
         (apply_new_rules, "SEARCH approvals USING INDEX ix_approvals_job_id_checked_snapshot"),
-        (take_notices, "SCAN approvals USING INDEX ix_approvals_asked_at"),
+        (announce, "SCAN approvals USING INDEX ix_approvals_asked_at"),
     ],
 )
 def test_pass_looks_only_at_what_it_is_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -20,7 +21,16 @@ from sqlalchemy import Connection, inspect, select, text
 from runner.errors import UnreachableError, UsageError
 from runner.store import migrate
 from runner.store.database import Database
-from runner.store.tables import jobs, metadata, permission_rules, runs, sessions
+from runner.store.tables import (
+    jobs,
+    metadata,
+    notices,
+    permission_rules,
+    runs,
+    schedules,
+    sessions,
+    workers,
+)
 from tests.store.examples import NOW
 
 pytestmark = pytest.mark.dialect
@@ -172,6 +182,59 @@ def test_sessions_that_were_imported_before_are_known_by_their_ids(
         ("run_2", "5a1c", None, "Carts", ""),
         ("run_3", "5a1c", "a1", None, ""),
     ]
+
+
+def test_workers_and_jobs_of_before_work_any_job_and_tell_nobody(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    migrate.upgrade(database, to="r06")
+    fill_first_schema(database)
+    worker = {"id": "worker_1", "host_id": "host", "hostname": "here", "pid": 1, "slots": 16}
+    times = {"started_at": NOW, "lease_expires_at": NOW + 15}
+    insert_row(database, "workers", **worker, **times, version="1/r06")
+    migrate.upgrade(database, to="r10")
+    assert database.rows(select(workers.c.id, workers.c.job_id)) == [("worker_1", None)]
+    assert database.rows(select(notices.c.event)) == []
+    insert_row(
+        database, "notices", job_id="job_1", event="done", subject="", channel="", state="armed"
+    )
+    migrate.upgrade(database)
+    stored = select(notices.c.event, notices.c.state, notices.c.tries, notices.c.data)
+    assert database.rows(stored) == [("done", "armed", 0, None)]
+
+
+def test_jobs_that_told_people_by_on_ask_tell_them_by_notify(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    migrate.upgrade(database, to="r11")
+    notify = {"on": ["done"], "webhook": "RUNNER_HOOK"}
+    specs = (
+        {"asking": {"default": "ask", "notify": "mail lena"}, "name": "a"},
+        {"asking": {"default": "ask", "notify": "mail lena"}, "notify": notify},
+        {"asking": {"default": "deny", "notify": None}, "notify": None},
+        {},
+    )
+    common = {"name": "mend", "spec_text": "", "created_at": NOW}
+    for number, spec in enumerate(specs):
+        job = {**common, "spec": json.dumps(spec), "source": "mend.toml", "spec_digest": ""}
+        insert_row(database, "jobs", id=f"job_{number}", **job)
+        schedule = {**common, "spec": json.dumps(spec), "cron": "0 22 * * *", "zone": "UTC"}
+        schedule |= {"next_at": NOW, "changes": "[]", "runs": "[]"}
+        insert_row(database, "schedules", id=f"sch_{number}", source="mend.toml", **schedule)
+    migrate.upgrade(database)
+    for table in (jobs, schedules):
+        assert [row.spec for row in database.rows(select(table.c.spec).order_by(table.c.id))] == [
+            {
+                "asking": {"default": "ask"},
+                "name": "a",
+                "notify": {"on": ["needs_approval"], "command": "mail lena"},
+            },
+            {"asking": {"default": "ask"}, "notify": notify},
+            {"asking": {"default": "deny"}, "notify": None},
+            {},
+        ]
 
 
 def test_migrations_import_nothing_of_runner_but_the_tables_in_env() -> None:

@@ -16,12 +16,14 @@ from runner.core.pauses import Breaker
 from runner.core.run import Author
 from runner.core.spec import Asking
 from runner.store import control, notices
+from runner.store.budgets import set_budget
 from runner.store.database import Database
 from runner.store.jobs import submit
 from runner.store.notices import DueNotice
-from runner.store.pauses import Breakers
+from runner.store.pauses import Breakers, resume
 from runner.store.prune import erase, old_jobs
-from runner.store.questions import take_notices
+from runner.store.questions import announce
+from runner.store.retry import retry
 from runner.store.tables import job_budgets
 from tests.store.asked import ask_all, run_ids, submit_asking
 from tests.store.attempts import claim, text
@@ -104,15 +106,67 @@ def test_a_breaker_that_pauses_the_job_is_told(database: Database) -> None:
     assert text_.startswith("paused by Runner: ")
 
 
+def test_a_job_that_is_retried_is_told_of_anew(database: Database) -> None:
+    job_id = submit_told(database, "a", "b", notify=Notify(command="tell"))
+    first, second = run_ids(database, job_id)
+    for run_id in (first, second):
+        claim(database, run_id, NOW).fail("not_found_error", "x")
+    assert said(due(database)) == [("done", "command"), ("failed", "command")]
+    retry(database, Target("run", first), NOW + 10)
+    assert due(database, NOW + 11) == []  # the other run failed before
+    claim(database, first, NOW + 20).fail("not_found_error", "again")
+    told = {one.event: one for one in due(database, NOW + 30)}
+    assert {one.id for one in told.values()} == {f"{job_id}/done/2", f"{job_id}/failed/2"}
+    assert told["failed"].data["text"].startswith("a run has failed: a (not_found_error: again")
+    assert due(database, NOW + 40) == []
+
+
+def test_a_budget_is_told_of_anew_once_it_is_raised(database: Database) -> None:
+    job_id = submit_told(database, "a", "b", budget=Budget(usd=10.0))
+    spent = update(job_budgets).where(job_budgets.c.job_id == job_id)
+    database.execute(spent.values(spent_cost=billionths(9)))
+    assert [one.id for one in due(database)] == [f"{job_id}/budget"] * 2
+    retry_first_of(database, job_id)
+    assert due(database) == [], "it was told of, and nothing has changed"
+    set_budget(database, job_id, NOW, author=Author("ada"), usd=20.0)
+    assert due(database) == []
+    database.execute(spent.values(spent_cost=billionths(16)))
+    told = due(database)
+    assert {one.id for one in told} == {f"{job_id}/budget/2"}
+    assert {one.data["text"] for one in told} == {"80% of its budget of $20.00 is spent"}
+
+
+def retry_first_of(database: Database, job_id: str) -> None:
+    run_id = run_ids(database, job_id)[0]
+    control.cancel(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW)
+
+
+def test_a_breaker_is_told_of_anew_after_a_resume(database: Database) -> None:
+    breaker = Breaker(same_failure=2)
+    only = Notify(on=("breaker",), command="tell")
+    job_id = submit_told(database, *"abcde", breaker=breaker, notify=only)
+    runs = iter(run_ids(database, job_id))
+    ids = []
+    for at in (NOW, NOW + 20):
+        for run_id in (next(runs), next(runs)):
+            claim(database, run_id, at).fail("not_found_error", "x")
+        assert Breakers(database).look(job_id, at) is not None
+        ids += [one.id for one in due(database, at)]
+        resume(database, Target("job", job_id), at + 10)
+        assert due(database, at + 10) == []
+    assert ids == [f"{job_id}/breaker", f"{job_id}/breaker/2"]
+
+
 def test_new_questions_are_told_together_and_each_once(database: Database) -> None:
     job_id = submit_asking(database, "a", "b", asking=Asking("ask"), notify=TOLD)
     asked = ask_all(database, job_id, "uv lock")
-    assert take_notices(database, NOW) == []  # no command of on_ask
+    announce(database, NOW)
     told = due(database)
     assert said(told) == [("needs_approval", "command"), ("needs_approval", "webhook")]
     assert [each["id"] for each in told[0].data["questions"]] == asked
     assert told[0].data["text"] == "needs an approval: Bash uv lock of a (and 1 more)"
-    take_notices(database, NOW + 1)
+    announce(database, NOW + 1)
     assert due(database, NOW + 1) == []
 
 

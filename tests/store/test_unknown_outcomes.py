@@ -11,6 +11,7 @@ from sqlalchemy import Row, select
 from runner.core.calls import OUTCOME_UNKNOWN
 from runner.core.commands import Reply, Target
 from runner.core.conversation import Tool
+from runner.core.notify import Notify
 from runner.core.run import Waiting
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
@@ -24,7 +25,8 @@ from runner.store.approvals import answer, apply_new_rules, expire
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.questions import take_notices, waiting
+from runner.store.notices import take_due
+from runner.store.questions import announce, waiting
 from runner.store.retry import retry
 from runner.store.rules import asked_for
 from runner.store.tables import approvals, tool_calls
@@ -263,15 +265,20 @@ def test_question_expires_like_any_other_and_the_outcome_stays_unknown(database:
 
 
 def test_people_are_told_of_it_once_more(database: Database) -> None:
-    asking = Asking(default="ask", notify="tell-them")
-    run_id = submit_one(database, spec=replace(ASKED_FIRST, asking=asking))
+    told = Notify(on=("needs_approval",), command="tell-them")
+    spec = replace(ASKED_FIRST, asking=Asking(default="ask"), notify=told)
+    run_id = submit_one(database, spec=spec)
     (first,) = ask(database, run_id, "git push")
-    assert [one.id for each in take_notices(database, NOW) for one in each.asked] == [first]
+    announce(database, NOW)
+    (notice,) = take_due(database, NOW)
+    assert [one["id"] for one in notice.data["questions"]] == [first]
     answer(database, [first], YES, NOW)
     ask_again(claim(database, run_id).locate())
-    (notice,) = take_notices(database, NOW)
-    assert [one.asked_again for one in notice.asked] == [True]
-    assert take_notices(database, NOW) == []
+    announce(database, NOW)
+    (notice,) = take_due(database, NOW)
+    assert [one["asked_again"] for one in notice.data["questions"]] == [True]
+    announce(database, NOW)
+    assert take_due(database, NOW) == []
 
 
 def test_cancel_closes_the_question_and_nothing_is_asked_when_the_run_goes_on(

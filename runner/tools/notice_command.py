@@ -1,4 +1,4 @@
-"""Run the command of a job (``on_ask``) that announces new questions.
+"""Run the shell command of a job's ``[notify]``.
 
 It runs below a process of its own, this file, which ends it after its time even if the worker has
 died.
@@ -7,7 +7,6 @@ died.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -15,22 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
 MOST_SECONDS = 60.0
 _MORE_SECONDS = 10.0  # for what left the command's process group and keeps its input open
-
-
-def tell(
-    command: str,
-    about: Mapping[str, Any],
-    environment: Mapping[str, str],
-    most_seconds: float = MOST_SECONDS,
-) -> None:
-    """Run a shell command as ``run_command`` does. A failure is only logged, by job: the command may
-    hold a password."""
-    if problem := run_command(command, about, environment, most_seconds):
-        logger.warning("on_ask of %s %s", about["job_id"], problem)
 
 
 def run_command(
