@@ -20,6 +20,7 @@ from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.text import visible
+from runner.exchange.lines import LONGEST_LINE, parsed
 from runner.permissions import Effect
 
 # --- Values against their types ---
@@ -166,8 +167,6 @@ def check_event(table: str, kind: str, data: Any) -> None:
 
 Row = Mapping[str, Any]
 
-LARGEST_OUTPUT = 64 * 1024 * 1024  # bytes; a tool's whole output has 10 MB at most
-
 # The types of the fields of a block, by its type.
 _BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"text": str},
@@ -191,6 +190,7 @@ _COLUMNS: dict[str, tuple[Any, str]] = {
     "model_calls.cut": (list[Mapping[str, Any]] | None, "is no list of blocks"),
     "compactions.kind": (CompactionKind, "is neither clip, summary nor prune"),
     "compactions.text": (str, "is no text"),
+    **dict.fromkeys(("sessions.system", "sessions.notes"), (str, "is no text")),
     "compactions.clips": (list[tuple[int, int, str]], "is no list of message, position and text"),
     "verifications.content": (str | None, "is no text"),
     "hook_runs.event": (HookEvent, "is none at which hooks run"),
@@ -232,22 +232,33 @@ def check_row(table: str, row: Row) -> None:
     elif table == "model_calls":
         if not all(isinstance(block.get("type"), str) for block in row["cut"] or ()):
             raise ValueError("model_calls.cut is no list of blocks")
-    elif table in ("tool_outputs", "verifications") and row["compressed"] is not None:
-        _check_output(table, row)
+    elif row.get("compressed") is not None:
+        content = _unpacked(table, row)
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if table == "session_lines" and not _is_object(line):
+                raise ValueError(f"session_lines.compressed: line {number} is no object of JSON")
 
 
-def _check_output(table: str, row: Row) -> None:
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(parsed(line), dict)
+    except ValueError:
+        return False
+
+
+def _unpacked(table: str, row: Row) -> bytes:
     """Unpack no more than the row says: it may be a decompression bomb."""
     size = row["size"]
-    if size is None or size > LARGEST_OUTPUT:
+    if size is None or size > LONGEST_LINE:
         raise ValueError(f"{table}.size is no size of an output")
     unpacking = zlib.decompressobj()
     try:
-        unpacked = len(unpacking.decompress(row["compressed"], size + 1))
+        unpacked = unpacking.decompress(row["compressed"], size + 1)
     except zlib.error as error:
         raise ValueError(f"{table}.compressed is damaged ({error})") from error
-    if unpacked != size or not unpacking.eof or unpacking.unused_data:
+    if len(unpacked) != size or not unpacking.eof or unpacking.unused_data:
         raise ValueError(f"{table}.compressed does not hold the {size} bytes that the row says")
+    return unpacked
 
 
 # --- Rows of a job and of a run against each other ---

@@ -83,8 +83,10 @@ class SessionRun:
             if reply.id is not None and reply.id in counted
         }
         copied = next(n for n in range(len(replies) + 1) if n + 1 not in self._shared)
-        # A fork begins after what it is a copy of.
-        own = talk.lines.index(replies[copied - 1].lines[-1]) + 1 if copied else 0
+        # A fork begins after what it is a copy of, whether that is here or not: its id follows.
+        last = replies[copied - 1].lines[-1] if copied else None
+        is_copy = ("forkedFrom" in line.fields or line is last for line in talk.lines)
+        own = max((number for number, copy in enumerate(is_copy, 1) if copy), default=0)
         self.started_at = talk.lines[min(own, len(talk.lines) - 1)].at
         self.ended_at = max(line.at for line in talk.lines)
         self.id = id_ or run_id_of(session.id, talk.agent, self.started_at)

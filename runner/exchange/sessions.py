@@ -83,6 +83,7 @@ class Session:
         title = next((visible(titles[kind]) for kind in reversed(_TITLES) if kind in titles), None)
         known = (one.last("sessionId") or one.first("uuid") for one in self._conversations)
         self.id = visible(next(filter(None, known), ""))
+        self.forked_from = forked_from
         cwd = self._main.first("cwd")
         self._about = About(self.id, title, cwd, forked_from, stated_usd)
         for one in self._conversations:

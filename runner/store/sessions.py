@@ -10,7 +10,7 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from runner.core.state import ModelState, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.claude_code import session_id_of
+from runner.exchange.recorded import SESSION
+from runner.exchange.session_lines import as_object
 from runner.exchange.session_runs import TABLES, Happened, SessionRun
 from runner.exchange.sessions import READER, Files, Session
 from runner.store import ids
@@ -181,11 +183,7 @@ class _Import:
         self._connection, self._job_id, self._source = connection, job_id, source
 
     def store(self, session: Session, files: Files, modified: float) -> list[ImportedSession]:
-        connection = self._connection
-        query = select(sessions.c.agent_id, sessions.c.run_id)
-        rows = connection.execute(query.where(sessions.c.session_id == session.id)).all()
-        known: dict[str | None, str] = {row.agent_id: row.run_id for row in rows}
-        kept = lines_of_sessions(connection, list(known.values()))
+        known, kept = self._known(session.id)
         merged: dict[str, Sequence[bytes]] = dict(kept)
         for name, lines in files.items():
             try:
@@ -193,13 +191,52 @@ class _Import:
             except ValueError as error:
                 raise self._refusal(known[min(known, key=str)]) from error
         if kept and all(list(merged[name]) == kept.get(name) for name in merged):
-            return _there(connection, sessions.c.session_id == session.id)
+            return _there(self._connection, sessions.c.session_id == session.id)
         if any(list(merged[name]) != list(files.get(name, ())) for name in merged):
             session = Session({"": (), **merged}, modified)
-        found = session.runs(known, self._counted(session.reply_ids, set(known.values())))
+        counted = self._counted(session.reply_ids, set(known.values()))
+        forks = self._forks_among(set(counted.values()), session)
+        found = session.runs(known, {id_: run for id_, run in counted.items() if run not in forks})
         imported = [self._store_run(run, is_legacy=not kept) for run in found]
         self._store_lines(found[0].id, kept, merged)
+        for session_id in dict.fromkeys(forks.values()):
+            self._make_again(session_id)
         return imported
+
+    def _known(self, session_id: str) -> tuple[dict[str | None, str], dict[str, list[bytes]]]:
+        """Return the runs of a session that are here, by agent, and the lines that are kept of it."""
+        query = select(sessions.c.agent_id, sessions.c.run_id)
+        rows = self._connection.execute(query.where(sessions.c.session_id == session_id)).all()
+        known: dict[str | None, str] = {row.agent_id: row.run_id for row in rows}
+        return known, lines_of_sessions(self._connection, list(known.values()))
+
+    def _forks_among(self, run_ids: Collection[str], session: Session) -> dict[str, str]:
+        """Return the runs that are forks of a session and came before it, with their sessions. What a
+        session that is no fork has first, a fork of any session has from it."""
+        of_session = sessions.c.session_id
+        query = select(sessions.c.run_id, of_session, run_items.c.item).where(
+            run_items.c.run_id == sessions.c.run_id, sessions.c.run_id.in_(run_ids)
+        )
+        found = {}
+        for row in self._connection.execute(query):
+            origin = as_object(as_object(row.item).get(SESSION)).get("forked_from")
+            if origin == session.id or (origin and session.forked_from is None):
+                found[row.run_id] = row.session_id
+        return found
+
+    def _make_again(self, session_id: str) -> None:
+        """Make the rows of a fork again, whose origin has come, and those of its own forks."""
+        known, kept = self._known(session_id)
+        if kept:
+            session = Session({"": (), **kept})
+            counted = self._counted(session.reply_ids, set(known.values()))
+            for run in session.runs(known, counted):
+                self._store_run(run, is_legacy=False)
+        query = select(sessions.c.session_id).where(
+            sessions.c.run_id == runs.c.id, runs.c.fork_of.in_(known.values())
+        )
+        for each in set(self._connection.scalars(query)):
+            self._make_again(each)
 
     def _refusal(self, run_id: str) -> UsageError:
         return UsageError(
@@ -256,7 +293,10 @@ class _Import:
         changed = sum(self._store_rows(metadata.tables[name], run) for name in TABLES)
         told = self._new_events(run)
         what: ImportOutcome = "imported" if here is None else "continued"
-        if here is None or changed or told:
+        moved = here is not None and any(
+            getattr(here, name) != value for name, value in run.place.items()
+        )
+        if here is None or changed or told or moved:
             self._store_events(run, here, changed, row, told)
         else:
             what = "there"

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, insert
 
 from runner.core.state import Progress
 from runner.exchange.checks import check_event
+from runner.exchange.lines import encoded
 from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.database import Database
@@ -224,6 +225,7 @@ def _block(
         "turn": message // 2,
         "content": {**content, "type": kind},
         "created_at": 1e9 + message,
+        "spoken_by": ("person", "machine", "peer", None)[message % 4] if role == "user" else None,
     }
 
 
@@ -329,4 +331,32 @@ def _beside(draw: st.DrawFn, run_id: str) -> Rows:
         rows.append(("verifications", of_run | verification))
         said = {"text": draw(words), "created_at": draw(times), "delivered_message": None}
         rows.append(("queued_messages", of_run | said))
-    return rows
+    return rows + draw(_session(run_id))
+
+
+@st.composite
+def _session(draw: st.DrawFn, run_id: str) -> Rows:
+    """What is kept of a session of Claude Code that was imported; of most runs nothing."""
+    of_run = {"run_id": run_id}
+    session = {
+        "session_id": draw(words),
+        "agent_id": draw(maybe(words)),
+        "title": draw(maybe(words)),
+        "system": draw(any_text),
+        "notes": draw(any_text),
+        "stated_usd": draw(maybe(times)),
+        "under_reported": draw(counts),
+        "files_digest": draw(maybe(words)),
+    }
+    rows: Rows = [("sessions", of_run | session)]
+    for part in range(1, draw(st.integers(1, 2)) + 1):
+        lines = draw(st.lists(objects, min_size=1, max_size=3))
+        content = b"".join(map(encoded, lines)).removesuffix(b"\n")
+        kept = {
+            "file": "",
+            "part": part,
+            "size": len(content),
+            "compressed": zlib.compress(content),
+        }
+        rows.append(("session_lines", of_run | kept))
+    return draw(st.sampled_from((rows, [])))

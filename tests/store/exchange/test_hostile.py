@@ -52,6 +52,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, upgraded: Upgraded) -> Li
         ask(database, other, "uv lock")
         lines = lines_of(database, job_id)
     keep_an_output(lines)
+    keep_a_session(lines)
     return lines
 
 
@@ -59,6 +60,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory, upgraded: Upgraded) -> Li
 def sample(exported: Lines) -> Lines:
     """The same rows, to be changed."""
     return deepcopy(exported)
+
+
+def keep(row: dict[str, Any], content: bytes) -> None:
+    """Give a row content, compressed."""
+    row.update(size=len(content), compressed=b64encode(zlib.compress(content)).decode())
+
+
+def keep_a_session(lines: Lines) -> None:
+    """As if the first run were imported from Claude Code."""
+    at = [line.get("table") for line in lines].index("events")
+    row = {"run_id": lines[at]["row"]["run_id"]}
+    session = {"session_id": "s", "agent_id": None, "title": None, "system": "", "notes": ""}
+    session |= {"stated_usd": None, "under_reported": 0, "files_digest": None}
+    kept: dict[str, Any] = {"file": "", "part": 1}
+    keep(kept, b'{"type":"user"}')
+    lines[at:at] = [
+        {"table": "sessions", "row": row | session},
+        {"table": "session_lines", "row": row | kept},
+    ]
 
 
 def keep_an_output(lines: Lines) -> None:
@@ -167,6 +187,12 @@ Change = Callable[[dict[str, Any]], object]
         ("model_calls", lambda row: row.update(cut=[1]), "no list of blocks"),
         ("compactions", lambda row: row.update(kind="squash"), "neither clip, summary nor prune"),
         ("compactions", lambda row: row.update(clips=[[1]]), "no list of message, position"),
+        ("session_lines", lambda row: row.update(compressed="AAAA"), "compressed is damaged"),
+        ("session_lines", lambda row: row.update(size=1), "does not hold the 1 bytes"),
+        ("session_lines", lambda row: row.update(size=2**40), "no size of an output"),
+        ("session_lines", lambda row: keep(row, b"{}\n[1]"), "line 2 is no object of JSON"),
+        ("session_lines", lambda row: keep(row, b'{"a": "\xff"}'), "line 1 is no object of JSON"),
+        ("sessions", lambda row: row.update(notes=7), "sessions.notes is no text"),
         ("events", lambda row: row.update(number=7), "they are numbered without gaps"),
         ("events", lambda row: row.update(data=None), "events.data is no object"),
         ("events", lambda row: row.update(type="\x1b]0;x\x07"), "which is no type of event"),

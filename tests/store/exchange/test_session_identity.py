@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from io import BytesIO
+from itertools import permutations
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import delete, select, update
@@ -123,6 +124,54 @@ def test_a_fork_shares_what_it_shares_and_says_so(database: Database) -> None:
     file = BytesIO()
     export(database, run_id=forked.run_id, write=file.write)
     assert count(database) == 2
+
+
+def forks_of_forks() -> dict[str, list[Line]]:
+    """A session, a fork of it, and a fork of the fork, each with a turn of its own."""
+    found = {"origin": usual().lines}
+    for place, name in enumerate(("fork", "fork of it"), 1):
+        before = list(found.values())[-1]
+        session_id = str(UUID(int=place))
+        about = {
+            "sessionId": session_id,
+            "forkedFrom": {"sessionId": before[-1]["sessionId"], "messageUuid": "u"},
+        }
+        fork = Session(sessionId=session_id)
+        fork.lines = [{**line, **about} for line in before]
+        fork.user(f"Another way, {place}.", timestamp=f"2026-02-18T12:0{place}:00.000Z")
+        fork.reply(f"msg_{name}", text("Done."), stop="end_turn", output_tokens=place)
+        fork.lines[-1]["timestamp"] = f"2026-02-18T12:0{place}:01.000Z"
+        found[name] = fork.lines
+    return found
+
+
+ORDERS = list(permutations(("origin", "fork", "fork of it")))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=", ".join)
+def test_forks_count_the_same_in_whatever_order_they_come(
+    make_database: MakeDatabase, order: tuple[str, ...]
+) -> None:
+    database = make_database("sqlite")
+    files = forks_of_forks()
+    found = {name: bring(database, files[name])[0].run_id for name in order}
+    names = {run_id: name for name, run_id in found.items()}
+    counted = [
+        (name, call["turn"], call["output_tokens"])
+        for name in files
+        for call in load_recorded(database, found[name], PRICES).model_calls
+    ]
+    assert counted == [("origin", 1, 40), ("origin", 2, 9), ("fork", 3, 1), ("fork of it", 4, 2)]
+    places = {name: run_row(database, run_id) for name, run_id in found.items()}
+    assert {
+        name: (names.get(row.fork_of or ""), row.fork_turn, row.output_tokens)
+        for name, row in places.items()
+    } == {"origin": (None, None, 49), "fork": ("origin", 2, 1), "fork of it": ("origin", 3, 2)}
+    for name, lines in files.items():
+        assert [each.what for each in bring(database, lines)] == ["there"], name
+    # An export has the origin before its forks, and can be imported.
+    file = BytesIO()
+    export(database, run_id=found["fork of it"], write=file.write)
 
 
 def test_a_session_that_an_older_runner_imported_is_recognised(database: Database) -> None:
