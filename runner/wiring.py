@@ -178,6 +178,7 @@ def start_worker(
     from runner.queue.connection import connect
     from runner.queue.notify import QUEUE_NAME, RqNotifier
     from runner.queue.worker import QueueWorker
+    from runner.store import runs
 
     close_to_others()
     allow_open_files(slots)
@@ -214,6 +215,8 @@ def start_worker(
         )
         if metrics is not None:
             _serve_metrics(metrics, observers, worker, database, opened)
+        if runs.calls_api(database, job_id):
+            import runner.llm.anthropic  # noqa: F401 - takes a second, in which no run waits yet
         worker.start()
     except BaseException:
         opened.close()

@@ -15,7 +15,7 @@ from runner.app.watch import Look
 from runner.cli import exit_codes
 from runner.cli.interruption import Interruption
 from runner.cli.log import log_to_stderr
-from runner.cli.options import JOB, json_option, quiet_option, signed_as, with_app
+from runner.cli.options import JOB, json_option, quiet_option, signed_as, uncollected, with_app
 from runner.cli.report import summarise
 from runner.cli.screen import Screen
 from runner.cli.terminal import note, refuse, say_json
@@ -128,7 +128,8 @@ def _work(
     Raises ``UnreachableError`` if a part was away when the worker started or had to end."""
     with interruption:
         since = app.now()
-        worker = work.start_worker(app, slots=slots, job_id=job_id)
+        with uncollected():
+            worker = work.start_worker(app, slots=slots, job_id=job_id)
         interruption.watch(worker)
         display = display_on(sys.stderr, form, f"{_KEYS} · Ctrl-C stops")
         interruption.give_back = display.give_back if isinstance(display, Screen) else None

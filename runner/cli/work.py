@@ -29,6 +29,7 @@ from runner.cli.options import (
     quiet_option,
     signed,
     slots_option,
+    uncollected,
     with_app,
     with_settings,
 )
@@ -212,7 +213,8 @@ def worker(
     options: Any = {"burst": burst, "only": only, "job_id": job_id, "metrics": metrics}
     try:
         with Interruption() as interruption:
-            working = work.start_worker(app, slots=slots, **options)
+            with uncollected():
+                working = work.start_worker(app, slots=slots, **options)
             interruption.watch(working)
             is_done = (lambda: False) if job_id is None else partial(work.has_ended, app, job_id)
             work.wait_for_end(working, is_done)

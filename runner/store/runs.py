@@ -571,6 +571,24 @@ def unfinished(database: Database, now: float) -> bool:
     return bool(database.find(_UNFINISHED, {"now": now}))
 
 
+_IN_HAND = select(runs.c.job_id).where(or_(_IS_RUNNING, runs.c.rung_at.is_not(None)))
+_CALLS_API = (
+    select(_ONE.label("calls"))
+    .select_from(jobs)
+    .where(
+        or_(jobs.c.id.in_(select(_LINES.c.job_id)), jobs.c.id.in_(_IN_HAND)),
+        jobs.c.spec["provider"].as_string() == "anthropic",
+        jobs.c.id == func.coalesce(bindparam("job", type_=Text), jobs.c.id),
+    )
+    .limit(_ONE)
+)
+
+
+def calls_api(database: Database, job_id: str | None = None) -> bool:
+    """True if a queued or running run, of one job or of all, will call the Messages API."""
+    return bool(database.find(_CALLS_API, {"job": job_id}))
+
+
 _HELD_BY = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == bindparam("worker"))
 
 

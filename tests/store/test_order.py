@@ -277,3 +277,16 @@ def test_a_job_without_a_stored_share_has_a_normal_one(database: Database) -> No
     assert jobs_of(database, next_runs(database, 1)) == {job_id: 1}
     set_priority(database, job_id, 9.0, NOW, Author("ada"))
     assert priority_of(database, job_id) == 9.0
+
+
+def test_a_worker_sees_before_it_claims_if_a_run_calls_the_api(database: Database) -> None:
+    scripted = submission(spec=replace(SPEC, provider="scripted"))
+    job_id = jobs.submit(database, scripted, NOW)
+    assert not runs.calls_api(database)
+    run_id = submit_one(database)
+    assert runs.calls_api(database), "it is queued"
+    assert not runs.calls_api(database, job_id)
+    attempt = claim(database, run_id)
+    assert runs.calls_api(database), "its worker may be dead"
+    attempt.reply(text("Done."))
+    assert not runs.calls_api(database), "it has ended"
