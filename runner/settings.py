@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote, unquote
 
 HOME = "RUNNER_HOME"
@@ -14,6 +15,7 @@ DATABASE_URL = "RUNNER_DATABASE_URL"
 REDIS_URL = "RUNNER_REDIS_URL"
 PRICES = "RUNNER_PRICES"
 LOG_FORMAT = "RUNNER_LOG_FORMAT"
+WEB_URL = "RUNNER_WEB_URL"
 LOG_FORMATS = ("text", "json")
 
 # PGPASSWORD is read by libpq: https://www.postgresql.org/docs/current/libpq-envars.html
@@ -82,6 +84,7 @@ class Settings:
     redis_url: str | None = field(default=None, repr=False)  # None: an embedded server is started
     prices: Path | None = None  # an absolute path; changes the prices that Runner comes with
     log_format: str = LOG_FORMATS[0]  # of the lines that workers log
+    web_url: str | None = None  # where people open the pages of `runner web`, without a "/" at its end
     # The credentials in the environment, which nothing else may show.
     keys: tuple[str, ...] = field(default=(), repr=False)
 
@@ -105,6 +108,7 @@ class Settings:
             redis_url=redis_url or environment.get(REDIS_URL) or None,
             prices=Path(prices).expanduser().absolute() if prices else None,
             log_format=log_format or environment.get(LOG_FORMAT) or LOG_FORMATS[0],
+            web_url=environment.get(WEB_URL, "").rstrip("/") or None,
             keys=tuple(environment[name] for name in _KEYS if environment.get(name)),
         )
 
@@ -113,7 +117,12 @@ class Settings:
         names = {HOME: str(self.home), DATABASE_URL: self.database_url}
         names[LOG_FORMAT] = self.log_format
         names |= {REDIS_URL: self.redis_url} if self.redis_url else {}
+        names |= {WEB_URL: self.web_url} if self.web_url else {}
         return names | ({PRICES: str(self.prices)} if self.prices else {})
+
+    def page(self, kind: Literal["jobs", "runs"], id: str) -> str | None:
+        """Return the address of the page of a job or a run; None if nobody said where the pages are."""
+        return f"{self.web_url}/{kind}/{id}" if self.web_url else None
 
     def secrets(self) -> Secrets:
         """Secrets to hide from tools, the store and terminals."""

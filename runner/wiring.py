@@ -343,7 +343,7 @@ def _surroundings(
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=secrets.hide,
-        send=lambda notice: send_notice(notice, secrets),
+        send=lambda notice: send_notice(notice, settings),
         index=open_index(database, logger.warning),
         close=opened.close,
         observer=observer,
@@ -489,10 +489,12 @@ def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> No
             child.wait()
 
 
-def send_notice(notice: DueNotice, secrets: Secrets) -> None:
+def send_notice(notice: DueNotice, settings: Settings) -> None:
     """Send a notice by its channel. Raises ``NotSentError``."""
+    from runner.core.notify import with_link
     from runner.tools.environment import tool_environment
     from runner.tools.notices import send
 
-    environment = tool_environment(os.environ, secrets)
-    send(notice.channel, notice.notify, notice.id, notice.data, os.environ, environment)
+    environment = tool_environment(os.environ, settings.secrets())
+    data = with_link(notice.data, settings.web_url)
+    send(notice.channel, notice.notify, notice.id, data, os.environ, environment)

@@ -46,7 +46,7 @@ def send_trial(
     for channel in notify.channels:
         notice = DueNotice(_TRIAL_ID, event, "", channel, 1, data, notify)
         try:
-            wiring.send_notice(notice, settings.secrets())
+            wiring.send_notice(notice, settings)
         except RunnerError as error:
             yield channel, str(error)
         else:

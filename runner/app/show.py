@@ -44,6 +44,7 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
             spec = JobSpec.from_json(job["spec"])
             values["lane"] = lanes.lane_line(app, found.id, spec)
             values["forecast"] = forecast.forecasts(app, [job]).get(found.id)
+            values["page"] = app.settings.page("jobs", found.id)
         case "call":
             values = transcript.show_call(database, found.id)
             values |= decisions.decision_on_call(database, found.id)
@@ -73,6 +74,7 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
     shown = workers.shown_states(database, app.now(), [run_id])
     return run | {
         "shown_state": shown.get(run_id, run["state"]),
+        "page": app.settings.page("runs", run_id),
         **place_of(run_id),
         **tree_of(app, run_id),
         "spending": spending_of(app, run_id=run_id),

@@ -103,6 +103,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("source", job["source"]),
             ("options", " ".join(spec.get("options", ()))),
             ("sha256", job["spec_digest"]),
+            ("page", job["page"]),
         )
     )
     say(f"\nIts runs: runner list {job['id']}")
@@ -147,6 +148,7 @@ def _say_run(run: dict[str, Any]) -> None:
         "afresh as": run["fresh_run"],
         "fork of": run["fork_of"] and f"{run['fork_of']}@{run['fork_turn']}",
         "queued": "; ".join(each["text"] for each in run["queued_messages"]),
+        "page": run["page"],
     }
     say_fields(told.items())
     _say_children(run)

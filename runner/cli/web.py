@@ -51,7 +51,9 @@ _SHORTEST_SECRET = 32
     type=click.Choice(["users", "proxy"]),
     help="How people of `runner users` log in: by token, or through a proxy.",
 )
-@click.option("--url", metavar="URL", help="The address that browsers use, if it is another one.")
+@click.option(
+    "--url", metavar="URL", help="The address that browsers use (default: RUNNER_WEB_URL, else its own)."
+)
 @click.option(
     "--proxy-header",
     default="X-Forwarded-User",
@@ -83,6 +85,7 @@ def web(
       runner web --host 0.0.0.0 --auth users --url https://runner.example.com
     """
     server = _server()
+    url = url or settings.web_url
     log_to_stderr(settings, logging.INFO)
     name = name_of(person)
     if auth is None and not _is_loopback(host):

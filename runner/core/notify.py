@@ -54,6 +54,15 @@ def about(event: NoticeEvent, job_id: str, job_name: str, text: str, **more: Any
     return {"event": event, "job_id": job_id, "job_name": job_name, "text": words, **more}
 
 
+def with_link(notice: Mapping[str, Any], web_url: str | None) -> dict[str, Any]:
+    """Return a notice with the address of its job, or of the job's questions, in `runner web`."""
+    if web_url is None:
+        return {**notice}
+    asks = notice["event"] == "needs_approval"
+    page = "inbox?job=" if asks else "jobs/"
+    return {**notice, "url": f"{web_url}/{page}{notice['job_id']}"}
+
+
 def body_of(notice: Mapping[str, Any], format: NoticeFormat) -> bytes:
     """Return the body of a webhook's request. Slack reads three characters as markup:
     https://docs.slack.dev/messaging/formatting-message-text#escaping"""
@@ -62,6 +71,7 @@ def body_of(notice: Mapping[str, Any], format: NoticeFormat) -> bytes:
     text = f"{visible(str(notice['job_name']))}: {notice['text']}"
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, entity)
+    text += f" <{notice['url']}>" if "url" in notice else ""
     return json.dumps({"text": text}).encode()
 
 

@@ -37,8 +37,14 @@ def test_environment_says_where_and_options_overrule_it(folder: Path) -> None:
 
 def test_another_process_gets_the_same_settings() -> None:
     settings = Settings.load(
-        {"RUNNER_HOME": "state", "RUNNER_REDIS_URL": "redis://a", "RUNNER_PRICES": "prices.toml"}
+        {
+            "RUNNER_HOME": "state",
+            "RUNNER_REDIS_URL": "redis://a",
+            "RUNNER_PRICES": "prices.toml",
+            "RUNNER_WEB_URL": "https://runner.example.com/",
+        }
     )
+    assert settings.page("jobs", "job_1") == "https://runner.example.com/jobs/job_1"
     assert settings.prices is not None
     assert settings.prices.is_absolute()
     os.chdir("/")

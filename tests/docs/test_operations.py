@@ -52,7 +52,7 @@ CODE = Path(runner.__file__).parent
 def test_the_settings_are_those_that_are_read() -> None:
     listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Settings"))]
     names = [settings.HOME, settings.DATABASE_URL, settings.REDIS_URL, settings.PRICES]
-    names += [settings.LOG_FORMAT]
+    names += [settings.LOG_FORMAT, settings.WEB_URL]
     assert listed[: len(names)] == names
     read_by_runner = set(re.findall(r'"(RUNNER_[A-Z_]+)"', (CODE / "settings.py").read_text()))
     assert read_by_runner == set(names)

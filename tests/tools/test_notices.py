@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runner.core.notify import Channel, Notify, about
+from runner.core.notify import Channel, Notify, about, with_link
 from runner.tools.notices import NotSentError, send
 
 NOTICE = about("done", "job_1", "nightly", "done: 2 <b>succeeded</b> & more")
@@ -55,8 +55,10 @@ def hook() -> Iterator[Hook]:
     hook.close()
 
 
-def deliver(channel: Channel, notify: Notify, **environ: str) -> None:
-    send(channel, notify, "job_1/done", NOTICE, environ, {"PATH": os.environ["PATH"]})
+def deliver(
+    channel: Channel, notify: Notify, notice: dict[str, Any] = NOTICE, **environ: str
+) -> None:
+    send(channel, notify, "job_1/done", notice, environ, {"PATH": os.environ["PATH"]})
 
 
 def test_a_webhook_gets_the_notice_signed(hook: Hook) -> None:
@@ -76,6 +78,13 @@ def test_slack_gets_a_message_in_which_nothing_is_markup(hook: Hook) -> None:
     expected = "nightly: done: 2 &lt;b&gt;succeeded&lt;/b&gt; &amp; more"
     assert json.loads(body) == {"text": expected}
     assert "Runner-Signature" not in headers
+
+
+def test_slack_gets_a_link_to_the_page(hook: Hook) -> None:
+    notice = with_link(about("done", "job_1", "nightly", "done"), "https://runner.example.com")
+    deliver("webhook", Notify(webhook="RUNNER_HOOK", format="slack"), notice, RUNNER_HOOK=hook.url)
+    ((_, body),) = hook.got
+    assert json.loads(body)["text"] == "nightly: done <https://runner.example.com/jobs/job_1>"
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])

@@ -17,6 +17,8 @@ from runner.core.run import Author
 from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.questions import ask, submit_runs
+from tests.runner_process import RunnerProcess
+from tests.store.asked import run_ids
 from tests.store.attempts import claim, run_row, text
 from tests.store.audit.played import bash, play, submit, turn
 from tests.web.conftest import Site
@@ -119,6 +121,23 @@ def test_keys_answer_only_the_question_that_was_picked_and_once_a_press(
 
 
 @pytest.mark.slow
+def test_a_double_press_answers_one_question(open_page: Open, database: Database) -> None:
+    runs = submit_runs(database, "a.py", "b.py")
+    for run_id, command in zip(runs, ("uv lock", "uv sync"), strict=True):
+        ask(database, run_id, command)
+    page = open_page("/inbox")
+    page.keyboard.press("j")
+    page.keyboard.press("y")
+    page.get_by_text("1 call approved").wait_for()
+    page.keyboard.press("y")
+    page.get_by_role("button", name="Approve").click()
+    page.wait_for_timeout(1_000)
+    assert page.locator(".ask").count() == 1
+    page.keyboard.press("y")
+    page.get_by_text("Nothing waits for you").wait_for()
+
+
+@pytest.mark.slow
 def test_two_browsers_on_one_approval_are_one_answer(open_page: Open, database: Database) -> None:
     (run_id,) = submit_runs(database, "a.py")
     ask(database, run_id)
@@ -144,6 +163,26 @@ def test_a_run_grows_before_the_reader_s_eyes(open_page: Open, database: Databas
     page.get_by_text("All is done.").wait_for()
     assert page.locator("#turn-1 details[open]").count() == 1  # stays as the reader left it
     assert "succeeded" in page.locator("#run-state").inner_text()
+
+
+@pytest.mark.slow
+def test_a_real_worker_s_run_grows_before_the_reader_s_eyes(
+    open_page: Open, site: Site, database: Database, tmp_path: Path
+) -> None:
+    environment = {**os.environ, **site.app.settings.environment()}
+
+    def runner(*arguments: str) -> RunnerProcess:
+        return RunnerProcess(arguments, tmp_path, environment)
+
+    job = str(Path("jobs/quickstart.toml").absolute())
+    told, _ = runner("submit", job, "--only", "slugs").communicate(timeout=60)
+    (run_id,) = run_ids(database, told.strip())
+    page = open_page(f"/runs/{run_id}")
+    assert "queued" in page.locator("#run-state").inner_text()
+    worker = runner("worker", "--burst")
+    page.locator("#run-state", has_text="succeeded").wait_for()
+    assert page.locator("details.call").count() > 1
+    assert worker.wait(60) == 0
 
 
 @pytest.mark.slow

@@ -171,6 +171,17 @@
     act(card?.querySelector("form"));
   });
 
+  // After an answer, the second press of a double one would answer the next question, unread.
+  const shownAt = performance.now(), answered = sessionStorage.getItem("answered");
+  sessionStorage.removeItem("answered");
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (!form.matches(".answer")) return;
+    const typed = form.elements.why.value || form.elements.edited?.checked;
+    if (answered && !typed && performance.now() - shownAt < 800) event.preventDefault();
+    else sessionStorage.setItem("answered", "1");
+  });
+
   for (const each of document.querySelectorAll("[data-zone]")) each.textContent = zone;
   for (const each of [...listed(), ...watched()]) sources.set(each, each.innerHTML);
   localise(document);
