@@ -84,7 +84,9 @@ class Settings:
     redis_url: str | None = field(default=None, repr=False)  # None: an embedded server is started
     prices: Path | None = None  # an absolute path; changes the prices that Runner comes with
     log_format: str = LOG_FORMATS[0]  # of the lines that workers log
-    web_url: str | None = None  # where people open the pages of `runner web`, without a "/" at its end
+    web_url: str | None = (
+        None  # where people open the pages of `runner web`, without a "/" at its end
+    )
     # The credentials in the environment, which nothing else may show.
     keys: tuple[str, ...] = field(default=(), repr=False)
 

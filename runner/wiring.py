@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
-from runner.settings import Secrets, Settings
+from runner.settings import Settings
 from runner.store import ids, migrate
 from runner.store.clock import DatabaseClock
 from runner.store.database import POSTGRES_CONNECTIONS, Database, connections_for

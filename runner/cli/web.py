@@ -52,7 +52,9 @@ _SHORTEST_SECRET = 32
     help="How people of `runner users` log in: by token, or through a proxy.",
 )
 @click.option(
-    "--url", metavar="URL", help="The address that browsers use (default: RUNNER_WEB_URL, else its own)."
+    "--url",
+    metavar="URL",
+    help="The address that browsers use (default: RUNNER_WEB_URL, else its own).",
 )
 @click.option(
     "--proxy-header",

@@ -279,7 +279,7 @@ _POOR_CONTRAST = """() => {
     const style = getComputedStyle(element);
     const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
     if (!own || style.visibility !== "visible" || !element.offsetParent) continue;
-    if (element.closest(".control, :disabled")) continue;
+    if (element.closest(":disabled")) continue;
     const [a, b] = [light(channels(style.color)), light(ground(element))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     const words = element.textContent.slice(0, 30);
