@@ -202,7 +202,7 @@ def start_worker(
             burst=burst,
             only=only,
             job_id=job_id,
-            collector=_collector(worker_id, machine, ports, opened),
+            collector=_collector(worker_id, machine, ports, load_prices(settings), opened),
             queue_side=lambda handle, on_slot_free: QueueWorker(
                 connection,
                 name=worker_id,
@@ -225,9 +225,10 @@ def start_worker(
 
 
 def _collector(
-    worker_id: str, machine: Machine, ports: Ports, opened: ExitStack
+    worker_id: str, machine: Machine, ports: Ports, prices: PriceList, opened: ExitStack
 ) -> Callable[[Callable[[], bool]], Collector]:
     """Return a function that makes the collector of batches, given whether the worker may act."""
+    from runner.core.model_calls import tariffs_of
     from runner.engine.batches import Collector
 
     @lru_cache(maxsize=1)
@@ -245,6 +246,7 @@ def _collector(
             clock=machine.clock,
             api=api,
             look=ports.journal.look,
+            tariffs=partial(tariffs_of, prices=prices),
             stopping=ports.stopping,
             outage=machine.database_outage,
             may_act=may_act,

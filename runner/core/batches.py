@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from runner.core.conversation import Usage
+from runner.core.entries import WARMS_CACHE
 from runner.core.spec import JobSpec
 from runner.core.state import Rounds, RunState
 from runner.core.times import Times
@@ -36,12 +38,28 @@ BATCHES_REFUSE = ("speed",)
 # The results of calls that no batch has, beside those of the API.
 LOST: Mapping[str, Any] = {"type": "lost"}  # nobody knows if it was made, or what became of it
 WITHDRAWN: Mapping[str, Any] = {"type": "withdrawn"}  # it was not sent
+GOES_ALONE: Mapping[str, Any] = {"type": WARMS_CACHE}  # it was not sent
+
+CACHE_SECONDS = 3600.0  # that a prefix is cached since its last use, in this lane
+MOST_WARMING_SECONDS = 600.0  # that the calls of a job wait for the one that goes alone
+_LEAST_CACHED_TOKENS = 1_024  # no model caches a shorter prefix
 
 
 def refusal(error: ModelCallError) -> Mapping[str, Any]:
     """Return the result of each call of a batch that the API refused."""
     names = ("kind", "message", "status", "request_id")
     return {"type": "refused", **{name: getattr(error, name) for name in names}}
+
+
+def usage_in(result: Mapping[str, Any]) -> Usage | None:
+    """Return the tokens that the API billed for a call, by its result; None if that does not say."""
+    if result["type"] == "lost":
+        return None
+    if result["type"] != "succeeded":
+        return Usage()
+    told = result["message"]["usage"]
+    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    return Usage(*(int(told.get(name) or 0) for name in (*names, "output_tokens")))
 
 
 _UNKNOWN_TURNS = 10  # that are left, as long as no item of the job has succeeded
@@ -59,6 +77,16 @@ class WaitingCall:
     number: int
     job_id: str
     asked_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Sendable:
+    """What a job says of how its calls are sent."""
+
+    kind: str  # calls of one kind may share a batch
+    headers: Mapping[str, str]  # of the batch
+    linger: float  # seconds that a call waits for others
+    shared_tokens: int  # of the prefix that its items share
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +129,37 @@ def custom_id(run_id: str, number: int) -> str:
 
 
 def due_waves(
-    waiting: Iterable[WaitingCall],
-    kinds: Mapping[str, Any],
-    specs: Mapping[str, JobSpec],
-    busy: Collection[str],
-    now: float,
-) -> list[list[WaitingCall]]:
-    """Return the calls that are to be sent now, those that may share a batch together.
+    waiting: Iterable[WaitingCall], jobs: Mapping[str, Sendable], busy: Collection[str], now: float
+) -> dict[str, list[WaitingCall]]:
+    """Return the calls that are to be sent now, by kind: those of a kind may share a batch.
 
     A wave is due when one of its calls has waited for its job's ``batch_linger``, when nothing else of
     its job is under way, or when it is as large as a batch may be.
 
     Args:
-        kinds: by job, what calls must have in common to share a batch.
+        jobs: calls of other jobs are not sent.
         busy: the jobs with runs that may ask for another call soon.
     """
-    waves: defaultdict[Any, list[WaitingCall]] = defaultdict(list)
+    waves: defaultdict[str, list[WaitingCall]] = defaultdict(list)
     for call in waiting:
-        waves[kinds[call.job_id]].append(call)
+        if call.job_id in jobs:
+            waves[jobs[call.job_id].kind].append(call)
 
     def is_due(call: WaitingCall) -> bool:
         waited = now - call.asked_at
-        return call.job_id not in busy or not 0 <= waited < specs[call.job_id].batch_linger
+        return call.job_id not in busy or not 0 <= waited < jobs[call.job_id].linger
 
-    return [wave for wave in waves.values() if len(wave) >= MOST_REQUESTS or any(map(is_due, wave))]
+    return {
+        kind: wave
+        for kind, wave in waves.items()
+        if len(wave) >= MOST_REQUESTS or any(map(is_due, wave))
+    }
+
+
+def is_worth_warming(shared_tokens: int, prompt_tokens: int, others: int) -> bool:
+    """True if one call of a job should go alone before a wave, so that ``others`` read the prefix that they
+    share: half of the price of its prompt then buys what each other one would have paid to write it."""
+    return shared_tokens >= _LEAST_CACHED_TOKENS and others * shared_tokens >= prompt_tokens
 
 
 def candidates(

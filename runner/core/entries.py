@@ -15,7 +15,9 @@ from runner.core.run import Outcome
 from runner.core.workspace import Instructions
 from runner.permissions import Decision, ToolContext
 
-OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn"})
+# A call is to go alone before the others of its job share a batch, so that they find their prefix cached.
+WARMS_CACHE = "warms_cache"
+OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn", WARMS_CACHE})
 
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"

@@ -20,7 +20,7 @@ from runner.core.context import (
     is_measurement,
     tokens_of,
 )
-from runner.core.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG, Entry
+from runner.core.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG, WARMS_CACHE, Entry
 from runner.core.hook_decisions import decided_at, end_turns, hooks_of, replaced
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
@@ -260,7 +260,8 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
         state, failure = replace(state, context=_too_long(state.context, entry.message)), None
     elif entry.kind in OUR_OWN_FAILURES:
         failure = before
-    return replace(state, model=replace(state.model, failure=failure))
+    warms = state.model.warms_cache or entry.kind == WARMS_CACHE
+    return replace(state, model=replace(state.model, failure=failure, warms_cache=warms))
 
 
 # "prompt is too long: 205119 tokens > 200000 maximum"

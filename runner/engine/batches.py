@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from runner.core import batches as core
-from runner.core.batches import ListedBatch, StoredBatch, WaitingCall
+from runner.core.agents import lineage
+from runner.core.batches import ListedBatch, Sendable, StoredBatch, WaitingCall
 from runner.core.entries import SPEND_LIMIT
 from runner.core.model_calls import delay, is_retried, request_of
+from runner.core.prices import Tariff
 from runner.core.spec import JobSpec
 from runner.core.state import RunState
 from runner.errors import ModelCallError, RunnerError, UnreachableError
@@ -24,6 +27,7 @@ from runner.logs import Outage, log_event
 from runner.ports import Batches, Clock
 from runner.store import batches as store
 from runner.store.database import Database
+from runner.store.write_offs import charge_by_results, charged_by_results
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ class Collector:
     Args:
         api: gives the API, when it is needed first.
         look: the state of a run that waits for a batch; None if it does not.
+        tariffs: the prices of a job's models, by model.
         may_act: whether the worker's leases are good.
         grace: seconds after which a batch that is not listed is taken for not made.
     """
@@ -52,82 +57,107 @@ class Collector:
     clock: Clock
     api: Callable[[], Batches]
     look: Callable[[str], RunState | None]
+    tariffs: Callable[[JobSpec], Mapping[str, Tariff]]
     stopping: threading.Event
     outage: Outage
     may_act: Callable[[], bool] = lambda: True
     grace: float = core.GRACE_SECONDS
-    _account: str | None = field(default=None, init=False)
-    _specs: dict[str, JobSpec] = field(default_factory=dict, init=False)
-    _refusals: int = field(default=0, init=False)  # in a row, that a later try may mend
-    _sends_from: float = field(default=0.0, init=False)
+    _account: str = field(default="", init=False)  # the organization
+    _is_known: bool = field(default=False, init=False)  # the API has said that it is this one
+    _jobs: dict[str, Sendable] = field(default_factory=dict, init=False)
+    # By kind of batch: the refusals in a row that a later try may mend, and when that is.
+    _held: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    _warming: dict[str, float] = field(default_factory=dict, init=False)  # jobs, and since when
+    _said: dict[str, str] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
         """Pass once a second until the worker ends."""
-        wait, said = PASS_SECONDS, ""
+        wait = PASS_SECONDS
         while not self.stopping.wait(wait):
             wait = PASS_SECONDS
             try:
                 self.collect()
-                said = ""
             except _Stopped:
                 continue
             except UnreachableError as error:
                 self.outage.failed(error)
             except Exception as error:  # any error: what calls the API one by one goes on
-                known = isinstance(error, ModelCallError)
-                if repr(error) != said:
-                    logger.warning("batches wait: %s", error, exc_info=not known)
-                said, wait = repr(error), _ERROR_SECONDS
+                self._warn("the lane of batches", error)
+                wait = _ERROR_SECONDS
 
     def collect(self) -> None:
         """One pass. Raises ``UnreachableError``, and ``ModelCallError`` if the API does not answer."""
         store.wake(self.database, self.clock.now())
+        for run_id in charged_by_results(self.database):
+            with self._alone(f"the charge of {run_id}"):
+                charge_by_results(self.database, run_id, self.tariffs, self.clock.now())
         if not store.is_there_work(self.database):
             return
-        if self._account is None:
-            self._account = self.api().organization()
-        if not self._collects(self._account):
+        self._learn_account()
+        if not self._collects():
             return
-        failed = self._attend(self._account)
-        if self.clock.now() >= self._sends_from:
-            self._send(self._account)
-        store.wake(self.database, self.clock.now())
-        if failed is not None:
-            raise failed
-
-    def _attend(self, account: str) -> ModelCallError | None:
-        """Look after the batches that are due for it, and return the last error of one: it does not hold
-        up the others. Raises ``ModelCallError`` if the API is out of reach."""
-        failed = None
-        for batch in store.open_batches(self.database, account):
+        for batch in store.open_batches(self.database, self._account):
             self._keep()
             now = self.clock.now()
-            if batch.next_check(now) > now:
-                continue
-            try:
-                (self._find if batch.api_id is None else self._check)(batch, now)
-            except (_Stopped, UnreachableError):
-                raise
-            except Exception as error:  # any error: it does not hold up the other batches
-                self._not_read(batch, error, now)
-                if not isinstance(error, ModelCallError):
-                    logger.warning("%s waits: %s", batch.id, error, exc_info=True)
-                elif error.kind == "connection":
-                    raise
-                else:
-                    failed = error
-        return failed
+            if batch.next_check(now) <= now:
+                with self._alone(batch.id):
+                    self._attend(batch, now)
+        self._send()
+        store.wake(self.database, self.clock.now())
 
-    def _collects(self, account: str) -> bool:
-        return store.collect(self.database, account, self.worker_id, self.clock.now())
+    def _learn_account(self) -> None:
+        """Ask for the id of the organization, until the API says it. While it fails, the only one that the
+        database knows stands for it. Raises ``ModelCallError``."""
+        if self._is_known:
+            return
+        try:
+            self._account, self._is_known = self.api().organization(), True
+        except ModelCallError as error:
+            known = store.accounts(self.database)
+            if not is_retried(error) or len(known) != 1:
+                raise
+            self._warn("the id of the organization", error)
+            self._account = known[0]
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Keep an error from holding up others. The block is tried again in a later pass."""
+        try:
+            yield
+        except (_Stopped, UnreachableError):
+            raise
+        except Exception as error:  # any error: see above
+            self._warn(what, error)
+            if isinstance(error, ModelCallError) and error.kind == "connection":
+                raise
+        else:
+            self._said.pop(what, None)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Log that something waits, once for each error."""
+        if self._said.get(what) != repr(error):
+            known = isinstance(error, ModelCallError)
+            logger.warning("%s waits: %s", what, error, exc_info=not known)
+            self._said[what] = repr(error)
+
+    def _collects(self) -> bool:
+        return store.collect(self.database, self._account, self.worker_id, self.clock.now())
 
     def _keep(self) -> None:
         """Raise ``_Stopped`` unless this worker may go on collecting."""
-        is_mine = self.may_act() and self._collects(self._account or "")
-        if self.stopping.is_set() or not is_mine:
+        if self.stopping.is_set() or not self.may_act() or not self._collects():
             raise _Stopped
 
     # --- Batches that were sent ---
+
+    def _attend(self, batch: StoredBatch, now: float) -> None:
+        try:
+            (self._find if batch.api_id is None else self._check)(batch, now)
+        except (_Stopped, UnreachableError):
+            raise
+        except Exception as error:
+            self._not_read(batch, error, now)
+            raise
 
     def _find(self, batch: StoredBatch, now: float) -> None:
         """Look for a batch whose creation has an unknown outcome."""
@@ -198,22 +228,72 @@ class Collector:
 
     # --- Calls that wait ---
 
-    def _send(self, account: str) -> None:
+    def _send(self) -> None:
         """Send the calls that are due."""
         waiting = store.waiting_calls(self.database)
-        if not waiting:
-            return
-        job_ids = {call.job_id for call in waiting}
-        self._specs = store.specs_of(self.database, self._specs, job_ids)
-        shared = {id_: self.api().shared(self._specs[id_].model_options) for id_ in job_ids}
-        kinds = {job_id: json.dumps(shared[job_id], sort_keys=True) for job_id in job_ids}
-        busy = store.busy_jobs(self.database, job_ids)
-        for wave in core.due_waves(waiting, kinds, self._specs, busy, self.clock.now()):
-            self._send_wave(account, wave, shared[wave[0].job_id])
+        now, jobs = self.clock.now(), self._jobs_of({call.job_id for call in waiting})
+        busy = store.busy_jobs(self.database, jobs) if jobs else set()
+        for kind, wave in core.due_waves(waiting, jobs, busy, now).items():
+            if self._held.get(kind, (0, now))[1] > now:
+                continue
+            with self._alone(f"a batch for {wave[0].job_id}"):
+                self._send_wave(kind, self._warmed(wave, jobs, busy, now), jobs[wave[0].job_id])
 
-    def _send_wave(
-        self, account: str, wave: Sequence[WaitingCall], headers: Mapping[str, str]
-    ) -> None:
+    def _jobs_of(self, job_ids: Collection[str]) -> dict[str, Sendable]:
+        """The jobs whose calls may be sent: one that cannot be read holds up no other."""
+        found = {}
+        for job_id in job_ids:
+            with self._alone(f"the lane of {job_id}"):
+                found[job_id] = self._jobs.get(job_id) or self._read_job(job_id)
+        self._jobs = found
+        return found
+
+    def _read_job(self, job_id: str) -> Sendable:
+        spec = store.spec_of(self.database, job_id)
+        headers = self.api().shared(spec.model_options)
+        kind = json.dumps(headers, sort_keys=True)
+        return Sendable(kind, headers, spec.batch_linger, spec.shared_tokens)
+
+    def _warmed(
+        self,
+        wave: Sequence[WaitingCall],
+        jobs: Mapping[str, Sendable],
+        busy: Collection[str],
+        now: float,
+    ) -> list[WaitingCall]:
+        """The calls of a wave whose jobs need no cache warm-up (any more). Of the other jobs, one call goes
+        alone, and writes the prefix that the rest then reads."""
+        by_job: dict[str, list[WaitingCall]] = {}
+        for call in wave:
+            by_job.setdefault(call.job_id, []).append(call)
+        for job_id, calls in list(by_job.items()):
+            tokens, since = jobs[job_id].shared_tokens, self._warming.get(job_id)
+            if len(calls) == 1 or not core.is_worth_warming(tokens, tokens, len(calls) - 1):
+                continue
+            if store.used_cache(self.database, job_id, now - core.CACHE_SECONDS):
+                self._warming.pop(job_id, None)
+            elif since is None:
+                if self._warms(calls, tokens):
+                    self._warming[job_id] = now
+                    del by_job[job_id]
+            elif job_id in busy and now - since < core.MOST_WARMING_SECONDS:
+                del by_job[job_id]
+            else:
+                del self._warming[job_id]
+        return [call for calls in by_job.values() for call in calls]
+
+    def _warms(self, calls: Sequence[WaitingCall], shared_tokens: int) -> bool:
+        """Let the first call of an item go alone if that pays. True if it does."""
+        for call in calls:
+            if len(lineage(call.run_id)) == 1 and (state := self.look(call.run_id)) is not None:
+                prompt = state.context.tokens
+                pays = core.is_worth_warming(shared_tokens, prompt, len(calls) - 1)
+                if pays:
+                    store.withdraw(self.database, call, core.GOES_ALONE)
+                return pays
+        return False
+
+    def _send_wave(self, kind: str, wave: Sequence[WaitingCall], job: Sendable) -> None:
         bodies: dict[WaitingCall, bytes] = {}
         size = 0
         for call in wave:
@@ -222,11 +302,11 @@ class Collector:
                 continue
             is_full = size + len(body) > core.MOST_BYTES or len(bodies) >= core.MOST_REQUESTS
             if bodies and is_full:
-                self._make(account, bodies, headers)
+                self._make(kind, bodies, job.headers)
                 bodies, size = {}, 0
             bodies[call], size = body, size + len(body)
         if bodies:
-            self._make(account, bodies, headers)
+            self._make(kind, bodies, job.headers)
 
     def _body(self, call: WaitingCall) -> bytes | None:
         """Return a call's request; None if it is not to be sent (now). A call whose request cannot be made
@@ -237,7 +317,7 @@ class Collector:
             raise
         except Exception as error:  # any error: it does not hold up the other calls
             logger.warning("a call of %s goes into no batch: %s", call.run_id, error, exc_info=True)
-            store.withdraw(self.database, [call])
+            store.withdraw(self.database, call)
             return None
 
     def _made_body(self, call: WaitingCall) -> bytes | None:
@@ -246,17 +326,18 @@ class Collector:
         if state is None or open_call is None or open_call.number != call.number:
             return None
         if not core.may_begin(state, self.clock.now()):
-            store.withdraw(self.database, [call])
+            store.withdraw(self.database, call)
             return None
         return self.api().body(request_of(state, open_call))
 
     def _make(
-        self, account: str, bodies: Mapping[WaitingCall, bytes], headers: Mapping[str, str]
+        self, kind: str, bodies: Mapping[WaitingCall, bytes], headers: Mapping[str, str]
     ) -> None:
-        """Store the intent, make the batch with one try, and store its id."""
+        """Store the intent, make the batch with one try, and store its id. After an unknown outcome the
+        next passes look for the batch."""
         self._keep()
         now, workspace = self.clock.now(), headers.get("anthropic-workspace-id", "")
-        intended = store.intend(self.database, account, workspace, bodies, now)
+        intended = store.intend(self.database, self._account, workspace, bodies, now)
         if intended is None:
             return
         batch, calls = intended
@@ -264,21 +345,18 @@ class Collector:
         try:
             found = self.api().create(core.create_body(named), headers)
         except ModelCallError as error:
-            self._not_created(batch, error)
+            logger.warning("%s was not made: %s", batch.id, error)
+            if not error.billed:
+                self._refused(kind, batch, error, self.clock.now())
             return
-        self._refusals = 0
+        self._held.pop(kind, None)
         store.made(self.database, batch, found, self.clock.now())
         log_event(logger, "sent a batch", batch=batch.id, api_id=found.id, calls=len(calls))
 
-    def _not_created(self, batch: StoredBatch, error: ModelCallError) -> None:
-        """Note that ``create`` failed. After an unknown outcome the next passes look for the batch."""
-        now = self.clock.now()
-        logger.warning("%s was not made: %s", batch.id, error)
-        if error.billed:
-            return
+    def _refused(self, kind: str, batch: StoredBatch, error: ModelCallError, now: float) -> None:
         if error.kind == SPEND_LIMIT or not is_retried(error):
             store.refused(self.database, batch, core.refusal(error), str(error), now)
             return
-        self._refusals += 1
+        refusals = self._held.get(kind, (0, now))[0] + 1
+        self._held[kind] = refusals, now + delay(refusals, error.retry_after, 1.0)
         store.not_made(self.database, batch, str(error), now)
-        self._sends_from = now + delay(self._refusals, error.retry_after, 1.0)

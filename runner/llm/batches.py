@@ -151,8 +151,8 @@ def read_result(request: ModelRequest, result: Mapping[str, Any], seconds: float
         case "refused":
             given = {name: value for name, value in result.items() if name != "type"}
             raise ModelCallError(**given, billed=False)
-        case "withdrawn":
-            raise ModelCallError("withdrawn", "the call was not sent in a batch", billed=False)
+        case "withdrawn" | "warms_cache" as why:
+            raise ModelCallError(why, "the call was not sent in a batch", billed=False)
         case _:
             raise ModelCallError("batch_lost", "nobody knows what became of the call in its batch")
 

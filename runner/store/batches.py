@@ -46,7 +46,15 @@ from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
 from runner.store.rules import lock_rules
 from runner.store.statements import execute, insert_or
-from runner.store.tables import batch_calls, batch_collectors, batches, jobs, runs, workers
+from runner.store.tables import (
+    batch_calls,
+    batch_collectors,
+    batches,
+    jobs,
+    model_calls,
+    runs,
+    workers,
+)
 
 _DETAIL_LENGTH = 300
 _LEARNED_FROM = 20  # batches
@@ -112,15 +120,25 @@ def busy_jobs(database: Database, job_ids: Collection[str]) -> set[str]:
     return {row.job_id for row in database.rows(query)}
 
 
-def specs_of(
-    database: Database, known: Mapping[str, JobSpec], job_ids: Collection[str]
-) -> dict[str, JobSpec]:
-    """Return the specs of jobs, read if they are not ``known``: they never change."""
-    unknown = set(job_ids) - set(known)
-    query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(unknown))
-    read = database.rows(query) if unknown else ()
-    found = {row.id: JobSpec.from_json(row.spec) for row in read}
-    return {job_id: known[job_id] for job_id in job_ids if job_id in known} | found
+def spec_of(database: Database, job_id: str) -> JobSpec:
+    (row,) = database.rows(select(jobs.c.spec).where(jobs.c.id == job_id))
+    return JobSpec.from_json(row.spec)
+
+
+def accounts(database: Database) -> list[str]:
+    """Return the organizations whose batches were collected so far."""
+    return [row.account for row in database.rows(select(batch_collectors.c.account))]
+
+
+def used_cache(database: Database, job_id: str, since: float) -> bool:
+    """True if a call of a job's items ended with a reply since then, and wrote or read its prefix."""
+    of_job = runs.c.job_id == job_id, IS_ITEM_RUN
+    replied = model_calls.c.ended_at >= since, model_calls.c.stop_reason.is_not(None)
+    query = select(runs.c.id).join(model_calls, model_calls.c.run_id == runs.c.id)
+    query = query.where(
+        *of_job, *replied, model_calls.c.purpose == "turn", model_calls.c.hour_cache
+    )
+    return bool(database.rows(query.limit(1)))
 
 
 def intend(
@@ -220,11 +238,11 @@ def store_results(
     results: Sequence[tuple[tuple[str, int], Mapping[str, Any]]],
     seconds: float,
 ) -> None:
-    """Store results of calls that have none and have not ended."""
+    """Store results of calls that have none. One that its run gave up still tells what it cost."""
     this = batch_calls.c.run_id == bindparam("run"), batch_calls.c.number == bindparam("call")
     change = (
         update(batch_calls)
-        .where(*this, batch_calls.c.batch_id == batch.id, _IS_OPEN, batch_calls.c.result.is_(None))
+        .where(*this, batch_calls.c.batch_id == batch.id, batch_calls.c.seconds.is_(None))
         .values(result=bindparam("given"), seconds=seconds)
     )
     rows = [{"run": run, "call": call, "given": given} for (run, call), given in results]
@@ -232,11 +250,10 @@ def store_results(
         database.write(lambda connection: connection.execute(change, rows))
 
 
-def withdraw(database: Database, calls: Sequence[WaitingCall]) -> None:
-    """Give back calls that no batch has: their runs decide again."""
-    for lot in in_lots(calls):
-        unsent = update(batch_calls).where(_are_of(lot), _IS_UNSENT)
-        database.execute(unsent.values(result=WITHDRAWN))
+def withdraw(database: Database, call: WaitingCall, result: Mapping[str, Any] = WITHDRAWN) -> None:
+    """Give back a call that no batch has: its run decides again."""
+    unsent = update(batch_calls).where(_are_of([call]), _IS_UNSENT)
+    database.execute(unsent.values(result=result))
 
 
 def open_batches(database: Database, account: str) -> list[StoredBatch]:
@@ -332,13 +349,16 @@ def _change(database: Database, batch: StoredBatch, **values: Any) -> None:
 def _end(
     database: Database, batch: StoredBatch, outcome: str, why: str, now: float, **of_calls: Any
 ) -> None:
-    """End a batch, and change its open calls without a result."""
-    calls = batch_calls.c.batch_id == batch.id, _IS_OPEN, batch_calls.c.result.is_(None)
+    """End a batch, and change its calls without a result."""
+    without = batch_calls.c.batch_id == batch.id, batch_calls.c.seconds.is_(None)
+    calls = update(batch_calls).where(*without, batch_calls.c.result.is_(None))
+    given_up = of_calls.get("result", WITHDRAWN)  # they were charged as if they were billed
 
     def work(connection: Connection) -> None:
         end = {"ended_at": now, "outcome": outcome, "detail": _line(why)}
         connection.execute(update(batches).where(batches.c.id == batch.id).values(end))
-        connection.execute(update(batch_calls).where(*calls).values(of_calls))
+        connection.execute(calls.where(~_IS_OPEN).values(result=given_up))
+        connection.execute(calls.where(_IS_OPEN).values(of_calls))
 
     database.write(work)
 

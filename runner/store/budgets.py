@@ -131,10 +131,10 @@ def charge_open_call(
 
 
 def end_batch_call(connection: Connection, run_id: str, number: int, now: float) -> bool:
-    """End a call that is in a batch, or was to go into one: its result will be ignored. True if it is
-    in a batch."""
+    """End a call that is in a batch, or was to go into one: its result will only correct the charge. True
+    if it is in a batch."""
     this = batch_calls.c.run_id == run_id, batch_calls.c.number == number
-    ended = update(batch_calls).where(*this).values(ended_at=now, result=None)
+    ended = update(batch_calls).where(*this).values(ended_at=now)
     batch = connection.execute(ended.returning(batch_calls.c.batch_id)).scalar()
     return batch is not None
 

@@ -1,4 +1,5 @@
-"""Write off what calls of unknown usage were charged: a person says that they did not cost it.
+"""Take back charges for calls of unknown usage: a person says that they did not cost it, or the result of
+a call that its run gave up has come in a batch and says what it cost.
 
 What the API has counted of a call stays charged. A run that is being worked on keeps its charges: its
 worker has them in hand. The order of locks is in ``store.budgets``.
@@ -7,25 +8,35 @@ worker has them in hand. The order of locks is in ``store.budgets``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, literal, select, update
+from sqlalchemy import Connection, Row, and_, func, literal, select, update
 
+from runner.core.batches import usage_in
 from runner.core.commands import Change
 from runner.core.conversation import Usage
-from runner.core.events import signed_event
+from runner.core.events import Event, signed_event
+from runner.core.prices import FREE, Tariff
 from runner.core.run import Author
+from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
 from runner.store import caps
 from runner.store.budgets import look_into, sums, wake_for_budget
-from runner.store.changes import changed, in_lots, locked_runs, store_change, unchanged
+from runner.store.changes import (
+    MOST_AT_ONCE,
+    changed,
+    in_lots,
+    locked_runs,
+    store_change,
+    unchanged,
+)
 from runner.store.database import Database
 from runner.store.exports import IMPORTED
 from runner.store.run_state import progress_from_row, progress_to_json
-from runner.store.tables import events, job_budgets, model_calls, runs
+from runner.store.tables import batch_calls, events, job_budgets, jobs, model_calls, runs
 
 _COUNTED = func.coalesce(sum((model_calls.c[kind] for kind in Usage.__slots__), literal(0)), 0)
 _NO_DAY = ""  # of a call that began without a cap
@@ -88,6 +99,14 @@ def _write_off(
         costs.update(costs_of_run)
         calls = "1 call" if count == 1 else f"{count} calls"
         changes.append(changed(run, run.state, f"{of_run:,} tokens of {calls} written off"))
+    _take_back(connection, job_id, tokens, costs, now)
+    return changes
+
+
+def _take_back(
+    connection: Connection, job_id: str, tokens: int, costs: Counter[str], now: float
+) -> None:
+    """Take charges of locked runs off their job's budget and off the days; ``costs`` are by day."""
     if (budget := look_into(connection, job_id, lock=True)) is not None:
         spent = {
             "spent_tokens": budget.spent_tokens - tokens,
@@ -97,7 +116,6 @@ def _write_off(
         connection.execute(update(job_budgets).where(of_job).values(sums(replace(budget, **spent))))
     costs.pop(_NO_DAY, None)
     caps.write_off(connection, costs, now)
-    return changes
 
 
 def _write_off_run(
@@ -129,12 +147,26 @@ def _write_off_run(
             )
         )
     tokens = sum(call.unknown for call in found)
+    _change_run(connection, run, now, happened, tokens, costs.total())
+    return tokens, costs, len(found)
+
+
+def _change_run(
+    connection: Connection,
+    run: Row[Any],
+    now: float,
+    happened: Sequence[Event],
+    tokens: int,
+    cost: int,
+    counted: Usage | None = None,
+) -> None:
+    """Take charges off a locked run; ``counted`` is what the API has counted of them."""
     progress = progress_from_row(run)
-    money = replace(progress.money, charged_cost=progress.money.charged_cost - costs.total())
+    money = replace(progress.money, charged_cost=progress.money.charged_cost - cost)
+    changes = {} if counted is None else (progress.money.usage + counted).by_kind()
     kept = progress_to_json(replace(progress, money=money))
     left = run.charged_tokens - tokens
-    store_change(connection, run, now, happened, charged_tokens=left, progress=kept)
-    return tokens, costs, len(found)
+    store_change(connection, run, now, happened, charged_tokens=left, progress=kept, **changes)
 
 
 def _charged_to(connection: Connection, run_id: str) -> dict[int, tuple[str, int]]:
@@ -153,3 +185,71 @@ def _charged_to(connection: Connection, run_id: str) -> dict[int, tuple[str, int
         else:
             costs[data["call"]] = data.get("unknown_cost", 0)
     return {call: (days.get(call, _NO_DAY), cost) for call, cost in costs.items()}
+
+
+_given_up = and_(batch_calls.c.ended_at.is_not(None), batch_calls.c.result.is_not(None))
+_of_call = and_(
+    model_calls.c.run_id == batch_calls.c.run_id, model_calls.c.number == batch_calls.c.number
+)
+_GIVEN_UP = (
+    select(batch_calls.c.run_id)
+    .distinct()
+    .join(runs, runs.c.id == batch_calls.c.run_id)
+    .where(_given_up, runs.c.state != "running")
+    .order_by(batch_calls.c.run_id)
+    .limit(MOST_AT_ONCE)
+)
+
+
+def charged_by_results(database: Database) -> list[str]:
+    """Return the runs that gave up calls in batches whose results have come since."""
+    return [row.run_id for row in database.find(_GIVEN_UP, {})]
+
+
+def charge_by_results(
+    database: Database, run_id: str, tariffs: Callable[[JobSpec], Mapping[str, Tariff]], now: float
+) -> None:
+    """Charge the calls in batches that a run gave up what their results say. A charge that a person wrote
+    off, or of a run that is being worked on, does not change."""
+
+    def work(connection: Connection) -> None:
+        for run in locked_runs(connection, [run_id], runs.c.state != "running"):
+            _charge_by_results(connection, run, tariffs, now)
+
+    database.write(work)
+
+
+def _charge_by_results(
+    connection: Connection,
+    run: Row[Any],
+    tariffs: Callable[[JobSpec], Mapping[str, Tariff]],
+    now: float,
+) -> None:
+    names = ("number", "model", "hour_cache", "charged_tokens", "written_off_tokens")
+    columns = (*(model_calls.c[name] for name in names), batch_calls.c.result)
+    given_up = batch_calls.c.run_id == run.id, _given_up
+    query = select(*columns).join(batch_calls, _of_call).where(*given_up)
+    found = connection.execute(query.order_by(model_calls.c.number)).all()
+    spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == run.job_id)).scalar_one()
+    charged, counted, tokens, costs = _charged_to(connection, run.id), Usage(), 0, Counter[str]()
+    happened = []
+    for call in found:
+        usage = usage_in(call.result)
+        if usage is None or call.written_off_tokens is not None or call.charged_tokens is None:
+            continue
+        own = replace(JobSpec.from_json(spec), model=call.model)
+        tariff = tariffs(own).get(call.model, FREE).in_lane(batch=True)
+        cost = tariff.cost(usage, hour_cache=bool(call.hour_cache))
+        day, old_cost = charged.get(call.number, (_NO_DAY, 0))
+        old = {"tokens": call.charged_tokens, "cost": old_cost}
+        new = {"tokens": usage.total, "cost": cost}
+        happened.append(Event("charge_corrected", {"call": call.number, "old": old, "new": new}))
+        costs[day] += old_cost - cost
+        tokens, counted = tokens + call.charged_tokens - usage.total, counted + usage
+        this = model_calls.c.run_id == run.id, model_calls.c.number == call.number
+        real = {**usage.by_kind(), "charged_tokens": usage.total}
+        connection.execute(update(model_calls).where(*this).values(real))
+    connection.execute(update(batch_calls).where(*given_up).values(result=None))
+    if happened:
+        _change_run(connection, run, now, happened, tokens, costs.total(), counted)
+        _take_back(connection, run.job_id, tokens, costs, now)

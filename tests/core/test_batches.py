@@ -10,6 +10,7 @@ import pytest
 
 from runner.core.batches import (
     ListedBatch,
+    Sendable,
     StoredBatch,
     WaitingCall,
     candidates,
@@ -18,7 +19,6 @@ from runner.core.batches import (
     due_waves,
 )
 from runner.core.prices import Rates, Tariff
-from runner.core.spec import JobSpec
 from runner.core.state import Rounds
 from runner.core.times import Times, Window
 from runner.llm.prices import load_prices
@@ -26,10 +26,7 @@ from runner.llm.prices import load_prices
 NOW = 1_700_000_000.0
 HOUR = 3_600.0
 INTENT = StoredBatch("bat_1", "", 3, NOW, None, None, NOW, False, (), False)
-SPECS = {
-    "job_a": JobSpec("a", "m", batch_linger=60.0),
-    "job_b": JobSpec("b", "m", batch_linger=9.0),
-}
+LINGERS = {"job_a": 60.0, "job_b": 9.0}
 
 
 def call(run: str, job: str = "job_a", waited: float = 0.0) -> WaitingCall:
@@ -37,9 +34,9 @@ def call(run: str, job: str = "job_a", waited: float = 0.0) -> WaitingCall:
 
 
 def waves(*calls: WaitingCall, busy: tuple[str, ...] = ("job_a", "job_b"), **kinds: str) -> Any:
-    shared = {"job_a": "", "job_b": "", **kinds}
-    found = due_waves(calls, shared, SPECS, busy, NOW)
-    return [[each.run_id for each in wave] for wave in found]
+    jobs = {job: Sendable(kinds.get(job, ""), {}, wait, 0) for job, wait in LINGERS.items()}
+    found = due_waves(calls, jobs, busy, NOW)
+    return [[each.run_id for each in wave] for wave in found.values()]
 
 
 def test_calls_wait_for_others_until_one_has_lingered() -> None:

@@ -23,10 +23,18 @@ from runner.llm.batches import AnthropicBatches
 from runner.llm.prices import load_prices
 from runner.logs import Outage
 from runner.ports import Batches, Interrupt
+from runner.queries.costs import costs_by
 from runner.store import ids, jobs, leases, runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.tables import batch_collectors, batches, metadata, model_calls
+from runner.store.tables import (
+    batch_collectors,
+    batches,
+    day_cap,
+    job_budgets,
+    metadata,
+    model_calls,
+)
 from runner.store.tables import runs as run_table
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -134,6 +142,7 @@ class Office:
             clock=self.clock,
             api=lambda: api,
             look=self.ports.journal.look,
+            tariffs=lambda spec: tariffs_of(spec, load_prices()),
             stopping=self.ports.stopping,
             outage=Outage("the database", lambda *given: None),  # type: ignore[arg-type]
             grace=grace,
@@ -220,6 +229,24 @@ class Office:
         calls = [row.progress["model"]["open_call"] for row in found]
         held = [call["reservation"] for call in calls if call is not None]
         return [(each["worst_cost"], each["batch"]) for each in held]
+
+    def cost_of(self, run_id: str) -> int:
+        """What the API billed for a run's calls, in billionths of a USD."""
+        return self._cost(lambda key: key == run_id)
+
+    def billed(self) -> int:
+        """What the API billed for all calls."""
+        return self._cost(lambda key: True)
+
+    def _cost(self, is_counted: Callable[[str], bool]) -> int:
+        found = costs_by(self.database, load_prices(), "run")
+        return sum(int(each.spending.usd * 10**9) for each in found if is_counted(each.key))
+
+    def spent(self) -> tuple[int, int]:
+        """What the budget of the job, and the cap of the day, are charged."""
+        (budget,) = self.database.rows(select(job_budgets.c.spent_cost))
+        days = self.database.rows(select(day_cap.c.spent_cost))
+        return budget.spent_cost, sum(day.spent_cost for day in days)
 
     def holder(self) -> str:
         """The worker that collects."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from runner.core.budget import Budget, Limits
 from runner.core.commands import Target
@@ -22,8 +22,11 @@ from runner.queries.costs import costs_by
 from runner.queries.sql.ask import store_prices
 from runner.store import batches as store
 from runner.store import control, leases, runs
+from runner.store.caps import set_cap
 from runner.store.database import Database
 from runner.store.tables import batch_calls, job_budgets
+from runner.store.tables import jobs as jobs_table
+from runner.store.tables import runs as run_table
 from runner.store.times import move_finish_by
 from tests.engine.collecting import BATCH_SECONDS, Office, sweep, two_turns
 from tests.engine.conftest import Opened
@@ -186,6 +189,44 @@ def test_a_cancelled_run_leaves_its_item_to_be_ignored(office: Office) -> None:
     assert office.database.rows(select(batch_calls).where(batch_calls.c.result.is_not(None))) == []
 
 
+@pytest.mark.dialect
+def test_the_charge_of_a_cancelled_call_is_corrected_by_its_result(office: Office) -> None:
+    office.submit(COUNT, budget=Budget(usd=10.0))
+    set_cap(office.database, office.clock.now(), 10.0, "UTC", 0, author=RUNNER)
+    office.round(seconds=1.0)
+    (first, second, _) = office.run_ids()
+    control.cancel(office.database, Target("run", first), office.clock.now())
+    office.clock.turn(BATCH_SECONDS)
+    office.collector().collect()
+    # This one's reply has come, and nobody has taken it.
+    control.cancel(office.database, Target("run", second), office.clock.now())
+    assert office.spent() != (office.billed(), office.billed())
+    office.finish()
+    office.collector().collect()
+    assert office.states() == {"succeeded end_turn": 1, "cancelled cancelled": 2}
+    assert office.spent() == (office.billed(), office.billed())
+    charged = office.calls("charged_tokens", "input_tokens", "output_tokens")
+    assert all(tokens == prompt + reply for tokens, prompt, reply in charged)
+    (run,) = office.database.rows(select(run_table).where(run_table.c.id == first))
+    assert run.progress["money"]["charged_cost"] == office.cost_of(first)
+
+
+def test_the_charge_of_a_cancelled_call_whose_batch_was_refused_is_taken_back(
+    office: Office,
+) -> None:
+    job = office.submit(COUNT, budget=Budget(usd=10.0))
+    office.work()
+
+    def cancels(*given: Any) -> Any:
+        control.cancel(office.database, all_runs(job), office.clock.now())
+        raise ModelCallError("overloaded_error", "busy", status=529, billed=False)
+
+    collect(office, create=cancels)
+    assert office.spent()[0] > office.billed()
+    office.collector().collect()
+    assert office.spent()[0] == office.billed()
+
+
 @pytest.mark.slow
 def test_a_batch_that_holds_nothing_else_is_cancelled_with_its_job(office: Office) -> None:
     job = office.submit(COUNT)
@@ -255,8 +296,7 @@ def test_a_batch_that_the_api_does_not_find_holds_up_no_other(office: Office) ->
     office.submit(COUNT, name="another")
     office.work()
     office.clock.turn(60.0)
-    with pytest.raises(ModelCallError, match="not found"):
-        office.collector().collect()
+    office.collector().collect()
     assert [api_id for (api_id,) in office.batches("api_id")] == [gone, "msgbatch_000001"]
 
 
@@ -439,9 +479,8 @@ def test_a_batch_is_not_lost_by_an_api_that_is_busy_after_a_day(office: Office, 
     office.round(seconds=1.0)
     office.clock.turn(27 * 3600.0)
     busy = ModelCallError("overloaded_error", "busy", status=529)
-    with pytest.raises(ModelCallError, match="busy"):
-        collect(office, **{name: fails(busy)})
-    assert office.batches("outcome") == [(None,)]
+    collect(office, **{name: fails(busy)})
+    assert office.batches("outcome", "detail") == [(None, "overloaded_error: busy")]
     office.clock.turn(60.0)
     office.finish()
     assert office.paid() == PAID_ONCE
@@ -453,8 +492,7 @@ def test_a_batch_that_the_api_does_not_know_is_lost_after_a_day(office: Office) 
     office.server.shelf.batches.clear()
     for hours, outcome in ((25.0, None), (2.0, "lost")):
         office.clock.turn(hours * 3600.0)
-        with pytest.raises(ModelCallError, match="not found"):
-            office.collector().collect()
+        office.collector().collect()
         assert office.batches("outcome") == [(outcome,)]
 
 
@@ -462,8 +500,7 @@ def test_a_batch_whose_results_the_api_keeps_no_more_is_lost(office: Office) -> 
     office.submit(COUNT)
     office.round(seconds=1.0)
     office.clock.turn(30 * 24 * 3600.0)
-    with pytest.raises(ModelCallError, match="busy"):
-        collect(office, look=fails(ModelCallError("overloaded_error", "busy", status=529)))
+    collect(office, look=fails(ModelCallError("overloaded_error", "busy", status=529)))
     assert office.batches("outcome") == [("lost",)]
 
 
@@ -473,8 +510,9 @@ def test_results_that_end_early_are_read_again(office: Office) -> None:
 
     office.submit(COUNT)
     office.round()
-    with pytest.raises(ModelCallError, match="incomplete: 1 of 3"):
-        collect(office, results=cut)
+    collect(office, results=cut)
+    (detail,) = office.batches("detail")[0]
+    assert detail.endswith("incomplete: 1 of 3")
     assert office.states() == {"waiting batch": COUNT - 1, "queued": 1}
     office.clock.turn(60.0)
     office.finish()
@@ -520,3 +558,98 @@ def test_an_adopted_batch_is_not_cancelled_as_it_may_be_anothers(office: Office)
     office.round()
     (another,) = office.server.shelf.batches.values()
     assert another.cancelled_at is None
+
+
+# --- The cache ---
+
+PREFIX = "By these rules. " * 400
+
+
+@pytest.mark.slow
+def test_one_call_goes_alone_before_a_wave_whose_prefix_is_no_longer_cached(
+    open_office: Opened,
+) -> None:
+    office = open_office()
+    office.submit(COUNT + 3, system=PREFIX)
+    for _ in range(2):
+        office.round()
+    office.work()
+    office.clock.turn(2 * 3600.0)  # no worker is alive
+    office.collector()  # its lease is renewed
+    collector = office.collector()
+    for _ in range(3):
+        collector.collect()
+        office.work()
+    alone = [(each.first_text, each.position) for each in office.server.requests]
+    assert [turn for _, turn in alone] == [0, 1]
+    batches = list(office.server.shelf.batches.values())
+    assert [len(each.requests) for each in batches] == [COUNT + 3, COUNT + 1]
+
+
+def test_no_call_goes_alone_while_the_prefix_is_cached(office: Office) -> None:
+    office.submit(COUNT + 3, system=PREFIX)
+    office.finish()
+    assert len(office.server.requests) == 1
+
+
+# --- Errors that concern one job ---
+
+
+def test_a_job_that_cannot_be_read_holds_up_no_other(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = office.submit(COUNT)
+    office.work()
+    change = update(jobs_table).where(jobs_table.c.id == broken)
+    (spec,) = office.database.rows(select(jobs_table.c.spec).where(jobs_table.c.id == broken))
+    office.database.execute(change.values(spec={"of": "a later version"}))
+    office.submit(COUNT, name="another")
+    caplog.clear()
+    collector = office.collector()
+    office.database.execute(change.values(spec=spec.spec))
+    office.work()
+    office.database.execute(change.values(spec={"of": "a later version"}))
+    for _ in range(3):
+        collector.collect()
+    assert [count for (count,) in office.batches("count")] == [COUNT]
+    said = [each.message for each in caplog.records if broken in each.message]
+    assert len(said) == 1
+    office.database.execute(change.values(spec=spec.spec))
+    collector.collect()
+    assert [count for (count,) in office.batches("count")] == [COUNT, COUNT]
+
+
+def test_a_refusal_for_now_holds_up_only_the_jobs_of_its_kind(office: Office) -> None:
+    office.submit(COUNT)
+    office.work()
+    busy = Break("status", status=429, headers={"retry-after": "3000"})
+    office.server.shelf.faults.append(CreateFault(busy, made=False))
+    collector = office.collector()
+    collector.collect()
+    office.submit(COUNT, name="another", model_options={"betas": ["a-beta"]})
+    office.work()
+    collector.collect()
+    assert office.batches("outcome") == [("refused",), (None,)]
+
+
+def test_an_api_that_does_not_tell_its_organization_holds_up_nothing_once_it_is_known(
+    office: Office,
+) -> None:
+    office.submit(COUNT)
+    office.round()
+    busy = ModelCallError("overloaded_error", "busy", status=529)
+    for _ in range(4):
+        collect(office, organization=fails(busy))
+        office.work()
+        office.clock.turn(BATCH_SECONDS)
+    assert office.states() == ALL_SUCCEEDED
+
+
+def test_a_worker_with_a_wrong_key_leaves_the_batches_to_others(office: Office) -> None:
+    office.submit(COUNT)
+    office.round()
+    wrong = ModelCallError("authentication_error", "wrong key", status=401)
+    with pytest.raises(ModelCallError):
+        collect(office, organization=fails(wrong))
+    office.finish("worker_b")
+    assert office.states() == ALL_SUCCEEDED
