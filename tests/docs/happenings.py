@@ -7,6 +7,7 @@ from io import BytesIO
 
 from sqlalchemy import select
 
+from runner.core.batches import WITHDRAWN
 from runner.core.budget import Budget, Limits
 from runner.core.commands import Reply, Target
 from runner.core.conversation import ToolResult
@@ -52,7 +53,7 @@ from runner.store.reads import record_read
 from runner.store.schedules import Cron
 from runner.store.sessions import import_session
 from runner.store.times import move_finish_by
-from runner.store.write_offs import write_off
+from runner.store.write_offs import charge_by_results, write_off
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH, priced, run_ids, submit_budgeted
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
@@ -131,9 +132,16 @@ def begin_under_a_cap(database: Database) -> None:
 
 def wait_for_a_batch(database: Database) -> None:
     # The first call of a job is in no batch.
-    job_id = jobs.submit(database, submission("a", "b", spec=replace(SPEC, lane="batch")), NOW)
-    first, second = run_ids(database, job_id)
+    job_id = jobs.submit(database, submission("a", "b", "c", spec=replace(SPEC, lane="batch")), NOW)
+    first, second, third = run_ids(database, job_id)
     claim(database, first).reply(text("Done."))
+    claim(database, third)
+    bodies = dict.fromkeys(batches.waiting_calls(database), b"{}")
+    intended = batches.intend(database, "org", "", bodies, NOW)
+    assert intended is not None
+    cancel(database, Target("run", third), NOW)
+    batches.refused(database, intended[0], WITHDRAWN, "", NOW)
+    charge_by_results(database, third, lambda spec: {}, NOW)
     claim(database, second)
     batches.set_lane(database, job_id, "realtime", NOW, author=Author("lena"))
 
