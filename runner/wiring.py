@@ -230,12 +230,13 @@ def _collector(
     """Return a function that makes the collector of batches, given whether the worker may act."""
     from runner.core.model_calls import tariffs_of
     from runner.engine.batches import Collector
+    from runner.store.blobs import load_blob
 
     @lru_cache(maxsize=1)
     def api() -> Batches:
         from runner.llm.batches import AnthropicBatches
 
-        found = AnthropicBatches()
+        found = AnthropicBatches(blobs=partial(load_blob, machine.database))
         opened.callback(found.close)
         return found
 
@@ -368,11 +369,12 @@ def _ports(
 ) -> Ports:
     from runner.core.model_calls import tariffs_of
     from runner.engine.attempt import Ports
+    from runner.store.blobs import load_blob
     from runner.store.journal import StoredJournal
 
     return Ports(
         journal=StoredJournal(database, clock.now, lambda spec: tariffs_of(spec, prices), observer),
-        models=models(governor),
+        models=models(governor, partial(load_blob, database)),
         tools=tools,
         workspaces=workspaces,
         live=live,
@@ -432,16 +434,18 @@ class _RestartingNotifier:
             self._notifier.notify(run_ids)
 
 
-def models(answers: Answers | None = None) -> Callable[[JobSpec], Model]:
+def models(
+    answers: Answers | None = None, blobs: Callable[[str], bytes] | None = None
+) -> Callable[[JobSpec], Model]:
     """Return a function from a job to its model: one API client a process, or the job's script.
-    ``answers`` hears what the API says about its limits."""
+    ``answers`` hears what the API says about its limits; ``blobs`` returns the bytes with a digest."""
     one_at_a_time = threading.Lock()  # lru_cache alone lets all first callers make a client
 
     @lru_cache(maxsize=1)
     def anthropic() -> Model:
         from runner.llm.anthropic import AnthropicModel
 
-        return AnthropicModel(answers=answers)
+        return AnthropicModel(answers=answers, blobs=blobs)
 
     def model_of(spec: JobSpec) -> Model:
         from runner.llm.scripted import ScriptedModel

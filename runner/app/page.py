@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from runner.app.humanize import edit_of
-from runner.app.transcript import Message, Part, SubAgent, Transcript, text_of
+from runner.app.transcript import Media, Message, Part, SubAgent, Transcript, text_of
 from runner.core.text import visible
 
 _FIRST_LINES = 12
@@ -175,5 +175,7 @@ def _contents(content: Any) -> Iterator[tuple[str, str]]:
                 kind in _PICTURES and _BASE64.fullmatch(data)
             ):
                 yield f"data:{kind};base64,{data}", ""
+            case Media(media_type=kind, load=load) if kind in _PICTURES:
+                yield f"data:{kind};base64,{base64.b64encode(load()).decode()}", ""
             case _:
                 yield "", text_of([block])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import merge
 from itertools import chain, groupby
 from operator import itemgetter
@@ -22,6 +23,7 @@ from runner.app.handle import App
 from runner.app.humanize import DiffKind, Note, Tone, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
+from runner.core.media import media_blocks, media_line
 from runner.errors import RunnerError, UsageError
 from runner.queries import decisions, runs
 from runner.queries import transcript as stored
@@ -31,6 +33,7 @@ from runner.queries.runs import ChildSummary
 from runner.queries.runs import Verification as StoredVerification
 from runner.queries.timeline import ENDED, REPLIED, HistoryEvent, history_of_run
 from runner.queries.transcript import StoredBlock, StoredCompaction
+from runner.store.blobs import load_blob
 
 Turns = tuple[int, int]  # the first and the last
 
@@ -67,6 +70,15 @@ class ToolResult:
     content: Any
     whole_bytes: int | None = None  # length of the stored output where that is longer
     original: str | None = None  # the text that a hook replaced by this content
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image or a document in a content."""
+
+    line: str  # that stands for it in a text
+    media_type: str
+    load: Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +171,18 @@ def text_of(content: Any) -> str:
     """Return a tool result's content as text; blocks that are no text are JSON."""
     if isinstance(content, str):
         return content
-    blocks = content if isinstance(content, list) else [content]
-    return "\n".join(
-        block["text"]
-        if isinstance(block, dict) and isinstance(block.get("text"), str)
-        else json.dumps(block, ensure_ascii=False)
-        for block in blocks
-    )
+    return "\n".join(map(_text_of, content if isinstance(content, list) else [content]))
+
+
+def _text_of(block: Any) -> str:
+    if isinstance(block, Media):
+        return block.line
+    if isinstance(block, dict):
+        if any(media_blocks(block)):
+            return media_line(block)
+        if isinstance(block.get("text"), str):
+            return str(block["text"])
+    return json.dumps(block, ensure_ascii=False)
 
 
 def transcript_of(
@@ -280,7 +297,8 @@ def parts_of(app: App, run: Mapping[str, Any], turns: Turns) -> Iterator[Part]:
 def request_as_sent(app: App, name: str, turn: int) -> bytes:
     from runner.llm.requests import request_body
 
-    return request_body(stored.sent_request(app.database, app.find(name, "run").id, turn))
+    sent = stored.sent_request(app.database, app.find(name, "run").id, turn)
+    return request_body(sent)
 
 
 def api_messages(app: App, name: str) -> list[dict[str, Any]]:
@@ -405,11 +423,22 @@ class _Composer:
                 took = humanize.duration(call["duration"])
                 words = filter(None, (call["state"], took, contained))
                 outcome = Note(", ".join(words), humanize.TONES.get(call["state"], "bad"))
-                shown = content.get("content", "")
+                shown = self._with_media(content.get("content", ""))
                 more = (call["size"], call["original"])
                 return ToolResult(call["id"], cell(call["name"]), outcome, shown, *more)
             case kind:
-                return OtherBlock(cell(kind), content)
+                return OtherBlock(cell(kind), *self._with_media([content]))
+
+    def _with_media(self, content: Any) -> Any:
+        """Return a content with what loads the bytes of its media."""
+        if not isinstance(content, list):
+            return content
+        return [self._media(each) if any(media_blocks(each)) else each for each in content]
+
+    def _media(self, block: dict[str, Any]) -> Media:
+        source = block["source"]
+        load = partial(load_blob, self._app.database, source["sha256"])
+        return Media(media_line(block), source["media_type"], load)
 
     def _compaction(self, compaction: StoredCompaction) -> Compaction:
         made_by = self._spent.pop(("summary", compaction["made_by_call"] or 0), [])

@@ -260,7 +260,7 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
                 yield [(whole, "dim")]
         case told.OtherBlock():
             yield [(f"[{piece.kind}]", "dim")]
-            words = _encoded(piece.content) or json.dumps(piece.content, ensure_ascii=False)
+            words = _encoded(piece.content) or told.text_of([piece.content])
             yield from _text(words, is_folded)
 
 

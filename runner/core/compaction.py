@@ -16,6 +16,7 @@ from typing import Any
 from runner.core import conversation
 from runner.core.context import Compaction, TruncatedResult, difference, tokens_of
 from runner.core.entries import SummaryReplied
+from runner.core.media import media_blocks, media_line, shown_text
 from runner.core.prices import FREE, USUAL_RATES, Rates
 from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS
@@ -40,6 +41,12 @@ class Result:
     position: int  # of its block there
     block: conversation.Block
     sent: str  # the text that is sent for it now
+    has_media: bool = False  # that are still sent
+
+    @property
+    def content(self) -> str:
+        """The text of the whole result, a line for each of its media."""
+        return shown_text(self.block["content"])
 
 
 def sent_results(state: RunState) -> Iterator[Result]:
@@ -47,24 +54,27 @@ def sent_results(state: RunState) -> Iterator[Result]:
     compacted = state.context.compacted
     for number in range(compacted.last + 1, len(state.messages)):
         for position, block in enumerate(state.messages[number].blocks):
-            content = block.get("content")
-            if block["type"] == "tool_result" and isinstance(content, str):
-                sent = compacted.truncated.get((number, position), content)
-                yield Result(number, position, block, sent)
+            if block["type"] == "tool_result" and "content" in block:
+                text = compacted.truncated.get((number, position))
+                has_media = text is None and any(media_blocks(block))
+                sent = shown_text(block["content"]) if text is None else text
+                yield Result(number, position, block, sent, has_media)
 
 
 def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | None:
-    """A result truncated to at most ``most`` characters; None if that is not shorter than what is sent."""
+    """A result truncated to at most ``most`` characters, a line for each of its media; None if that is not
+    shorter than what is sent."""
     if len(result.sent) <= most:
-        return None
-    call_id, content = str(result.block["tool_use_id"]), result.block["content"]
+        whole = TruncatedResult(result.message, result.position, result.sent)
+        return whole if result.has_media else None
+    call_id, content = str(result.block["tool_use_id"]), result.content
     calls = conversation.tool_uses(state.messages[result.message - 1].blocks)
     name = next((call["name"] for call in calls if call["id"] == call_id), "")
     text = truncate_text(content, most, where_output_is(state, call_id, name))
     if own := len(content) > _OWN_NOTE_ABOVE and _OWN_NOTE.search(content):
         room = max(0, most - len(own[0]))
         text = _head_and_tail(content[: own.start()], own[0], content[own.end() :], room)
-    if len(text) >= len(result.sent):
+    if len(text) >= len(result.sent) and not result.has_media:
         return None
     return TruncatedResult(result.message, result.position, text)
 
@@ -313,9 +323,11 @@ def _message_lines(
                 arguments = json.dumps(block["input"], ensure_ascii=False)
                 yield _line("call", tool=block["name"], input=short(arguments))
             case "tool_result":
-                name, content = names.get(block["tool_use_id"]), str(block.get("content", ""))
+                name, content = names.get(block["tool_use_id"]), shown_text(block.get("content"))
                 failed = {"failed": True} if block.get("is_error") else {}
                 yield _line("result", tool=name, text=short(content), **failed)
+            case "image" | "document" if any(media_blocks(block)):
+                yield _line(speaker, text=media_line(block))
             case _:
                 yield _line(speaker, block=short(conversation.content_text(block)))
 
@@ -447,7 +459,10 @@ class _Shortening:
         self._results = tuple(sent_results(state))
 
     def truncate_old(self, limit: int) -> Compaction | None:
-        """Truncate all old results."""
+        """Leave out old media; only if the goal needs more, truncate all old results."""
+        media = self._made(0, None, only_media=True)
+        if media is not None and media.tokens_after <= min(limit, self._now.goal):
+            return media
         return self._fitting(limit, 0, None)
 
     def drop_old(self, limit: int) -> Compaction | None:
@@ -482,14 +497,18 @@ class _Shortening:
         made = self._made(cut, most)
         return made if made is not None and made.tokens_after <= limit else None
 
-    def _made(self, cut: int, most: int | None) -> Compaction | None:
+    def _made(self, cut: int, most: int | None, *, only_media: bool = False) -> Compaction | None:
         """Drop all before message ``cut``, truncate old results, and recent ones to ``most`` characters;
-        None if that makes nothing shorter."""
+        ``only_media``: no result without. None if that makes nothing shorter."""
         drops = cut - 1 > self._state.context.compacted.last
         results = []
         for result in self._results:
             length, is_old = len(result.sent), result.message < self._start
-            to = (OLD_RESULT if length > TRUNCATED_ABOVE else None) if is_old else most
+            to = most
+            if is_old or only_media:
+                is_long = length > TRUNCATED_ABOVE and not only_media
+                shown = length if is_old and result.has_media else None
+                to = OLD_RESULT if is_long else shown
             if (drops and result.message < cut) or not to:
                 continue
             if (shorter := truncated(self._state, result, to)) is not None:

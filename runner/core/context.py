@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.core.conversation import Block, Message, content_text, text_block
+from runner.core.media import media_tokens
 
 DEFAULT_WINDOW = 200_000  # of a model that neither the API's list nor our own table knows
 AVERAGE_WEIGHT = 0.25  # of the newest reply in the moving average
@@ -46,7 +47,7 @@ class Context:
 
 def estimate(block: Block, chars_per_token: float) -> int:
     """The tokens of a block (a tool definition, a system prompt …), from its characters as JSON."""
-    return estimate_text(content_text(block), chars_per_token)
+    return estimate_text(content_text(block), chars_per_token) + media_tokens(block)[0]
 
 
 def estimate_text(text: str, chars_per_token: float) -> int:

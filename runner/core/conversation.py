@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from runner.core.hosts import Connection
+from runner.core.media import Media, media_tokens
 
 Block = dict[str, Any]
 Role = Literal["user", "assistant"]
@@ -137,6 +138,7 @@ class ToolResult:
     details: Mapping[str, Any] | None = None  # for hooks: what its tool tells beside the content
     containment: str | None = None  # what contained its processes; None: it started none
     connections: tuple[Connection, ...] = ()  # that it made or asked for over the proxy
+    media: tuple[Media, ...] = ()  # that the model sees after the content
 
     @property
     def is_error(self) -> bool:
@@ -152,8 +154,9 @@ def content_text(block: Block) -> str:
 
 
 def content_bytes(block: Block) -> int:
-    """UTF-8 bytes of a block as JSON: an upper bound of its tokens (a token is at least one byte)."""
-    return text_bytes(content_text(block))
+    """UTF-8 bytes of a block as JSON: an upper bound of its tokens (a token is at least one byte). Media
+    count as many bytes as they may have tokens."""
+    return text_bytes(content_text(block)) + media_tokens(block)[1]
 
 
 def text_bytes(text: str) -> int:
@@ -162,7 +165,10 @@ def text_bytes(text: str) -> int:
 
 
 def result_block(call_id: str, result: ToolResult) -> Block:
-    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result.content}
+    content: str | list[Block] = result.content
+    if result.media:
+        content = [text_block(result.content), *(each.block() for each in result.media)]
+    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
     if result.is_error:
         block["is_error"] = True
     return block

@@ -16,6 +16,7 @@ from runner.core.context import (
     Compaction,
     corrected,
     difference,
+    estimate,
     estimate_text,
     is_measurement,
     tokens_of,
@@ -299,11 +300,11 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
 
 
 def _appended(state: RunState, blocks: Iterable[conversation.Block]) -> RunState:
-    context, texts = state.context, [conversation.content_text(block) for block in blocks]
-    tokens = sum(estimate_text(text, state.spec.context.chars_per_token) for text in texts)
+    context, blocks = state.context, tuple(blocks)
+    tokens = sum(estimate(block, state.spec.context.chars_per_token) for block in blocks)
     return _context(
         state,
-        appended_bytes=context.appended_bytes + sum(map(conversation.text_bytes, texts)),
+        appended_bytes=context.appended_bytes + sum(map(conversation.content_bytes, blocks)),
         estimate=context.estimate + tokens,
         estimate_since=context.estimate_since + tokens,
     )
@@ -414,11 +415,11 @@ def _replaced(state: RunState, call: Call, text: str) -> RunState:
 
 def _less(state: RunState, block: conversation.Block | None) -> RunState:
     """Return the state without a block that was counted in its context."""
-    text, context = conversation.content_text(block or {}), state.context
-    tokens = estimate_text(text, state.spec.context.chars_per_token)
+    block, context = block or {}, state.context
+    tokens = estimate(block, state.spec.context.chars_per_token)
     return _context(
         state,
-        appended_bytes=context.appended_bytes - conversation.text_bytes(text),
+        appended_bytes=context.appended_bytes - conversation.content_bytes(block),
         estimate=context.estimate - tokens,
         estimate_since=context.estimate_since - tokens,
     )

@@ -25,6 +25,7 @@ from runner.core.hooks import (
     is_rule,
     name_pattern,
 )
+from runner.core.media import shown_text
 from runner.core.responses import response_of
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
@@ -267,7 +268,7 @@ def replaced(call: Call, text: str) -> tuple[Block, str]:
     """Return a call's result with another text, and the original text. A note about a changed input
     stays at the beginning."""
     assert call.result is not None, "a hook looks at a call that has its result"
-    content = call.result["content"]
+    content = shown_text(call.result["content"])
     told = "".join(content.partition(EDIT_TOLD)[:2]) if call.input_to_run != call.input else ""
     original = content if call.original is None else call.original
     return {**call.result, "content": told + text}, original
@@ -295,7 +296,7 @@ def in_folder(told: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 def _response(state: RunState, call: Call, result: Block) -> dict[str, Any]:
     """Return the result of a call: Runner's fields, and Claude Code's where the tool is one of its."""
-    content = result["content"]
+    content = shown_text(result["content"])
     if call.input_to_run != call.input:  # the model is told of the change first
         content = content.partition(EDIT_TOLD)[2] or content
     told = {"content": content, "is_error": bool(result.get("is_error")), "outcome": call.outcome}

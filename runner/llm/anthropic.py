@@ -19,6 +19,7 @@ from anthropic import APIStatusError, Stream
 from httpx2 import Response
 
 from runner.core.conversation import ModelReply, ModelRequest
+from runner.core.media import LoadBlob
 from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
 from runner.llm.batches import read_result
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
@@ -47,6 +48,7 @@ class AnthropicModel:
     base_url: str | None = None
     api_key: str | None = None
     answers: Answers | None = None  # hears what the API says about its limits
+    blobs: LoadBlob | None = None  # the bytes of images and documents
 
     def __post_init__(self) -> None:
         self._clients = MessagesClients(self.base_url, self.api_key)
@@ -61,7 +63,7 @@ class AnthropicModel:
     ) -> ModelReply:
         """Make one model call; see ``runner.ports.Model``."""
         line, began = Line(), monotonic()
-        body, headers = request_body(request), request_headers(request.options)
+        body, headers = request_body(request, self.blobs), request_headers(request.options)
         heard = partial(_hear, self.answers, request.run_id)
         reply = Accumulator(lambda: call_ids(request.messages))
         with (
@@ -115,7 +117,8 @@ class AnthropicModel:
         wait is not asked again for some minutes: every run asks, and often."""
         if monotonic() < self._quiet_until:
             return None
-        body = {name: part for name, part in body_of(request).items() if _COUNTED.fullmatch(name)}
+        whole = body_of(request, self.blobs)
+        body = {name: part for name, part in whole.items() if _COUNTED.fullmatch(name)}
         headers = request_headers(request.options)
         answer = self._ask(_COUNT_PATH, interrupt, encoded(body), headers)
         return _tokens("input_tokens", answer)

@@ -15,6 +15,7 @@ from typing import Any
 
 from runner.core.batches import ListedBatch
 from runner.core.conversation import ModelReply, ModelRequest
+from runner.core.media import LoadBlob
 from runner.errors import ModelCallError
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog
 from runner.llm.requests import call_ids, request_body, request_headers
@@ -37,6 +38,7 @@ class AnthropicBatches:
     # None for what the environment says at the first call (``ANTHROPIC_BASE_URL``, ``…_API_KEY`` …).
     base_url: str | None = None
     api_key: str | None = None
+    blobs: LoadBlob | None = None  # the bytes of images and documents
 
     def __post_init__(self) -> None:
         self._clients = MessagesClients(self.base_url, self.api_key)
@@ -50,7 +52,7 @@ class AnthropicBatches:
 
     def body(self, request: ModelRequest) -> bytes:
         """Return the parameters of a request; see ``runner.ports.Batches``."""
-        return request_body(request)
+        return request_body(request, self.blobs)
 
     def shared(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the headers of a batch; see ``runner.ports.Batches``."""

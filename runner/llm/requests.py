@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.core.conversation import Message, ModelRequest
+from runner.core.conversation import Block, Message, ModelRequest, text_block
+from runner.core.media import LoadBlob, left_out, media_blocks, media_line, with_bytes
 
 _CACHE: Mapping[str, str] = {"type": "ephemeral"}
 _HOUR_CACHE: Mapping[str, str] = {"type": "ephemeral", "ttl": "1h"}
@@ -31,8 +32,8 @@ def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
     return {**headers, **options.get("extra_headers", {})}
 
 
-def request_body(request: ModelRequest) -> bytes:
-    """Return the request as JSON.
+def request_body(request: ModelRequest, load: LoadBlob | None = None) -> bytes:
+    """Return the request as JSON, with the bytes of its media; without ``load`` their digests instead.
 
     What does not change from turn to turn comes first and byte for byte the same. There are at most
     four cache breakpoints, as many as the API takes: the tools and the system prompt end with one,
@@ -42,10 +43,10 @@ def request_body(request: ModelRequest) -> bytes:
     stored blocks are not changed. ``effort`` stands for ``output_config.effort``. No option, and
     nothing in ``extra_body``, takes the place of what Runner sets itself.
     """
-    return encoded(body_of(request))
+    return encoded(body_of(request, load))
 
 
-def body_of(request: ModelRequest) -> dict[str, Any]:
+def body_of(request: ModelRequest, load: LoadBlob | None) -> dict[str, Any]:
     options = request.options
     given = {name: value for name, value in options.items() if name not in _APART}
     given |= options.get("extra_body", {})
@@ -67,12 +68,29 @@ def body_of(request: ModelRequest) -> dict[str, Any]:
         body["system"] = [{"type": "text", "text": request.system, **mark}]
     elif tools:
         tools[-1].update(mark)
-    sent = [message.as_api() for message in request.messages]
+    sent = with_media([message.as_api() for message in request.messages], load)
     for place in _places(request):
         content = sent[place]["content"]
         content[-1] = {**content[-1], **mark}
     body["messages"] = sent
     return body
+
+
+def with_media(messages: list[dict[str, Any]], load: LoadBlob | None) -> list[dict[str, Any]]:
+    """Return messages with the media that their blocks name, as the API takes them. Of more than a
+    request may have, the oldest are sent as a line (https://docs.claude.com/en/api/messages, image and
+    document blocks with a ``base64`` source, in a ``tool_result`` too)."""
+    media = [each for one in messages for block in one["content"] for each in media_blocks(block)]
+    if not media:
+        return messages
+    too_many = {id(each) for each in media[: left_out(media)]}
+
+    def sent(block: Block) -> Block:
+        if isinstance(block.get("content"), list):
+            return {**block, "content": [*map(sent, block["content"])]}
+        return text_block(media_line(block)) if id(block) in too_many else with_bytes(block, load)
+
+    return [{**one, "content": [*map(sent, one["content"])]} for one in messages]
 
 
 _LOOK_BACK = 20  # positions before a breakpoint at which the API looks for what it has cached

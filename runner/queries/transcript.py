@@ -14,12 +14,14 @@ from sqlalchemy import Connection, Row, Select, func, select
 from runner.core.agents import lineage
 from runner.core.context import sent_messages
 from runner.core.conversation import Message, ModelRequest
+from runner.core.media import shown_text, with_bytes
 from runner.core.spec import JobSpec
 from runner.core.text import visible
 from runner.errors import NotFoundError, UsageError
 from runner.queries.filters import STATE
 from runner.queries.find import CallKey, call_key, call_labels, has_id
 from runner.store import ids
+from runner.store.blobs import load_blob
 from runner.store.conditions import CALL_BLOCKS, of_call
 from runner.store.database import Database
 from runner.store.run_state import (
@@ -108,7 +110,11 @@ def api_messages(database: Database, run_id: str) -> list[dict[str, Any]]:
     whole, _ = database.read(
         lambda connection: load_conversation(connection, run_id, lambda snapshot: ())
     )
-    return [message.as_api() for message in whole]
+    load = partial(load_blob, database)
+    return [
+        {"role": one.role, "content": [with_bytes(block, load) for block in one.blocks]}
+        for one in whole
+    ]
 
 
 def messages_of_run(
@@ -213,9 +219,9 @@ def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
             found = (connection.execute(_call_named(each, name)).first() for each in above[::-1])
             call = next((each for each in found if each and each.tool_use_id in copied), None)
         kept, result = _output(connection, CallKey(*call[:3])) if call else (None, None)
-        return (
-            str(result).encode("utf-8", "replace") if kept is None and result is not None else kept
-        )
+        if kept is None and result is not None:
+            return shown_text(result).encode("utf-8", "replace")
+        return kept
 
     return database.read(work)
 

@@ -20,7 +20,7 @@ from runner.core.batches import awaits_batch
 from runner.core.commands import Raised
 from runner.core.context import Compacted
 from runner.core.conversation import Message
-from runner.core.entries import ChildrenStarted, Entry, ModelCallStarted
+from runner.core.entries import ChildrenStarted, Entry, ModelCallStarted, ToolFinished
 from runner.core.fold import Applied, context_of, fold
 from runner.core.hook_decisions import end_turns
 from runner.core.prices import Tariff
@@ -32,6 +32,7 @@ from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets, caps, run_state
 from runner.store.batches import rounds_of
+from runner.store.blobs import store_media
 from runner.store.changes import keep_claim
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
@@ -137,6 +138,15 @@ class StoredJournal:
         self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
     ) -> tuple[RunState, T]:
         """Store ``entries`` and the decision that follows; see the port."""
+        media = [
+            each
+            for entry in entries
+            if isinstance(entry, ToolFinished)
+            for each in entry.result.media
+        ]
+        if media:
+            job_id, now = state.caller.job_id, self._now()
+            self._database.write(lambda connection: store_media(connection, job_id, media, now))
         commit = _Commit(lease, state, entries, decide, self._jobs, self._now)
         done = None
         if self._database.dialect == "postgresql" and _is_alone(state):

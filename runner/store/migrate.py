@@ -19,7 +19,21 @@ from runner.store.database import Database, reachable, sqlite_engine
 from runner.store.tables import metadata
 
 # Every migration in order. A test compares them with the files in migrations/versions.
-REVISIONS = ("r01", "r02", "r03", "r04", "r05", "r06", "r07", "r08", "r09", "r10", "r11", "r13")
+REVISIONS = (
+    "r01",
+    "r02",
+    "r03",
+    "r04",
+    "r05",
+    "r06",
+    "r07",
+    "r08",
+    "r09",
+    "r10",
+    "r11",
+    "r13",
+    "r16",
+)
 HEAD = REVISIONS[-1]
 # The schemas before 0.1.0, which no migration starts from.
 _UNSUPPORTED = {f"{number:04}" for number in range(1, 12)}

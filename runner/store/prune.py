@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from runner.core.run import ENDED, Author
+from runner.store.blobs import delete_unused
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
 from runner.store.specs import JobCache
@@ -142,6 +143,7 @@ def _erase_some(
             mine = table.c.organisation == "", table.c.model_group == job.id
             connection.execute(delete(table).where(*mine))
         connection.execute(delete(batches).where(batches.c.ended_at < before, ~_has_calls))
+        delete_unused(connection, before)
         return False, False
     row = {"job_id": job.id, "name": job.name, "runs": job.runs, "ended_at": job.ended_at}
     row |= {"pruned_at": now, "pruned_by": author.name or "", "why": author.why}

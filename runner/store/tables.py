@@ -487,6 +487,22 @@ tool_outputs = _table_of_run(
     Column("compressed", LargeBinary, nullable=False),
 )
 
+# The bytes of images and documents in conversations, stored once whatever refers to them.
+blobs = _table(
+    "blobs",
+    Column("sha256", Text, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+    Column("used_at", Float, nullable=False),  # when a job was last given it
+)
+
+# The jobs whose conversations name the digest: they are pruned as a whole.
+job_blobs = _table(
+    "job_blobs",
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("sha256", Text, ForeignKey("blobs.sha256"), primary_key=True),
+    Index(None, "sha256"),
+)
+
 # A question about a tool call, and its answer.
 approvals = _table_of_run(
     "approvals",

@@ -15,9 +15,10 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 
 from runner.core.conversation import ToolResult
+from runner.core.media import Media
 from runner.core.text import plain
 from runner.permissions import ResolvedPath
 from runner.permissions.decisions import may_touch
@@ -34,6 +35,8 @@ from runner.tools.file_access import (
     permitted,
     tool_context_of,
 )
+from runner.tools.host import Starter
+from runner.tools.media import Opener, is_media, notebook_cells, read_media, read_whole
 from runner.tools.output import MOST_CHARACTERS
 from runner.tools.patch import MOST_PATCHED_BYTES, change_of
 
@@ -47,6 +50,7 @@ _PIECE = 1 << 16
 _LOOKED_AT = 1 << 13
 _NOTE_ROOM = 500
 _NOT_UTF8 = "not UTF-8: what cannot be shown is \ufffd, and Edit refuses the file"
+_NOTEBOOK = "the cells of a notebook; the file itself is JSON, which Edit and Grep see"
 _CR_LF = "lines end with \\r\\n, which an Edit over several lines has to give too"
 
 
@@ -202,9 +206,9 @@ def _stripped(text: str) -> str:
     return "\n" + "".join(f"{line.strip()}\n" for line in text.splitlines())
 
 
-def read(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
-    """Show lines of a text file, as ``cat -n`` does. Raises ``ToolFailure`` if it cannot or may not be
-    read, or is not text."""
+def read(call: ToolCall, places: Places, interrupt: Interrupt, host: Starter) -> ToolResult:
+    """Show lines of a text file or of a notebook's cells, as ``cat -n`` does; an image, or pages of a PDF.
+    Raises ``ToolFailure`` if it cannot or may not be read, or is none of these."""
     path, real = call.input["file_path"], permitted(call, places)
     first = int(call.input.get("offset") or 1)
     most = int(call.input.get("limit") or MOST_LINES)
@@ -215,19 +219,28 @@ def read(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
         if time.monotonic() > deadline:
             raise ToolFailure(f"{path}: reading took over {call.timeout:g} s", "timed_out")
 
-    shown, seen = _Shown(), 0
-    with explained(path), open(open_file(real, path), "rb") as file:
-        _check_text(file, path)
+    shown, seen, media = _Shown(), 0, tuple[Media, ...]()
+    with explained(path), open(open_file(real, path), "rb") as opened:
+        file, opener = opened, Opener(call, host, interrupt)
+        if is_media(file.peek(_LOOKED_AT)):
+            return read_media(file, path, opener)
+        if path.endswith(".ipynb"):
+            text, media = notebook_cells(read_whole(file, path), path, opener)
+            file = BufferedReader(BytesIO(text.encode("utf-8", "replace")))
+            shown.note(_NOTEBOOK)
+        else:
+            _check_text(file, path)
         for seen, line, whole in _lines(file, check):
             if seen < first:
                 continue
             if seen >= first + most or not shown.add(seen, line, whole):
-                return ToolResult(shown.text(f"the file goes on: read it with offset={seen}"))
+                text = shown.text(f"the file goes on: read it with offset={seen}")
+                return ToolResult(text, media=media)
     if seen == 0:
         return ToolResult("(the file is empty)")
     if seen < first:
         raise ToolFailure(f"{path} has {seen} lines: offset {first} is past its end")
-    return ToolResult(shown.text())
+    return ToolResult(shown.text(), media=media)
 
 
 class _Shown:
@@ -260,6 +273,9 @@ class _Shown:
         self._lines.append(shown)
         return True
 
+    def note(self, text: str) -> None:
+        self._notes[text] = None
+
     def text(self, *notes: str) -> str:
         return "\n".join([*self._lines, *(f"[{note}]" for note in (*self._notes, *notes))])
 
@@ -286,4 +302,6 @@ def _check_text(file: BufferedReader, path: str) -> None:
         return
     size = os.fstat(file.fileno()).st_size
     kind = "UTF-16 text" if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") else "a binary file"
-    raise ToolFailure(f"{path} is {kind} ({size:,} bytes): Read shows only text in UTF-8")
+    raise ToolFailure(
+        f"{path} is {kind} ({size:,} bytes): Read shows text in UTF-8, PNG, JPEG, GIF, WebP and PDF"
+    )

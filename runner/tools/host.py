@@ -415,9 +415,18 @@ def _cut(near: socket.socket) -> None:
 
 
 def run_reporting(call: ToolCall, start: Start, host: Starter, interrupt: Interrupt) -> ToolResult:
-    """Run a child that tells its outcome (``runner.tools.host_process``) to its end. Raises
-    ``ToolFailure`` if it ended without telling; ``Interrupted`` if it was cut."""
-    name = call.tool.name
+    """Return the result that a child tells; see ``reported``."""
+    outcome, text, cut = reported(call.tool.name, start, host, interrupt)
+    content, output = present(text, call.surroundings.outputs / f"{call.id}.txt", cut=cut)
+    return ToolResult(content, outcome, output)
+
+
+def reported(
+    name: str, start: Start, host: Starter, interrupt: Interrupt
+) -> tuple[ToolOutcome, bytes, bool]:
+    """Run a child that tells its outcome (``runner.tools.host_process``) to its end; return the outcome,
+    what it tells, and whether that was cut. Raises ``ToolFailure`` if it ended without telling;
+    ``Interrupted`` if it was cut."""
     ended = host.call(start, interrupt)
     if ended.end == "timed_out":
         raise ToolFailure(
@@ -439,6 +448,4 @@ def run_reporting(call: ToolCall, start: Start, host: Starter, interrupt: Interr
         code = ended.exit_code
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise ToolFailure(f"{name} ended without a result ({how}). {said}".rstrip())
-    copy = call.surroundings.outputs / f"{call.id}.txt"
-    content, output = present(text, copy, cut=ended.cut)
-    return ToolResult(content, outcomes[0], output)
+    return outcomes[0], text, ended.cut

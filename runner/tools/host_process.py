@@ -92,9 +92,9 @@ class Report:
         self._descriptor = os.dup(1)
         os.dup2(2, 1)
 
-    def end(self, outcome: str, text: str) -> NoReturn:
+    def end(self, outcome: str, text: str, data: bytes = b"") -> NoReturn:
         """Tell the outcome and end the process, whatever threads still run in it."""
-        view = memoryview(f"{outcome}\n{text}".encode("utf-8", "surrogatepass"))
+        view = memoryview(f"{outcome}\n{text}".encode("utf-8", "surrogatepass") + data)
         while view:
             view = view[os.write(self._descriptor, view) :]
         os._exit(0)

@@ -70,17 +70,20 @@ _BASH = Tool(
 _READ = Tool(
     name="Read",
     description=(
-        "Reads a text file of the workspace.\n\n"
+        "Reads a file of the workspace: text, an image, a PDF or a notebook.\n\n"
         "- Shows up to 2000 lines from the beginning, or `limit` lines from line `offset`.\n"
         "- Lines come as with `cat -n`: a number, a tab, the line. Lines over 2000 characters are cut.\n"
         "- Long outputs of earlier calls can be read too, by the path that their result names.\n"
-        "- It shows only text in UTF-8: no images, no binary files, no folders (use Glob for those)."
+        "- A PNG, JPEG, GIF or WebP is shown as an image; of a PDF `pages`, at most 20 at a time; "
+        "a notebook as its cells.\n"
+        "- Text has to be UTF-8. No other binary files, no folders (use Glob for those)."
     ),
     input_schema=_object(
         ["file_path"],
         file_path=_text(_FILE),
         offset=_number("The line to start from, the first being 1", 0),
         limit=_number("How many lines to read", 1),
+        pages=_text('The pages of a PDF, like "1-5" or "3"; left out: all'),
     ),
     read_only=True,
     repeatable=True,

@@ -35,7 +35,7 @@ BUILTIN_SOURCE = "builtin"
 _OUTPUT_SUFFIX = ".txt"
 # What a file tool meets of these is no answer to the model. That a folder is read-only can be one.
 _HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_FILE_TOOLS = {"Read": files.read, "Write": files.write, "Edit": files.edit}
+_WRITING_TOOLS = {"Write": files.write, "Edit": files.edit}
 _SEARCH_TOOLS = {"Glob": search.glob, "Grep": search.grep}
 
 
@@ -163,9 +163,11 @@ class LocalTools:
         if name == "Bash":
             file_access.require_command(call, places)
             return shell.bash(call, inside, self.environment, interrupt)
-        if name in _FILE_TOOLS:
+        if name == "Read" or name in _WRITING_TOOLS:
             self._restore(call, call.input["file_path"], places)
-            return _FILE_TOOLS[name](call, places, interrupt)
+            if name == "Read":
+                return files.read(call, places, interrupt, self.host)
+            return _WRITING_TOOLS[name](call, places, interrupt)
         if name in _SEARCH_TOOLS:
             self._restore(call, call.input.get("path") or ".", places)
             return _SEARCH_TOOLS[name](call, places, self.host, interrupt)

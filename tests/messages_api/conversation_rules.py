@@ -5,11 +5,16 @@ Sources: as in ``rules``.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
 from collections.abc import Collection, Iterable
+from io import BytesIO
 from typing import Any
+
+from PIL import Image
+from pypdf import PdfReader
 
 # block type -> (required fields, optional fields)
 _BLOCKS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -68,6 +73,7 @@ def check_messages(messages: Any, issued: Collection[str]) -> None:
     if messages[0]["role"] != "user":
         raise Refusal('messages: first message must use the "user" role')
     _check_pairs(messages)
+    _check_all_media(messages)
     last = messages[-1]
     if last["role"] == "assistant":
         content = last["content"]
@@ -151,6 +157,8 @@ def _check_values(block: dict[str, Any], kind: str, at: str) -> None:
             raise Refusal(f"{at}.tool_use.name: String should match pattern '^{NAME.pattern}$'")
     elif kind == "tool_result":
         _check_result(block, at)
+    elif kind in ("image", "document"):
+        _check_media(block, kind, at)
     elif kind == "thinking" and block["signature"] != sign(block["thinking"]):
         raise Refusal(f"{at}: Invalid `signature` in `thinking` block")
 
@@ -167,6 +175,85 @@ def _check_result(block: dict[str, Any], at: str) -> None:
         check_block(part, f"{at}.tool_result.content.{index}", ())
         if part["type"] not in ("text", "image", "document"):
             raise Refusal(f"{at}.tool_result.content.{index}.type: not allowed in a tool_result")
+
+
+_MOST_BASE64 = 5 * 1024 * 1024
+_MOST_SIDE, _MOST_SIDE_OF_MANY, _MANY = 8_000, 2_000, 20
+_MOST_PAGES = _MOST_IMAGES = 100
+
+
+def _check_media(block: dict[str, Any], kind: str, at: str) -> None:
+    """Decode the bytes, as the API does: it refuses a broken file, and one of another type than is said."""
+    source, at = block["source"], f"{at}.{kind}.source"
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        raise Refusal(f"{at}: Input tag found using 'type' does not match 'base64'")
+    for name in sorted(source.keys() ^ {"type", "media_type", "data"}):
+        wrong = "Extra inputs are not permitted" if name in source else "Field required"
+        raise Refusal(f"{at}.base64.{name}: {wrong}")
+    try:
+        data = base64.b64decode(source["data"], validate=True)
+    except ValueError:
+        raise Refusal(f"{at}.base64.data: Invalid base64 data") from None
+    if kind == "document":
+        _check_pdf(source["media_type"], data, at)
+    elif len(source["data"]) > _MOST_BASE64:
+        raise Refusal(f"{at}.base64: image exceeds 5 MB maximum: {len(source['data'])} bytes")
+    elif source["media_type"] not in _IMAGES:
+        raise Refusal(f"{at}.base64.media_type: Input should be one of {sorted(_IMAGES)}")
+    else:
+        width, height = _size_of(data, source["media_type"], at)
+        if max(width, height) > _MOST_SIDE:
+            raise Refusal(
+                f"{at}.base64.data: image dimensions exceed max allowed size: 8000 pixels"
+            )
+
+
+_IMAGES = {f"image/{name.lower()}": name for name in ("PNG", "JPEG", "GIF", "WEBP")}
+
+
+def _size_of(data: bytes, media_type: str, at: str) -> tuple[int, int]:
+    try:
+        image = Image.open(BytesIO(data), formats=[*_IMAGES.values()])
+        image.load()
+    except Exception:
+        raise Refusal(f"{at}.base64: Could not process image") from None
+    if image.format != _IMAGES[media_type]:
+        raise Refusal(f"{at}.base64: the image appears to be {image.format}, not {media_type}")
+    return image.size
+
+
+def _check_pdf(media_type: str, data: bytes, at: str) -> None:
+    if media_type != "application/pdf":
+        raise Refusal(f"{at}.base64.media_type: Input should be 'application/pdf'")
+    try:
+        count = len(PdfReader(BytesIO(data), strict=True).pages)
+    except Exception:
+        raise Refusal(f"{at}: The PDF specified was not valid.") from None
+    if count > _MOST_PAGES:
+        raise Refusal(f"{at}: A maximum of {_MOST_PAGES} PDF pages may be provided.")
+
+
+def _check_all_media(messages: list[dict[str, Any]]) -> None:
+    """The limits of a whole request."""
+    blocks = [block for message in messages for block in blocks_of(message)]
+    parts = [
+        part
+        for block in blocks
+        if isinstance(block.get("content"), list)
+        for part in block["content"]
+    ]
+    media = [each for each in [*blocks, *parts] if each["type"] in ("image", "document")]
+    images = [each["source"] for each in media if each["type"] == "image"]
+    if len(images) > _MOST_IMAGES:
+        raise Refusal(f"messages: Too many images: {len(images)} > {_MOST_IMAGES}")
+    if sum(len(each["source"]["data"]) for each in media) > 32_000_000:
+        raise Refusal("Request exceeds the maximum size", 413, "request_too_large")
+    for source in images if len(images) > _MANY else ():
+        size = _size_of(base64.b64decode(source["data"]), source["media_type"], "messages")
+        if max(size) > _MOST_SIDE_OF_MANY:
+            raise Refusal(
+                "messages: image dimensions exceed max allowed size for many-image requests"
+            )
 
 
 def blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,11 +8,16 @@ the Claude API and as many on other platforms: here every block is one.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BytesIO
 from typing import Any
+
+from PIL import Image
+from pypdf import PdfReader
 
 LEAST_CACHED_TOKENS = 1_024  # of Claude Sonnet 5; it is from 512 to 4,096, by model
 LOOK_BACK = 20
@@ -116,11 +121,32 @@ def _places(body: dict[str, Any]) -> Iterator[Place]:
             {name: value for name, value in block.items() if name != "cache_control"},
             ensure_ascii=False,
         )
-        characters += len(text)
+        characters += len(text) + _beyond_text(block)
         known.update(f"{role}{around if role else ''}{text}".encode("utf-8", "surrogatepass"))
         mark = block.get("cache_control") or (automatic if number == len(blocks) else None)
         lifetime = None if mark is None else mark.get("ttl", "5m")
         yield Place(characters, known.digest(), lifetime)
+
+
+def _beyond_text(block: dict[str, Any]) -> int:
+    """The characters that media in a block count as beyond their base64: an image has a token for 750
+    pixels, a page of a document 2,000."""
+    content = block.get("content")
+    found = 0
+    for part in [block, *(content if isinstance(content, list) else ())]:
+        if part.get("type") in ("image", "document"):
+            data = base64.b64decode(part["source"]["data"])
+            tokens = 2_000 * page_count(data)
+            if part["type"] == "image":
+                width, height = Image.open(BytesIO(data)).size
+                tokens = width * height // 750
+            found += 4 * tokens - len(part["source"]["data"])
+    return found
+
+
+def page_count(data: bytes) -> int:
+    """The pages of a PDF, 0 of an image."""
+    return len(PdfReader(BytesIO(data)).pages) if data.startswith(b"%PDF") else 0
 
 
 def _blocks(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,45 @@
+"""The bytes of images and documents, stored once for each digest, and which jobs they are of.
+
+They are stored before the block that names them: a worker that dies in between leaves bytes that go
+with their job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, and_, bindparam, delete, select
+
+from runner.core.media import Media
+from runner.store.database import Database
+from runner.store.statements import insert_or
+from runner.store.tables import blobs, job_blobs
+
+_DATA = select(blobs.c.data).where(blobs.c.sha256 == bindparam("sha256"))
+
+
+def store_media(connection: Connection, job_id: str, media: Iterable[Media], now: float) -> None:
+    """Store the bytes of a job's media, those that are not there. ``used_at`` keeps them from a pruning
+    that found them unused just before."""
+    # In one order, so that no two transactions wait for each other.
+    for sha256, data in sorted({each.sha256: each.data for each in media}.items()):
+        row = {"sha256": sha256, "data": data, "used_at": now}
+        new = insert_or(connection, blobs).values(row)
+        connection.execute(
+            new.on_conflict_do_update(index_elements=["sha256"], set_={"used_at": now})
+        )
+        of_job = insert_or(connection, job_blobs).values(job_id=job_id, sha256=sha256)
+        connection.execute(of_job.on_conflict_do_nothing())
+
+
+def load_blob(database: Database, sha256: str) -> bytes:
+    """Return the bytes with a digest. Raises ``LookupError`` if they are not stored."""
+    for row in database.find(_DATA, {"sha256": sha256}):
+        return bytes(row.data)
+    raise LookupError(f"the bytes with the digest {sha256} are not stored")
+
+
+def delete_unused(connection: Connection, before: float) -> None:
+    """Delete what no job refers to, unless it was stored again since a time."""
+    is_used = select(job_blobs.c.job_id).where(job_blobs.c.sha256 == blobs.c.sha256).exists()
+    connection.execute(delete(blobs).where(and_(blobs.c.used_at < before, ~is_used)))

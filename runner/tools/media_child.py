@@ -1,0 +1,104 @@
+"""The child process that opens images with Pillow and documents with pypdf, because a file may be hostile.
+
+https://pillow.readthedocs.io/en/stable/reference/Image.html, https://pypdf.readthedocs.io
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+from runner.core.media import LONG_SIDE, MOST_DOCUMENT_BYTES, MOST_IMAGE_BYTES
+from runner.tools.host_process import Report
+
+MOST_PIXELS = 100_000_000
+MOST_PAGES = 20  # of a document in one call
+
+_MOST_MEMORY = 2 << 30  # bytes of address space
+_PLAIN_MODES = ("L", "RGB", "RGBA")
+
+
+class Unusable(Exception):  # noqa: N818 - what is wrong with the file, for the model
+    """The file cannot be shown; the text says why."""
+
+
+def main() -> None:
+    """Answer with what is shown of the file on stdin: a line of JSON about it, and its bytes. The first
+    argument is ``image`` or ``document``, the second the image's format or the pages."""
+    report = Report()
+    action, wanted = sys.argv[1:]
+    with suppress(OSError, ValueError):  # a lower limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    data = sys.stdin.buffer.read()
+    try:
+        about, shown = _image(data, wanted) if action == "image" else _pages(data, wanted)
+    except Unusable as error:
+        report.end("failed", str(error))
+    except Exception as error:  # decoders raise any kind of it for a broken file
+        report.end("failed", f"cannot be opened: {type(error).__name__}: {error}")
+    report.end("succeeded", json.dumps(about) + "\n", shown)
+
+
+def _image(data: bytes, kind: str) -> tuple[dict[str, Any], bytes]:
+    """Return an image that is whole: unchanged if the API takes it as it is, else scaled down."""
+    from PIL import Image, ImageOps
+
+    Image.MAX_IMAGE_PIXELS = MOST_PIXELS
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    image: Image.Image = Image.open(BytesIO(data), formats=[kind])
+    if max(image.size) <= LONG_SIDE and len(data) <= MOST_IMAGE_BYTES:
+        image.load()
+        return {"width": image.width, "height": image.height}, data
+    if image.mode not in _PLAIN_MODES:
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    image.thumbnail((LONG_SIDE, LONG_SIDE))
+    image = ImageOps.exif_transpose(image)
+    for media_type, saved in _saved(image, kind):
+        if len(saved) <= MOST_IMAGE_BYTES:
+            size = {"width": image.width, "height": image.height}
+            return {**size, "media_type": media_type}, saved
+    raise Unusable("is too large even when it is scaled down")
+
+
+def _saved(image: Any, kind: str) -> Iterator[tuple[str, bytes]]:
+    ways: list[tuple[str, dict[str, Any]]] = [("JPEG", {"quality": 85}), ("JPEG", {"quality": 50})]
+    if kind != "JPEG":
+        ways.insert(0, ("PNG", {}))
+    for name, options in ways:
+        buffer = BytesIO()
+        (image.convert("RGB") if name == "JPEG" else image).save(buffer, name, **options)
+        yield f"image/{name.lower()}", buffer.getvalue()
+
+
+def _pages(data: bytes, wanted: str) -> tuple[dict[str, Any], bytes]:
+    """Return a document with the pages ``first-last``; an empty text stands for all of them."""
+    from pypdf import PdfReader, PdfWriter
+
+    reader = PdfReader(BytesIO(data))
+    if reader.is_encrypted:
+        raise Unusable("is encrypted: it cannot be shown")
+    count = len(reader.pages)
+    first, dash, last = wanted.partition("-")
+    begin, end = int(first or 1), int(last or (count if dash or not first else first))
+    if not 1 <= begin <= end <= count:
+        raise Unusable(f"has {count} pages: there are no pages {wanted}")
+    if end - begin >= MOST_PAGES:
+        raise Unusable(
+            f"has {count} pages: give at most {MOST_PAGES} of them at a time, "
+            f'as in pages="{begin}-{begin + MOST_PAGES - 1}"'
+        )
+    about = {"pages": end - begin + 1, "first": begin, "last": end, "count": count}
+    if end - begin + 1 == count and len(data) <= MOST_DOCUMENT_BYTES:
+        return about, data
+    writer, buffer = PdfWriter(), BytesIO()
+    writer.append(reader, pages=(begin - 1, end), import_outline=False)
+    writer.write(buffer)
+    if len(buffer.getvalue()) > MOST_DOCUMENT_BYTES:
+        raise Unusable(f"has more than {MOST_DOCUMENT_BYTES:,} bytes in these pages: ask for fewer")
+    return about, buffer.getvalue()
