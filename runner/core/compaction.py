@@ -54,11 +54,11 @@ def sent_results(state: RunState) -> Iterator[Result]:
     compacted = state.context.compacted
     for number in range(compacted.last + 1, len(state.messages)):
         for position, block in enumerate(state.messages[number].blocks):
-            if block["type"] == "tool_result" and "content" in block:
+            content, has_media = block.get("content"), any(media_blocks(block))
+            if block["type"] == "tool_result" and (isinstance(content, str) or has_media):
                 text = compacted.truncated.get((number, position))
-                has_media = text is None and any(media_blocks(block))
-                sent = shown_text(block["content"]) if text is None else text
-                yield Result(number, position, block, sent, has_media)
+                sent = shown_text(content) if text is None else text
+                yield Result(number, position, block, sent, has_media and text is None)
 
 
 def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | None:

@@ -53,7 +53,9 @@ class Opener:
         """Return an image within the API's sizes. Raises ``ToolFailure``."""
         found = look_at(data)
         if found is None:
-            raise ToolFailure(f"{name}: its bytes are no PNG, JPEG, GIF or WebP that can be shown")
+            raise ToolFailure(
+                f"{name} has no header of a PNG, JPEG, GIF or WebP: the file is broken"
+            )
         media_type, width, height = found
         if not width or not height:
             raise ToolFailure(f"{name} is an image without a size: the file is broken")

@@ -209,11 +209,11 @@ class TestRead:
         assert result.outcome == "timed_out"
 
     def test_binary_file_is_explained(self, bench: Workbench) -> None:
-        (bench.workspace / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
-        result = bench.run("Read", file_path="a.png")
+        (bench.workspace / "a.bin").write_bytes(b"\x7fELF\0\0\0\0\0\0\0")
+        result = bench.run("Read", file_path="a.bin")
         assert (result.outcome, result.content) == (
             "failed",
-            "a.png is a binary file (11 bytes): Read shows only text in UTF-8",
+            "a.bin is a binary file (11 bytes): Read shows text in UTF-8, PNG, JPEG, GIF, WebP and PDF",
         )
 
     def test_bytes_that_are_not_utf_8_are_shown_with_a_note(self, bench: Workbench) -> None:
