@@ -67,7 +67,7 @@ _ORIGINS: dict[str, SpokenBy] = {
 }
 _BY_MACHINES = re.compile(
     r"<(?:task-notification|local-command-\w+|system-reminder|bash-std\w+)>|\[Request interrupted by "
-    r"user|Stop hook feedback:|Caveat: The messages below were generated"
+    r"user|Stop hook feedback:|Caveat: The messages below were generated|Unknown slash command: "
 )
 
 
@@ -93,9 +93,22 @@ def read_lines(raw: Iterable[bytes], started: float = 0.0) -> Iterator[Line]:
                 value[ours] = value[theirs]
         if value.get("agentId") is not None and "parent_tool_use_id" in value:
             value["isSidechain"] = True
-        is_said = value.get("type") in ("user", "assistant")
         at = _moment(value.get("timestamp"), at)
-        yield Line(value, at, tuple(blocks_of(value.get("message"))) if is_said else ())
+        for each in _progress_of(value) or (value,):
+            is_said = each.get("type") in ("user", "assistant")
+            blocks = tuple(blocks_of(each.get("message"))) if is_said else ()
+            yield Line(each, _moment(each.get("timestamp"), at), blocks)
+
+
+def _progress_of(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the lines of an agent that a line of its session repeats, as versions before 2.1.60 do."""
+    data = as_object(value.get("data"))
+    if value.get("type") != "progress" or data.get("type") != "agent_progress":
+        return ()
+    common = {name: each for name, each in value.items() if name not in ("data", "uuid")}
+    common |= {"agentId": data.get("agentId"), "isSidechain": True}
+    said = data.get("normalizedMessages") or [data.get("message")]
+    return [{**common, **each} for each in said if isinstance(each, dict)]
 
 
 def blocks_of(message: Any) -> Iterator[Block]:
@@ -228,9 +241,10 @@ _DENIERS = {
     "sandbox-denied": "the sandbox",
     "hook": "a hook",
     "ungranted": "the permission mode: nobody had granted it",
+    "dont-ask": "the permission mode: it asks nobody",
 }
 _NO_DENIALS = ("cancelled", "interrupted")
-INTERRUPTED = "[Request interrupted by user"
+INTERRUPTED = ("[Request interrupted by user", "Permission prompt was aborted")
 # What older versions told the model, from the start of the result.
 _DENYING_WORDS = tuple(
     (kind, re.compile(words, re.DOTALL))
@@ -238,7 +252,8 @@ _DENYING_WORDS = tuple(
         ("user-rejected", r"The user doesn't want to (?:proceed with|take)"),
         ("automode-blocked", r"Permission for this action (?:has been|was) denied by the Claude"),
         ("ungranted", r"Claude requested permissions? to .{0,4000}?haven't granted it yet"),
-        ("permission-rule", r"Permission to \w+ .{0,4000}? (?:has been|was) denied"),
+        ("dont-ask", r"Permission to use \S+ (?:has been|was) auto-denied"),
+        ("permission-rule", r"Permission to \S+ .{0,4000}? (?:has been|was) denied"),
         ("permission-rule", r"File is in a directory that is denied by your permission"),
         (
             "hook",

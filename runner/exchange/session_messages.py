@@ -53,6 +53,7 @@ class Said:
     raw: Any = None
     denial: str | None = None
     is_stopped: bool = False  # it did not run
+    ends_turn: bool = False  # with it the session has its result
 
 
 @dataclass
@@ -188,8 +189,7 @@ class Conversation:
     def end(self) -> None:
         """Note what a person typed and the session never took."""
         for at, text in self._queued:
-            if text not in self._texts:
-                self.notes.append(Note(at, "never delivered", text))
+            self._note_unsaid(at, text)
 
     def last(self, name: str) -> str | None:
         return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
@@ -239,7 +239,9 @@ class Conversation:
                 if is_error and denial in (None, "a hook"):
                     denial = self._hooks.get(block["tool_use_id"], denial)
                 stopped = line.text("toolDenialKind") is not None
-                reply.results.setdefault(place, Said(block, line.at, None, raw, denial, stopped))
+                ends = line.fields.get("toolEndsTurn") is True and not is_error
+                said = Said(block, line.at, None, raw, denial, stopped, ends)
+                reply.results.setdefault(place, said)
             elif block["type"] != "text" or block["text"]:
                 words.append(Said(block, line.at, by))
         self._say(words)
@@ -304,4 +306,14 @@ class Conversation:
                     [Said({"type": "text", "text": text}, line.at, kept.speaker_of(line, text))]
                 )
         elif operation == "dequeue" and self._queued:
-            self._queued.append(self._queued.pop(0))
+            self._note_unsaid(*self._queued.pop(0), "command")
+        elif operation == "popAll":  # the person takes all of it back, to edit it
+            for at, text in self._queued:
+                self._note_unsaid(at, text)
+            self._queued.clear()
+
+    def _note_unsaid(self, at: float, text: str, of_commands: str = "never delivered") -> None:
+        """Note what a person typed if the conversation does not have it."""
+        kind = of_commands if text.startswith("/") else "never delivered"
+        if text not in self._texts:
+            self.notes.append(Note(at, kind, text))

@@ -330,7 +330,8 @@ def _end_of(talk: Conversation) -> tuple[str, str]:
     if last is not None and last.role == "assistant" and len(last.results) == len(last.uses):
         if last.stop_reason == "refusal":
             return "failed", "refused"
-        if not last.uses and last.stop_reason in ("end_turn", "stop_sequence"):
+        ends_turn = any(result.ends_turn for result in last.results.values())
+        if ends_turn or (not last.uses and last.stop_reason in ("end_turn", "stop_sequence")):
             return "succeeded", "end_turn"
     return "cancelled", "cancelled"
 

@@ -16,7 +16,7 @@ from runner.exchange.session_lines import Line, as_object, as_text, shown_text
 from runner.exchange.session_messages import Conversation, tokens_of
 from runner.exchange.session_runs import About, Parent, SessionRun
 
-READER = 2  # the version of this reading: a file that an older one has read is read again
+READER = 3  # the version of this reading: a file that an older one has read is read again
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.
 Files = Mapping[str, Sequence[bytes]]
@@ -65,6 +65,9 @@ class Session:
                         titles[line.kind] = title
                     continue
                 if uuid is not None and uuid in seen:
+                    continue
+                # What a session repeats of an agent counts if the agent's own file is not there.
+                if "parentToolUseID" in line.fields and _file_of(line) in lines:
                     continue
                 seen.add(uuid or "")
                 fork = as_object(line.fields.get("forkedFrom")).get("sessionId")
@@ -184,6 +187,10 @@ class Session:
             )
             found[of_file[1]] = replace(link, type=as_text(meta.get("agentType")) or link.type)
         for agent, one in self._agents.items():
+            use_id = one.lines[0].text("parentToolUseID")
+            owner = next((each.agent for each in self._conversations if use_id in each.calls), None)
+            if use_id is not None and agent not in found:
+                found[agent] = _Link(owner, use_id)
             calls = unnamed.get(one.messages[0].text, []) if agent not in found else []
             if calls:
                 found[agent] = _Link(*calls.pop(0))
@@ -195,6 +202,10 @@ class _Link:
     owner: str | None = None  # the agent whose call it was; None: the session
     use_id: str | None = None
     type: str = ""
+
+
+def _file_of(line: Line) -> str:
+    return f"agent-{visible(line.text('agentId') or '')}.jsonl"
 
 
 def _read(name: str, raw: Sequence[bytes]) -> list[Line]:

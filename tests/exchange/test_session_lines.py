@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -74,6 +75,20 @@ def test_what_only_the_queue_tells_joins_too_and_what_never_came_is_noted() -> N
     assert run.rows["sessions"][0]["notes"] == "never delivered: Third."
 
 
+def test_what_leaves_the_queue_is_never_taken_for_what_comes_after_it() -> None:
+    session = working()
+    queue(session, "enqueue", content="And the test.")
+    queue(session, "popAll", content="And the test.")
+    queue(session, "enqueue", content="/config")
+    queue(session, "dequeue")
+    queue(session, "enqueue", content="And the tests.")
+    queue(session, "remove")
+    session.reply("msg_2", text("Both."), stop="end_turn")
+    run = read(session)
+    assert words_of(run)[1] == ("user", "And the tests.", "person")
+    assert notes_of(run) == [("never delivered", "And the test."), ("command", "/config")]
+
+
 def test_files_that_a_person_named_and_words_of_hooks_join_the_conversation() -> None:
     session = working()
     content = {"type": "text", "file": {"filePath": "/a/cart.py", "content": "def add(): ..."}}
@@ -138,6 +153,7 @@ def test_a_session_has_the_system_prompt_of_its_last_snapshot() -> None:
         ({"isMeta": True}, "Continue from where you left off.", "machine"),
         ({}, "<task-notification>\n<task-id>a</task-id>", "machine"),
         ({}, "[Request interrupted by user]", "machine"),
+        ({}, "Unknown slash command: theme", "machine"),
         ({}, '<teammate-message teammate_id="x">Look.', "peer"),
         ({}, "Go on.", "person"),
     ],
@@ -149,6 +165,7 @@ def test_who_spoke_is_told(fields: dict[str, Any], words: str, by: str) -> None:
 
 
 _UNREACHED = "auto mode: its classifier could not be reached"
+_ASKS_NOBODY = "the permission mode: it asks nobody"
 _UNGRANTED = "Claude requested permissions to use Bash, but you haven't granted it yet."
 
 
@@ -161,6 +178,7 @@ _UNGRANTED = "Claude requested permissions to use Bash, but you haven't granted 
         ("No.", {"toolDenialKind": "of-a-later-version"}, "of-a-later-version"),
         (_UNGRANTED, {}, "the permission mode: nobody had granted it"),
         ("Permission to use Bash with command rm has been denied.", {}, "a permission rule"),
+        ("Permission to use mcp__a-b has been auto-denied in dontAsk mode.", {}, _ASKS_NOBODY),
         ("PreToolUse:Bash hook error: [guard]: no", {}, "a hook"),
         ("Bash operation blocked by hook:\n- [guard]: no", {}, "a hook"),
         ("Error: The user doesn't want to proceed with this tool use.", {}, "the user"),
@@ -191,6 +209,14 @@ def test_words_of_a_denial_in_a_result_that_is_no_error_deny_nothing() -> None:
     assert read(session).rows["tool_calls"][0]["outcome"] == "succeeded"
 
 
+def test_a_call_whose_question_was_aborted_is_interrupted() -> None:
+    session = Session()
+    session.user("Go on.")
+    session.reply("msg_1", use("toolu_1", "Bash", command="rm"))
+    session.result("toolu_1", "Permission prompt was aborted.", is_error=True)
+    assert read(session).rows["tool_calls"][0]["outcome"] == "interrupted"
+
+
 def test_a_hook_that_blocked_a_call_is_named() -> None:
     session = Session()
     session.user("Go on.")
@@ -212,6 +238,16 @@ def test_a_session_that_ends_in_an_error_of_the_api_has_failed() -> None:
     session.lines[-1]["message"]["model"] = "<synthetic>"
     run = read(session)
     assert (run.state, run.reason, run.model) == ("failed", "api_error", "claude-opus-4-5-20251101")
+
+
+@pytest.mark.parametrize(("ends", "state"), [(True, "succeeded"), (False, "cancelled")])
+def test_a_session_that_ends_with_a_structured_result_has_succeeded(ends: bool, state: str) -> None:
+    session = Session()
+    session.user("List the faults.")
+    session.reply("msg_1", use("toolu_1", "StructuredOutput", faults=[]), stop="tool_use")
+    told = {"toolEndsTurn": True} if ends else {}
+    session.result("toolu_1", "Structured output provided successfully", **told)
+    assert read(session).state == state
 
 
 def test_a_session_that_ends_by_exit_has_succeeded() -> None:
@@ -286,6 +322,38 @@ def test_agents_are_linked_to_the_calls_that_started_them() -> None:
     assert third.place["parent_message"] is None
     started = [e.event.data for e in main.events if e.event.type == "child_started"]
     assert [data["child"] for data in started] == [first.id, second.id]
+
+
+def repeating(files: Files) -> list[bytes]:
+    """The lines of a session that repeats those of its first agent, as versions up to 2.1.39 wrote it."""
+    asked, *rest = (json.loads(line) for line in files["agent-a1.jsonl"])
+    lines = list(files[""])
+    call = next(n for n, line in enumerate(lines) if b'"toolu_1"' in line) + 1
+    common = {"type": "progress", "sessionId": SESSION, "parentToolUseID": "toolu_1"}
+    for number, said in enumerate((asked, *rest), 1):
+        normalized = [asked, *rest][:number] if number > 1 else []
+        data = {"type": "agent_progress", "agentId": "a1", "message": said}
+        data["normalizedMessages"] = normalized
+        line = {**common, "uuid": f"p{number}", "timestamp": said["timestamp"], "data": data}
+        lines.insert(call + number - 1, json.dumps(line).encode())
+    return lines
+
+
+def test_an_agent_without_a_file_has_what_its_session_repeats_of_it() -> None:
+    files = dict(with_agents())
+    whole = {run.agent: run for run in sessions.Session(files).runs({}, {})}
+    main = repeating(files)
+    (both,) = (
+        run for run in sessions.Session({**files, "": main}).runs({}, {}) if run.agent == "a1"
+    )
+    assert (both.rows, both.place) == (whole["a1"].rows, whole["a1"].place)
+    del files["agent-a1.jsonl"]
+    (repeated,) = (
+        run for run in sessions.Session({**files, "": main}).runs({}, {}) if run.agent == "a1"
+    )
+    for name in ("blocks", "model_calls", "tool_calls"):
+        assert repeated.rows[name] == whole["a1"].rows[name]
+    assert repeated.place == whole["a1"].place
 
 
 def test_an_agent_that_only_its_prompt_links_is_found_by_it() -> None:

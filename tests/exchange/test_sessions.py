@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.exchange import sessions
@@ -276,6 +276,7 @@ _anything = st.recursive(
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(
     places=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), _anything), max_size=4),
     order=st.randoms(use_true_random=False),
