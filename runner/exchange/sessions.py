@@ -187,10 +187,10 @@ class Session:
             )
             found[of_file[1]] = replace(link, type=as_text(meta.get("agentType")) or link.type)
         for agent, one in self._agents.items():
-            use_id = one.lines[0].text("parentToolUseID")
-            owner = next((each.agent for each in self._conversations if use_id in each.calls), None)
-            if use_id is not None and agent not in found:
-                found[agent] = _Link(owner, use_id)
+            repeated_of = one.lines[0].text("parentToolUseID")
+            if repeated_of is not None and agent not in found:
+                owners = (each.agent for each in self._conversations if repeated_of in each.calls)
+                found[agent] = _Link(next(owners, None), repeated_of)
             calls = unnamed.get(one.messages[0].text, []) if agent not in found else []
             if calls:
                 found[agent] = _Link(*calls.pop(0))

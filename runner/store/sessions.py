@@ -49,6 +49,7 @@ from runner.store.tables import (
 
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
 _IDS_AT_ONCE = 500
+_READ_BY = f"{READER}:"  # what the digest of a session's files begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,12 @@ def import_session(
 
 
 def _digest(files: Files) -> str:
-    digest = hashlib.sha256(f"{READER}".encode())
+    digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(b"\0%s\0" % name.encode("utf-8", "replace"))
         for line in files[name]:
             digest.update(line + b"\n")
-    return digest.hexdigest()
+    return _READ_BY + digest.hexdigest()
 
 
 def _there(connection: Connection, condition: Any) -> list[ImportedSession]:
@@ -190,7 +191,10 @@ class _Import:
                 merged[name], _ = _merged(kept.get(name, ()), lines)
             except ValueError as error:
                 raise self._refusal(known[min(known, key=str)]) from error
-        if kept and all(list(merged[name]) == kept.get(name) for name in merged):
+        is_read = sessions.c.files_digest.startswith(_READ_BY)
+        read = select(sessions.c.run_id).where(sessions.c.session_id == session.id, is_read)
+        nothing_new = kept and all(list(merged[name]) == kept.get(name) for name in merged)
+        if nothing_new and self._connection.scalar(read) is not None:
             return _there(self._connection, sessions.c.session_id == session.id)
         if any(list(merged[name]) != list(files.get(name, ())) for name in merged):
             session = Session({"": (), **merged}, modified)

@@ -26,7 +26,7 @@ from runner.store.database import Database
 from runner.store.exports import export, load_recorded
 from runner.store.imports import import_file
 from runner.store.sessions import ImportedSession, import_session
-from runner.store.tables import model_calls, runs, sessions
+from runner.store.tables import model_calls, runs, sessions, tool_calls
 from runner.store.tables import session_lines as kept_lines
 from tests.exchange.samples import SESSION, Line, Session, raw_of, text, usual
 from tests.exchange.test_session_lines import with_agents
@@ -189,6 +189,21 @@ def test_a_session_that_an_older_runner_imported_is_recognised(database: Databas
     database.write(forget)
     with pytest.raises(UsageError, match="says something else"):
         bring(database, session.lines[6:])
+
+
+def test_a_session_that_an_older_reader_read_is_read_again(database: Database) -> None:
+    session = usual()
+    bring(database, session.lines)
+
+    def be_older(connection: Any) -> None:
+        connection.execute(update(tool_calls).values(outcome="failed"))
+        connection.execute(update(sessions).values(files_digest="2:0"))
+
+    database.write(be_older)
+    assert [each.what for each in bring(database, session.lines)] == ["continued"]
+    outcomes = database.rows(select(tool_calls.c.outcome).order_by(tool_calls.c.position))
+    assert [row.outcome for row in outcomes] == ["succeeded", "failed"]
+    assert [each.what for each in bring(database, session.lines[6:])] == ["there"]
 
 
 def test_a_run_of_ours_that_is_imported_here_is_there(database: Database) -> None:
