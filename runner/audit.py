@@ -22,8 +22,7 @@ from runner.core.search import Role, Source, parse
 from runner.core.text import is_storable
 from runner.errors import UnreachableError, UsageError
 from runner.queries import calls, costs, decisions, problems
-from runner.queries.connections import connection_rows
-from runner.queries.files import Differences, file_rows
+from runner.queries.accesses import Differences, connection_rows, file_rows
 from runner.queries.filters import Filters
 from runner.queries.names import find
 from runner.queries.rows import Column, Rows

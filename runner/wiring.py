@@ -22,8 +22,8 @@ from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
 from runner.settings import Settings
 from runner.store import ids, migrate
-from runner.store.clock import DatabaseClock
 from runner.store.database import POSTGRES_CONNECTIONS, Database, connections_for
+from runner.store.leases import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.core.prices import PriceList
@@ -294,7 +294,7 @@ def _surroundings(
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
-    from runner.store.connections import store_connections
+    from runner.store.changes import store_connections
     from runner.store.rate_limits import StoredRateLimits
     from runner.store.runs import endings, job_of
     from runner.telemetry.start import start_telemetry

@@ -16,7 +16,7 @@ from runner.core.commands import Answered, Question, Reply, Target
 from runner.errors import NotFoundError, UsageError
 from runner.queries import decisions
 from runner.queries.decisions import Why
-from runner.queries.find import Call, call_labels
+from runner.queries.filters import Call, call_labels
 from runner.queries.jobs import list_runs, show_job
 from runner.queries.names import SHORTEST_SUFFIX, Found
 from runner.store import ids

@@ -12,7 +12,7 @@ from runner.core.commands import Change, Raised, Target
 from runner.core.run import Author
 from runner.queries.jobs import job_of, show_job
 from runner.queries.transcript import show_run
-from runner.store import control, pauses, shares
+from runner.store import control, jobs, pauses
 from runner.store import retry as ended
 from runner.store.database import Database
 from runner.store.fork import fork as fork_run
@@ -88,8 +88,8 @@ def priority(app: App, name: str, author: Author, weight: float | None) -> tuple
     """Return a job's id and its weight, set to ``weight`` if there is one."""
     job_id, database = app.find_job(name), app.database
     if weight is not None:
-        app.change(lambda now: shares.set_priority(database, job_id, weight, now, author))
-    return job_id, shares.priority_of(database, job_id)
+        app.change(lambda now: jobs.set_priority(database, job_id, weight, now, author))
+    return job_id, jobs.priority_of(database, job_id)
 
 
 def fork(

@@ -18,11 +18,17 @@ from runner.app import caps, handle
 from runner.app.handle import App
 from runner.app.humanize import duration, plural
 from runner.errors import RunnerError
-from runner.queries import rate_limits
 from runner.queries.jobs import runs_without_workspace
-from runner.queries.rate_limits import PoolEventRow, PoolSummary
 from runner.queries.search.search import open_index
-from runner.queries.workers import WorkerSummary, backlog, live_workers
+from runner.queries.workers import (
+    PoolEventRow,
+    PoolSummary,
+    WorkerSummary,
+    backlog,
+    live_workers,
+    newest_events,
+    pools,
+)
 from runner.queries.workers import list_workers as stored_workers
 from runner.settings import Settings
 from runner.store import migrate
@@ -60,7 +66,7 @@ def list_workers(app: App, *, ended: bool) -> list[WorkerSummary]:
 
 def list_rate_limits(app: App) -> tuple[list[PoolSummary], list[PoolEventRow]]:
     """Return the rate limits in use, and the newest of their changes, the oldest first."""
-    return rate_limits.pools(app.database, app.now()), rate_limits.newest_events(app.database)
+    return pools(app.database, app.now()), newest_events(app.database)
 
 
 @dataclass(frozen=True, slots=True)

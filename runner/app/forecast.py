@@ -16,9 +16,8 @@ from runner.core.prices import Spending
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec
 from runner.core.times import Window
-from runner.queries import forecast as queries
+from runner.queries import jobs as queries
 from runner.queries.costs import costs_by
-from runner.queries.jobs import list_jobs
 from runner.queries.workers import live_workers
 from runner.store.tables import runs
 
@@ -73,7 +72,7 @@ def _tokens(count: float) -> str:
 
 
 def forecast_of(app: App, job_id: str) -> JobForecast | None:
-    return forecasts(app, list_jobs(app.database, job_id=job_id)).get(job_id)
+    return forecasts(app, queries.list_jobs(app.database, job_id=job_id)).get(job_id)
 
 
 def forecasts(app: App, jobs: Iterable[Mapping[str, Any]]) -> dict[str, JobForecast]:

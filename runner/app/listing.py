@@ -13,8 +13,9 @@ from runner.app.humanize import duration, plural, usd_of, verdict
 from runner.core.budget import billionths, is_near
 from runner.core.run import ENDED, RunStatus
 from runner.queries import jobs, runs, workers
-from runner.queries.find import in_batches
 from runner.queries.jobs import JobSummary, RunSummary
+from runner.store.database import in_lots
+from runner.store.workspaces import workspaces_of_job
 
 RUNS_ON_A_PAGE = 200
 
@@ -60,7 +61,7 @@ def pause_line(job: Mapping[str, Any]) -> str:
 
 def what_holds_back(app: App, job_id: str) -> str | None:
     """Return how many items of a job do not begin, why, and what to do about it; None if none waits."""
-    from runner.store.held import held_back  # late: it slows the start of other commands
+    from runner.store.depth import held_back  # late: it slows the start of other commands
 
     if (held := held_back(app.database, job_id, app.now())) is None:
         return None
@@ -156,10 +157,10 @@ def columns_of(app: App, job_id: str) -> list[str]:
 
 
 def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    deadline, now = jobs.deadline_of(app.database, job_id), app.now()
+    limits, now = jobs.times_of(app.database, [job_id])[job_id].spec["limits"], app.now()
     database, names = app.database, ("model", "fork_of", "fork_turn", "branch", "commit")
     with_files = []
-    for some in in_batches(found):
+    for some in in_lots(found):
         ids = [run["id"] for run in some]
         shown = workers.shown_states(database, app.now(), ids)
         limited = [
@@ -167,14 +168,12 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
         ]
         charged = runs.charged_costs(database, limited) if limited else Counter[str]()
         verified = runs.last_verifications(database, job_id, ids)
-        recorded = {
-            each.run_id: each for each in runs.snapshots_of_job(database, job_id, among=ids)
-        }
+        recorded = {each.run_id: each for each in workspaces_of_job(database, job_id, among=ids)}
         with_files += [
             {
                 **run,
                 "shown_state": shown.get(run["id"], run["state"]),
-                "near_limits": run_near_limits(run, charged[run["id"]], deadline, now),
+                "near_limits": run_near_limits(run, charged[run["id"]], limits["deadline"], now),
                 **{name: getattr(recorded[run["id"]], name) for name in names},
                 "verified": verdict(verified.get(run["id"])) or None,
             }

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from runner import wiring
 from runner.app.handle import App
 from runner.errors import UnreachableError, UsageError
-from runner.queries.versions import INBOX, JOBS, versions
+from runner.queries.watching import INBOX, JOBS, versions
 
 
 def topic_of(app: App, text: str) -> str:

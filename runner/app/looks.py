@@ -14,7 +14,7 @@ from runner.app.handle import App
 from runner.app.humanize import cost
 from runner.app.watch import Look, Money, Progress, in_hand
 from runner.queries import decisions, watching
-from runner.queries.jobs import RunSummary, list_jobs, list_runs
+from runner.queries.jobs import RunSummary, last_texts, list_jobs, list_runs
 from runner.queries.workers import live_workers, shown_states
 
 _MOST_CHANGED = 200
@@ -85,7 +85,7 @@ class Looks:
     def _texts_of(self, shown: Iterable[RunSummary]) -> dict[str, str]:
         turns = {run["id"]: run["turns"] for run in shown}
         new = [id for id, turn in turns.items() if self._texts.get(id, (-1, ""))[0] != turn]
-        found = watching.last_texts(self._app.database, new)
+        found = last_texts(self._app.database, self._job_id, new)
         self._texts = {
             id: (turn, found.get(id, "")) if id in new else self._texts[id]
             for id, turn in turns.items()

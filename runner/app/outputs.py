@@ -20,7 +20,12 @@ from runner.core.spec import JobSpec
 from runner.errors import RunnerError, UsageError
 from runner.queries import runs as stored
 from runner.queries.jobs import show_job
-from runner.queries.runs import RunSnapshots
+from runner.store.workspaces import (
+    RunWorkspace,
+    snapshots_around_turn,
+    workspace_of,
+    workspaces_of_job,
+)
 from runner.workspace.changes import CommitText, Form
 from runner.workspace.repository import RUN_TRAILER
 
@@ -53,11 +58,11 @@ def diff_of(
 ) -> Diff:
     """Return the recorded changes of a run or of one turn, for people with a summary of at most
     ``width`` columns. Raises ``UsageError`` if the run has no recorded files."""
-    found = stored.snapshots_of_run(app.database, app.find(name, "run").id)
+    found = workspace_of(app.database, app.find(name, "run").id)
     workspaces.refuse_unrecorded(found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
     if turn is not None:
-        change = stored.snapshots_around_turn(app.database, found.run_id, turn)
+        change = snapshots_around_turn(app.database, found.run_id, turn)
     if change is None:
         return Diff(b"")
     recorded, where = workspaces.recorded_in(app), workspaces.whereabouts(app, found)
@@ -78,15 +83,15 @@ class Written:
     failed: bool = False
 
 
-def runs_to_patch(app: App, name: str, states: Collection[RunStatus]) -> list[RunSnapshots]:
+def runs_to_patch(app: App, name: str, states: Collection[RunStatus]) -> list[RunWorkspace]:
     """Return a run, or a job's runs that are in one of the states. Raises ``UsageError`` if there is
     none, or their workspaces are not recorded."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
-        run = stored.snapshots_of_run(app.database, found.id)
+        run = workspace_of(app.database, found.id)
         workspaces.refuse_unrecorded(run)
         return [run]
-    runs = stored.snapshots_of_job(app.database, found.id)
+    runs = workspaces_of_job(app.database, found.id)
     if runs and not runs[0].is_recorded:
         workspaces.refuse_unrecorded(runs[0])
     wanted = [run for run in runs if run.state in states]
@@ -109,7 +114,7 @@ def stale_files(folder: Path, written: Iterable[Written], of_run: str | None) ->
 
 
 def write_patches(
-    app: App, runs: Sequence[RunSnapshots], format: Literal["am", "preds"], write_file: WriteFile
+    app: App, runs: Sequence[RunWorkspace], format: Literal["am", "preds"], write_file: WriteFile
 ) -> list[Written]:
     """Write what runs changed: a mail for ``git am`` each, or one file of SWE-bench predictions. A run
     whose changes cannot be read does not stop the others."""
@@ -143,7 +148,7 @@ def write_patches(
 
 
 def _predict(
-    predictions: dict[str, dict[str, str]], run: RunSnapshots, item: Any, changes: bytes
+    predictions: dict[str, dict[str, str]], run: RunWorkspace, item: Any, changes: bytes
 ) -> tuple[str | None, str]:
     """Add the prediction of a run, as SWE-bench reads it
     (https://www.swebench.com/SWE-bench/guides/evaluation/); return its file and a remark. Its name is the

@@ -32,7 +32,8 @@ from runner.errors import RunnerError
 from runner.queries import decisions, jobs
 from runner.queries.calls import containments
 from runner.queries.costs import costs_by
-from runner.queries.runs import RunSnapshots, Verification, last_verifications, snapshots_of_job
+from runner.queries.runs import Verification, last_verifications
+from runner.store.workspaces import RunWorkspace, workspaces_of_job
 from runner.workspace.changes import DiffStat
 
 _SHORT_ID = 8
@@ -43,7 +44,7 @@ _MOST_EXCERPT_LINES = 12
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
     run: jobs.RunSummary
-    snapshots: RunSnapshots
+    snapshots: RunWorkspace
     spending: Spending = field(default_factory=Spending)  # its sub-agents included
     stat: DiffStat | None = None  # what it changed; None where that is unknown
     verified: Verification | None = None  # the last one
@@ -217,7 +218,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool | None) -> R
     """Gather the report on a job (an id or a part of it) ``now`` (seconds since the epoch), with or
     without the runs' changes, which need git; None: with them while the job waits after its pilot."""
     database, job_id = app.database, app.find_job(job)
-    recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
+    recorded = {each.run_id: each for each in workspaces_of_job(database, job_id)}
     shown_job = jobs.show_job(database, job_id)
     if with_changes is None:
         with_changes = (shown_job["pause"] or {}).get("reason") == "pilot"
@@ -258,7 +259,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool | None) -> R
     )
 
 
-def _changes(app: App, runs: Iterable[RunSnapshots]) -> tuple[dict[str, dict[str, Any]], str]:
+def _changes(app: App, runs: Iterable[RunWorkspace]) -> tuple[dict[str, dict[str, Any]], str]:
     """Return the ``stat`` and ``unrecorded`` of runs by id, and why some are missing."""
     recorded = workspaces.recorded_in(app)
     found: dict[str, dict[str, Any]] = {}

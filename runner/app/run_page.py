@@ -28,7 +28,7 @@ from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
 from runner.queries.costs import call_costs
-from runner.store import reads
+from runner.store import changes
 
 TURNS = 12  # of a page
 CALLS = 100  # model calls of a page
@@ -250,7 +250,7 @@ def call_page(app: App, name: str) -> Mapping[str, Any]:
 
 def record_read(app: App, run_id: str, person: str) -> None:
     """Record that a person reads a run, if its job wants that."""
-    app.change(lambda now: reads.record_read(app.database, run_id, now, Author(person)))
+    app.change(lambda now: changes.record_read(app.database, run_id, now, Author(person)))
 
 
 def verifications(app: App, head: Head) -> list[Mapping[str, Any]]:

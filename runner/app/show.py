@@ -24,6 +24,7 @@ from runner.queries.calls import containments
 from runner.queries.costs import costs_by
 from runner.queries.names import Kind
 from runner.store.conditions import in_tree
+from runner.store.workspaces import workspace_of
 
 _LOOK_SECONDS = 0.5
 _HOW_TO_GO_ON = ": go on with `runner run --resume JOB` or `runner worker`"
@@ -67,7 +68,7 @@ def details_as_json(details: Mapping[str, Any]) -> dict[str, Any]:
 def _run_details(app: App, run_id: str) -> dict[str, Any]:
     """Everything but the conversation and the events of a run."""
     database = app.database
-    run, recorded = transcript.show_run(database, run_id), runs.snapshots_of_run(database, run_id)
+    run, recorded = transcript.show_run(database, run_id), workspace_of(database, run_id)
     # The context window of its last call; before the first, its model's if known without the API.
     windows = ((run[name] or {}).get("window") for name in ("fullness", "context"))
     window = next(filter(None, windows), None) or app.prices().window(run["model"])

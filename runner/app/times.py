@@ -9,6 +9,7 @@ from typing import Any
 from runner.app.handle import App
 from runner.app.humanize import moment
 from runner.core.run import Author
+from runner.core.spec import JobSpec
 from runner.core.times import Moment
 from runner.errors import UsageError
 from runner.jobfile.times import read_moment
@@ -56,9 +57,10 @@ def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, st
     if not waiting:
         return {}
     job_id = waiting[0]["job_id"]
-    set_for, finish_by = times_of(app.database, job_id)
+    job = times_of(app.database, [job_id])[job_id]
+    set_for = JobSpec.from_json(job.spec).times
     words = {name: f"{name} {getattr(set_for, name)}" for name in _LATER} | {"cap": _CAP}
-    past = f"no model call begins since finish_by {finish_by}: {how_to_move(job_id)}"
+    past = f"no model call begins since finish_by {job.finish_by_text}: {how_to_move(job_id)}"
     return {
         run["id"]: f"waits until {moment(run['due_at'])} ({words[run['reason']]})"
         if begins_later(run)

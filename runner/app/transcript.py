@@ -28,12 +28,13 @@ from runner.errors import RunnerError, UsageError
 from runner.queries import decisions, runs
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
-from runner.queries.find import call_labels
+from runner.queries.filters import call_labels
 from runner.queries.runs import ChildSummary
 from runner.queries.runs import Verification as StoredVerification
 from runner.queries.timeline import ENDED, REPLIED, HistoryEvent, history_of_run
 from runner.queries.transcript import StoredBlock, StoredCompaction
 from runner.store.blobs import load_blob
+from runner.store.workspaces import workspace_of
 
 Turns = tuple[int, int]  # the first and the last
 
@@ -263,7 +264,7 @@ def _without_output(piece: Piece, verification: Verification) -> Piece:
 
 def _changes_of(app: App, run: Mapping[str, Any]) -> Iterator[Changes]:
     """Yield what a run has changed, if it did and that can be looked up here."""
-    recorded = runs.snapshots_of_run(app.database, run["id"])
+    recorded = workspace_of(app.database, run["id"])
     if run["ended_at"] is None or not recorded.is_recorded or recorded.tree is None:
         return
     from runner.app.outputs import diff_of

@@ -12,8 +12,8 @@ from typing import Any
 from runner.app.handle import App
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
-from runner.queries.files import Action, Differences, SnapshotPair
-from runner.queries.runs import RunSnapshots, snapshots_of_run
+from runner.queries.accesses import Action, Differences, SnapshotPair
+from runner.store.workspaces import RunWorkspace, workspace_of
 from runner.tools.environment import tool_environment
 from runner.workspace import leftovers
 from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
@@ -49,7 +49,7 @@ def _as_json(leftover: leftovers.Leftover) -> dict[str, Any]:
     return {
         "run_id": leftover.run_id,
         **{name: getattr(run, name, None) for name in names},
-        "branch": run and run.record and run.record.branch,
+        "branch": run and run.branch,
         "path": str(leftover.path),
         "here": leftover.here,
         "bytes": leftover.size(),
@@ -67,17 +67,17 @@ def recorded_in(app: App) -> RecordedChanges:
     return RecordedChanges(app.settings.home, environment(app))
 
 
-def whereabouts(app: App, run: RunSnapshots) -> Whereabouts:
+def whereabouts(app: App, run: RunWorkspace) -> Whereabouts:
     """Return the location of a run's snapshots; a fork's first ones belong to its original."""
     line = [run]
     while (origin := line[-1].fork_of) is not None:
-        line.append(snapshots_of_run(app.database, origin))
+        line.append(workspace_of(app.database, origin))
     return Whereabouts(
         run_ids=tuple(each.run_id for each in line),
-        source=run.source or "",
-        store_id=next((each.store_id for each in line if each.store_id), None),
+        source=run.asked.source if run.asked else "",
+        store_id=next((each.record.store_id for each in line if each.record), None),
         hostname=next((each.hostname for each in line if each.hostname), None),
-        remote=run.remote,
+        remote=run.asked.remote if run.asked else None,
     )
 
 
@@ -92,7 +92,7 @@ def differences_in(app: App) -> Differences:
         in_order = sorted(pairs, key=lambda pair: pair.run_id)
         for run_id, of_run in groupby(in_order, key=lambda pair: pair.run_id):
             by_change = {(pair.before, pair.after): pair for pair in of_run}
-            where = whereabouts(app, snapshots_of_run(app.database, run_id))
+            where = whereabouts(app, workspace_of(app.database, run_id))
             known = recorded.touched(where, [*by_change])
             found |= {by_change[change]: touched for change, touched in known.items()}
         return found
@@ -100,10 +100,10 @@ def differences_in(app: App) -> Differences:
     return differences
 
 
-def refuse_unrecorded(run: RunSnapshots) -> None:
+def refuse_unrecorded(run: RunWorkspace) -> None:
     """Raise ``UsageError`` if no snapshots are recorded of a run."""
     if not run.is_recorded:
-        mode = f'works in mode "{run.mode}"' if run.mode else "has no workspace"
+        mode = f'works in mode "{run.asked.mode}"' if run.asked else "has no workspace"
         raise UsageError(
             f"no files are recorded of {run.run_id}: its job {mode}, and only those with "
             f'mode = "git" or "copy" are'
@@ -112,20 +112,22 @@ def refuse_unrecorded(run: RunSnapshots) -> None:
         raise UsageError(f"no files are recorded of {run.run_id} yet: no worker has begun it")
 
 
-def delivered_or_recorded(run: RunSnapshots) -> list[Change]:
+def delivered_or_recorded(run: RunWorkspace) -> list[Change]:
     """Return a run's changes: from its base commit to its delivery, then, in case that is gone,
     from its first snapshot to its last. Empty before it has begun."""
     ends = ((run.start_commit, run.commit), (run.start_tree, run.tree))
     return [(before, after) for before, after in ends if before is not None and after is not None]
 
 
-def commit_text(app: App, run: RunSnapshots) -> CommitText:
+def commit_text(app: App, run: RunWorkspace) -> CommitText:
     """Return the author and message of a run's delivery, as it is or would be now."""
     if run.commit is not None:
         found = recorded_in(app).commit(whereabouts(app, run), run.commit)
         if found is not None:
             return found
-    here = next((p for p in map(Path, filter(None, (run.path, run.source))) if p.is_dir()), None)
+    places = [run.record.path] if run.record else []
+    places += [run.asked.source] if run.asked else []
+    here = next((p for p in map(Path, places) if p.is_dir()), None)
     name, email = Repository(here).author() if here else (RUNNER, RUNNERS_ADDRESS)
     names = ("job_name", "job_id", "run_id", "item_key", "model")
     message = commit_message(

@@ -29,9 +29,9 @@ from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, leases, notices, pauses, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
-from runner.store.clock import DatabaseClock
 from runner.store.database import Database
-from runner.store.held import HeldItems
+from runner.store.depth import HeldItems
+from runner.store.leases import DatabaseClock
 from runner.store.notices import DueNotice
 from runner.store.questions import announce
 

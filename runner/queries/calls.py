@@ -23,16 +23,17 @@ from runner.queries.filters import (
     NEWEST_FIRST,
     STATE,
     TOOK,
+    CallKey,
     Filters,
     answer,
     at_most,
+    descendant_ids,
 )
-from runner.queries.find import CallKey, descendant_ids, in_batches
 from runner.queries.rows import Rows, columns
 from runner.queries.search.index import needs_of
 from runner.queries.search.search import open_index
 from runner.store.conditions import APPROVAL_OF_CALL, CALL_BLOCKS, IS_OWN_CALL, of_call
-from runner.store.database import Database, to_json
+from runner.store.database import Database, in_lots, to_json
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 
 _TOOL_COLUMNS = columns(
@@ -318,7 +319,7 @@ def walk(
     for lot in lots:
         keys = [key for row in lot if (key := CallKey(*row[:3])) not in seen]
         seen.update(keys)
-        for some in in_batches(list(dict.fromkeys(keys)), BATCH):
+        for some in in_lots(list(dict.fromkeys(keys)), BATCH):
             yield from _read(connection, some, results)
 
 
@@ -359,7 +360,7 @@ def _chosen(connection: Connection, calls: Select[Any], among: Sequence[Message]
     these ran with is not in the index."""
     found = [*connection.execute(calls.join(approvals, _WAS_ANSWERED))]
     found += connection.execute(calls.join(hook_runs, and_(_HOOK_OF_CALL, _WAS_UPDATED)))
-    for some in in_batches(sorted(among), _LISTED):
+    for some in in_lots(sorted(among), _LISTED):
         found += connection.execute(calls.join(*_listed(connection, some)))
     return sorted(found, key=lambda row: (row.at, *row[:3]), reverse=True)
 

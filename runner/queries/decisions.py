@@ -14,8 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, selec
 
 from runner.core.events import summarise_input
 from runner.permissions.danger import danger_of
-from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
-from runner.queries.find import has_id, in_batches
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most, has_id
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.conditions import (
@@ -26,7 +25,7 @@ from runner.store.conditions import (
     ROOT_RUN,
     superseded_runs,
 )
-from runner.store.database import Database
+from runner.store.database import Database, in_lots
 from runner.store.tables import approvals, blocks, permission_rules, runs, tool_calls
 
 _GROUP_COLUMNS = columns(
@@ -164,11 +163,8 @@ def _calls_with_reasons(*columns: Any) -> Select[Any]:
 
 def whys(database: Database, approval_ids: Sequence[str]) -> dict[str, Why]:
     query = _calls_with_reasons(approvals.c.id, *_WHY, tool_calls.c.matched)
-    return {
-        row.id: dict(row._mapping)
-        for some in in_batches(approval_ids)
-        for row in database.rows(query.where(approvals.c.id.in_(some)))
-    }
+    found = database.rows_in(query, approvals.c.id, approval_ids)
+    return {row.id: dict(row._mapping) for row in found}
 
 
 def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
@@ -345,7 +341,7 @@ def _rules(
     )
     return {
         (job_id, position): tuple(rule)
-        for some in in_batches(sorted(job_ids))
+        for some in in_lots(sorted(job_ids))
         for job_id, position, *rule in connection.execute(query.where(table.job_id.in_(some)))
     }
 

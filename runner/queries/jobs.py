@@ -6,23 +6,24 @@ What is returned has the tables' column names, and ``id`` and ``state`` where a 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Select, case, func, select
+from sqlalchemy import Connection, Row, Select, case, func, or_, select
 
 from runner.core.agents import place_of, tree_order
 from runner.core.conversation import Usage
 from runner.core.run import ENDED, STATES, RunStatus
-from runner.core.spec import JobSpec
-from runner.core.times import Times
-from runner.queries.find import in_batches
+from runner.core.state import Rounds
 from runner.queries.runs import UNKNOWN_TOKENS, Descendants, descendants_by_run
 from runner.store import tables
+from runner.store.batches import rounds_of
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
-from runner.store.database import Database
+from runner.store.database import Database, reads
 from runner.store.tables import (
+    batch_calls,
+    batches,
     blocks,
     compactions,
     job_budgets,
@@ -106,8 +107,9 @@ def item_runs(
     return [str(run_id) for (run_id,) in database.rows(query)]
 
 
+@reads
 def list_runs(
-    database: Database,
+    connection: Connection,
     job_id: str,
     state: RunStatus | None = None,
     *,
@@ -130,25 +132,21 @@ def list_runs(
         query = query.where(IS_ITEM_RUN)
     if state is not None:
         query = query.where(runs.c.state == state)
-
-    def work(connection: Connection) -> list[RunSummary]:
-        successors: dict[str, str] = dict(connection.execute(afresh).all())
-        below = descendants_by_run(connection, of_trees)
-        found = []
-        for row in connection.execute(query).mappings():
-            tree = below.get(row["id"], Descendants())
-            sums = {
-                "below": tree.runs,
-                "tree_turns": row["turns"] + tree.turns,
-                "tree_tokens": row["charged_tokens"] + tree.tokens,
-                "tree_unknown_tokens": row["unknown_tokens"] + tree.unknown,
-                "tree_denials": row["denials"] + tree.denials,
-                "fresh_run": successors.get(row["id"]),
-            }
-            found.append({**row, **place_of(row["id"]), **sums})
-        return sorted(found, key=lambda run: tree_order(run["id"])) if whole_trees else found
-
-    return database.read(work)
+    successors: dict[str, str] = dict(connection.execute(afresh).all())
+    below = descendants_by_run(connection, of_trees)
+    found = []
+    for row in connection.execute(query).mappings():
+        tree = below.get(row["id"], Descendants())
+        sums = {
+            "below": tree.runs,
+            "tree_turns": row["turns"] + tree.turns,
+            "tree_tokens": row["charged_tokens"] + tree.tokens,
+            "tree_unknown_tokens": row["unknown_tokens"] + tree.unknown,
+            "tree_denials": row["denials"] + tree.denials,
+            "fresh_run": successors.get(row["id"]),
+        }
+        found.append({**row, **place_of(row["id"]), **sums})
+    return sorted(found, key=lambda run: tree_order(run["id"])) if whole_trees else found
 
 
 def what_runs_have(database: Database, job_id: str) -> dict[str, bool]:
@@ -164,8 +162,10 @@ def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
     return [run for run in found if run["fresh_run"] is None]
 
 
-def last_texts(database: Database, job_id: str) -> dict[str, str]:
-    """The last text that the model wrote, by run of an item that has any."""
+def last_texts(
+    database: Database, job_id: str, among: Sequence[str] | None = None
+) -> dict[str, str]:
+    """The last text that the model wrote, by run of an item, or run ``among`` these, that has any."""
     last = (
         select(blocks.c.content)
         .where(blocks.c.run_id == runs.c.id, blocks.c.role == "assistant", blocks.c.type == "text")
@@ -173,8 +173,12 @@ def last_texts(database: Database, job_id: str) -> dict[str, str]:
         .limit(1)
         .scalar_subquery()
     )
-    query = select(runs.c.id, last.label("content")).where(runs.c.job_id == job_id, IS_ITEM_RUN)
-    return {row.id: row.content["text"] for row in database.rows(query) if row.content}
+    query = select(runs.c.id, last.label("content"))
+    if among is None:
+        found = database.rows(query.where(runs.c.job_id == job_id, IS_ITEM_RUN))
+    else:
+        found = database.rows_in(query, runs.c.id, among)
+    return {row.id: row.content["text"] for row in found if row.content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,17 +214,10 @@ def job_of(database: Database, run_id: str) -> str:
     return str(job_id)
 
 
-def deadline_of(database: Database, job_id: str) -> float | None:
-    """The seconds that a run of the job has from its submission; None: no limit."""
-    ((spec,),) = database.rows(select(jobs.c.spec).where(jobs.c.id == job_id))
-    return JobSpec.from_json(spec).limits.deadline
-
-
-def times_of(database: Database, job_id: str) -> tuple[Times, str | None]:
-    """The times at which a job's model calls may begin, as submitted, and its ``finish_by`` by now."""
-    query = select(jobs.c.spec, jobs.c.finish_by_text).where(jobs.c.id == job_id)
-    (row,) = database.rows(query)
-    return JobSpec.from_json(row.spec).times, row.finish_by_text
+def times_of(database: Database, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """Return the ``finish_by`` by now, its text and the ``spec`` of jobs, by id."""
+    query = select(jobs.c.id, jobs.c.finish_by, jobs.c.finish_by_text, jobs.c.spec)
+    return {row.id: row for row in database.rows_in(query, jobs.c.id, job_ids)}
 
 
 def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -229,11 +226,7 @@ def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, An
     group = (runs.c.job_id, runs.c.state, runs.c.reason)
     query = select(*group, func.min(runs.c.due_at).label("due_at")).group_by(*group)
     query = query.where(runs.c.state.in_(("queued", "waiting")))
-    return [
-        dict(row._mapping)
-        for some in in_batches(job_ids)
-        for row in database.rows(query.where(runs.c.job_id.in_(some)))
-    ]
+    return [dict(row._mapping) for row in database.rows_in(query, runs.c.job_id, job_ids)]
 
 
 def pruned_jobs(database: Database) -> list[dict[str, Any]]:
@@ -244,35 +237,29 @@ def pruned_jobs(database: Database) -> list[dict[str, Any]]:
 
 def runs_without_workspace(database: Database) -> dict[str, int]:
     """Return the number of runs that wait for each workspace path that no worker sees."""
-    query = (
-        select(runs.c.workspace_path, func.count())
-        .where(runs.c.state == "waiting", runs.c.reason == "workspace")
-        .group_by(runs.c.workspace_path)
-    )
+    path, waits = runs.c.workspace_path, (runs.c.state == "waiting", runs.c.reason == "workspace")
+    query = select(path, func.count()).where(*waits).group_by(path)
     return {str(path): count for path, count in database.rows(query)}
 
 
-def show_job(database: Database, job_id: str) -> dict[str, Any]:
+@reads
+def show_job(connection: Connection, job_id: str) -> dict[str, Any]:
     """Return a job's row, its summary, the rules that hold for all of its runs now, and its budget
     with spent and reserved amounts (None without a budget)."""
-
-    def work(connection: Connection) -> dict[str, Any]:
-        (summary,) = _job_summaries(connection, job_id)
-        finish_by = jobs.c.finish_by, jobs.c.finish_by_text
-        columns = select(jobs.c.spec, jobs.c.spec_text, *finish_by).where(jobs.c.id == job_id)
-        rule = permission_rules.c
-        rules = (
-            select(rule.effect, rule.rule)
-            .where(rule.job_id == job_id, rule.run_id.is_(None), rule.revoked_in.is_(None))
-            .order_by(rule.position)
-        )
-        return {
-            **summary,
-            **connection.execute(columns).mappings().one(),
-            "permission_rules": [dict(row) for row in connection.execute(rules).mappings()],
-        }
-
-    return database.read(work)
+    (summary,) = _job_summaries(connection, job_id)
+    finish_by = jobs.c.finish_by, jobs.c.finish_by_text
+    columns = select(jobs.c.spec, jobs.c.spec_text, *finish_by).where(jobs.c.id == job_id)
+    rule = permission_rules.c
+    rules = (
+        select(rule.effect, rule.rule)
+        .where(rule.job_id == job_id, rule.run_id.is_(None), rule.revoked_in.is_(None))
+        .order_by(rule.position)
+    )
+    return {
+        **summary,
+        **connection.execute(columns).mappings().one(),
+        "permission_rules": [dict(row) for row in connection.execute(rules).mappings()],
+    }
 
 
 def item_keys(database: Database, job_id: str) -> set[str]:
@@ -318,3 +305,78 @@ def _job_summaries(connection: Connection, job_id: str | None = None) -> list[Jo
         told = {"state": job_state(by_state), "runs": some, "pause": pause if is_paused else None}
         found.append({**values, **told, **counters})
     return found
+
+
+# --- Forecasts ---
+
+
+def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
+    """Return a row for each run of an item that has begun, or ended without (``started_at`` is None): its
+    job, its own ``state``, ``reason`` and times, and the ``tokens`` of its tree."""
+    own = ("state", "reason", "started_at", "ended_at")
+    query = (
+        select(
+            *(runs.c.job_id, ROOT_RUN.label("id")),
+            *(func.max(case((IS_ITEM_RUN, runs.c[name]))).label(name) for name in own),
+            func.sum(runs.c.charged_tokens).label("tokens"),
+        )
+        .where(or_(runs.c.started_at.is_not(None), runs.c.ended_at.is_not(None)))
+        .group_by(runs.c.job_id, ROOT_RUN)
+    )
+    return database.rows_in(query.order_by(ROOT_RUN), runs.c.job_id, job_ids)
+
+
+def superseded(database: Database, job_ids: Sequence[str]) -> set[str]:
+    """Return the runs that were started afresh: their successors stand for them."""
+    query = select(runs.c.fresh_of).where(runs.c.fresh_of.is_not(None))
+    return {str(row.fresh_of) for row in database.rows_in(query, runs.c.job_id, job_ids)}
+
+
+# --- Message Batches ---
+
+
+_IS_OPEN = batch_calls.c.ended_at.is_(None), batch_calls.c.result.is_(None)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedCall:
+    """A call that waits for its result. Times are in seconds since the epoch."""
+
+    asked_at: float
+    api_id: str | None  # of its batch; None without one, or while nobody knows if it was made
+    count: int | None  # of the calls of its batch; None: it waits for others
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOfJob:
+    lane: str
+    unsent: int  # calls that no batch has yet
+    sent: int  # calls in batches
+    batches: int  # that have not ended
+    rounds: Rounds
+
+
+def waiting_calls(database: Database, run_ids: Collection[str]) -> dict[str, BatchedCall]:
+    """Return, by run, the calls of runs that wait for a batch."""
+    query = select(
+        batch_calls.c.run_id,
+        batch_calls.c.asked_at,
+        *(batches.c[name] for name in ("api_id", "count", "expires_at")),
+    ).outerjoin(batches, batches.c.id == batch_calls.c.batch_id)
+    found = database.rows_in(query.where(*_IS_OPEN), batch_calls.c.run_id, run_ids)
+    return {run_id: BatchedCall(*rest) for run_id, *rest in found}
+
+
+@reads
+def lane_of(connection: Connection, job_id: str) -> LaneOfJob:
+    """Return the lane of a job by now, and what waits in it."""
+    lane = connection.execute(select(jobs.c.lane).where(jobs.c.id == job_id)).scalar()
+    counts = select(
+        func.count(),
+        func.count(batch_calls.c.batch_id),
+        func.count(batch_calls.c.batch_id.distinct()),
+    ).where(batch_calls.c.job_id == job_id, *_IS_OPEN)
+    calls, sent, count = connection.execute(counts).one()
+    rounds = rounds_of(connection, job_id)
+    return LaneOfJob(lane or "realtime", calls - sent, sent, count, rounds)

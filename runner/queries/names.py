@@ -25,10 +25,10 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from runner.core.text import is_storable, visible
 from runner.errors import NotFoundError
-from runner.queries.find import call_key
+from runner.queries.filters import call_key
 from runner.store import ids
 from runner.store.conditions import IS_ITEM_RUN
-from runner.store.database import Database
+from runner.store.database import Database, reads
 from runner.store.tables import jobs, runs, schedules, sessions, tool_calls
 
 Kind = Literal["job", "run", "call", "schedule"]
@@ -58,19 +58,16 @@ class Found:
     id: str
 
 
-def find(database: Database, text: str, *kinds: Kind) -> Found:
+@reads
+def find(connection: Connection, text: str, *kinds: Kind) -> Found:
     """Return the one thing of these kinds that a text names. Raises ``NotFoundError`` if it names
     nothing, more than one thing or a thing of another kind, and says what it could be."""
-
-    def work(connection: Connection) -> Found:
-        found = _candidates(connection, text, kinds)
-        if len(found) == 1:
-            return found[0]
-        raise NotFoundError(
-            _could_be(connection, text, found) if found else _not_found(connection, text, kinds)
-        )
-
-    return database.read(work)
+    found = _candidates(connection, text, kinds)
+    if len(found) == 1:
+        return found[0]
+    raise NotFoundError(
+        _could_be(connection, text, found) if found else _not_found(connection, text, kinds)
+    )
 
 
 def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:

@@ -11,10 +11,9 @@ from sqlalchemy import Connection, and_, func, literal_column, null, select
 
 from runner.core.text import failure_signature, signature, telling_line
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
-from runner.queries.find import in_batches
 from runner.queries.rows import Rows, columns
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.database import Database, in_lots
 from runner.store.tables import blocks, events, model_calls, runs, tool_calls, verifications
 
 _ERROR_COLUMNS = columns(
@@ -84,7 +83,7 @@ def _run_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
     of_runs = select(table.run_id, table.content).order_by(table.run_id, table.number)
     last_outputs = {
         run_id: content or ""
-        for some in in_batches([run.id for run in ended if run.reason == "verify"])
+        for some in in_lots([run.id for run in ended if run.reason == "verify"])
         for run_id, content in connection.execute(of_runs.where(table.run_id.in_(some)))
     }
     for run in ended:
@@ -159,7 +158,7 @@ def _limits(connection: Connection, filters: Filters, limit: int | None) -> list
         .where(events.c.type == "retried")
         .order_by(events.c.run_id, events.c.number)
     )
-    for some in in_batches(sorted({row.run_id for row in reached})):
+    for some in in_lots(sorted({row.run_id for row in reached})):
         for row in connection.execute(retried.where(events.c.run_id.in_(some))):
             retries.setdefault(row.run_id, []).append(row)
     # The runs that wait for their job's budget, since the beginning of their last wait.

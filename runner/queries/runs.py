@@ -1,11 +1,10 @@
-"""The outcomes of runs: sub-agents, results, verifications and snapshots."""
+"""The outcomes of runs: sub-agents, results and verifications."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import add
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,8 +15,6 @@ from runner.core.conversation import Usage
 from runner.core.run import ENDED, RunStatus
 from runner.core.text import visible
 from runner.core.workspace import RESULT_TOOL
-from runner.errors import NotFoundError
-from runner.queries.find import in_batches
 from runner.store import ids
 from runner.store.conditions import (
     CALL_BLOCKS,
@@ -28,18 +25,7 @@ from runner.store.conditions import (
     superseded_runs,
 )
 from runner.store.database import Database
-from runner.store.snapshots import changes_of_turn
-from runner.store.specs import JobCache
-from runner.store.tables import (
-    blocks,
-    jobs,
-    run_items,
-    run_workspaces,
-    runs,
-    tool_calls,
-    verifications,
-    workers,
-)
+from runner.store.tables import blocks, run_items, runs, tool_calls, verifications
 
 # --- Sub-agents
 
@@ -229,111 +215,9 @@ def _verifications(database: Database, condition: ColumnElement[bool]) -> list[V
     return [dict(row._mapping) for row in rows]
 
 
-# --- Items and snapshots
+# --- Items
 
 
 def items_of_runs(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:
     query = select(run_items.c.run_id, run_items.c.item)
-    return {
-        run_id: item
-        for some in in_batches(run_ids)
-        for run_id, item in database.rows(query.where(run_items.c.run_id.in_(some)))
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class RunSnapshots:
-    """The snapshots of a run. Trees are git's."""
-
-    run_id: str
-    job_id: str
-    job_name: str
-    item_key: str
-    state: RunStatus
-    reason: str
-    model: str
-    ended_at: float | None
-    fork_of: str | None
-    fork_turn: int | None
-    mode: str | None  # of its job's workspace, as are source and remote; None without a workspace
-    source: str | None
-    remote: str | None  # where its snapshots are pushed to
-    store_id: str | None  # names the folder of snapshots that holds its objects
-    hostname: str | None  # the host that worked on it last
-    path: str | None
-    branch: str | None
-    start_commit: str | None
-    start_tree: str | None  # recorded before the first turn
-    tree: str | None  # recorded last
-    commit: str | None  # what it was delivered in, None until then
-    commit_message: str | None
-
-    @property
-    def is_recorded(self) -> bool:
-        return self.mode in ("git", "copy")
-
-
-def snapshots_of_run(database: Database, run_id: str) -> RunSnapshots:
-    """The snapshots of a run. Raises ``NotFoundError`` when there is no such run."""
-    query = _SNAPSHOTS.where(runs.c.id == run_id)
-    found = database.read(partial(_snapshots, query=query))
-    if not found:
-        raise NotFoundError(f"no run is named {run_id}")
-    return found[0]
-
-
-def snapshots_of_job(
-    database: Database, job_id: str, *, among: Sequence[str] | None = None
-) -> list[RunSnapshots]:
-    """The snapshots of the runs of a job's items, in order, without runs that were started afresh (see
-    ``jobs.current_runs``). ``among``: of all of these runs instead."""
-    asked: tuple[ColumnElement[bool], ...] = (
-        runs.c.job_id == job_id,
-        runs.c.id.not_in(superseded_runs(job_id)),
-        IS_ITEM_RUN,
-    )
-    if among is not None:
-        asked = (runs.c.id.in_(among),)
-    return database.read(partial(_snapshots, query=_SNAPSHOTS.where(*asked).order_by(runs.c.id)))
-
-
-def snapshots_around_turn(database: Database, run_id: str, turn: int) -> tuple[str, str] | None:
-    """The snapshots before the first and after the last file change of a turn (from 1), by tools and
-    hooks, or None when nothing may have changed files. Hooks that ran before the first model call belong
-    to turn 1. Raises ``NotFoundError``: the run has no such turn."""
-    return database.read(partial(changes_of_turn, run_id=run_id, turn=turn))
-
-
-_SNAPSHOTS: Select[Any] = (
-    select(
-        runs.c.id.label("run_id"),
-        *(runs.c[name] for name in ("job_id", "item_key", "state", "reason", "ended_at")),
-        *(runs.c[name] for name in ("fork_of", "fork_turn", "start_tree", "model", "progress")),
-        jobs.c.name.label("job_name"),
-        *(run_workspaces.c[name] for name in ("store_id", "path", "branch", "start_commit")),
-        workers.c.hostname,
-        run_items.c.commit_message,
-    )
-    .join_from(runs, jobs, jobs.c.id == runs.c.job_id)
-    .join(run_items, run_items.c.run_id == runs.c.id)
-    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
-    .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
-)
-
-
-def _snapshots(connection: Connection, query: Select[Any]) -> list[RunSnapshots]:
-    specs = JobCache().on(connection)
-    found = []
-    for row in map(dict, connection.execute(query).mappings()):
-        spec, progress = specs.spec_of_run(row["job_id"], row["run_id"]), row.pop("progress")
-        workspace = spec.workspace
-        more = {
-            "model": row["model"] or spec.model,
-            "mode": workspace.mode if workspace else None,
-            "source": workspace.url or workspace.path if workspace else None,
-            "remote": workspace.remote if workspace else None,
-            "tree": progress["files"]["tree"],
-            "commit": progress["ending"]["delivered"],
-        }
-        found.append(RunSnapshots(**row | more))
-    return found
+    return dict(database.rows_in(query, run_items.c.run_id, run_ids))

@@ -16,18 +16,18 @@ from runner.core.events import SIGNED
 from runner.core.prices import PriceList, Spending
 from runner.errors import NotFoundError
 from runner.queries.costs import call_costs, usd
-from runner.queries.filters import Filters, answer
-from runner.queries.find import call_labels
+from runner.queries.filters import Filters, answer, call_labels
 from runner.queries.rows import Rows, columns
 from runner.store.conditions import in_tree
-from runner.store.database import Database
+from runner.store.database import Database, reads
 from runner.store.tables import events, job_events, model_calls, runs
 
 # --- Events as stored, each with its place in the tree of runs
 
 
+@reads
 def events_after(
-    database: Database,
+    connection: Connection,
     run_id: str,
     last: Mapping[str, int] | None = None,  # by run, the last event that the caller has
     *,
@@ -42,18 +42,14 @@ def events_after(
         newer = (and_(runs.c.id == run, events.c.number > number) for run, number in had.items())
         condition = and_(in_tree(run_id), or_(runs.c.id.not_in(list(had)), *newer))
     query = select(events).join(runs, runs.c.id == events.c.run_id).where(condition)
-
-    def work(connection: Connection) -> list[dict[str, Any]]:
-        latest: dict[str, float] = {}  # a clock that was set back does not change a run's order
-        keyed = []
-        ordered = query.order_by(events.c.run_id, events.c.number)
-        for row in connection.execute(ordered).mappings():
-            run = row["run_id"]
-            latest[run] = max(row["at"], latest.get(run, row["at"]))
-            keyed.append(((latest[run], tree_order(run), row["number"]), row))
-        return _with_places(connection, [row for _, row in sorted(keyed, key=itemgetter(0))])
-
-    return database.read(work)
+    latest: dict[str, float] = {}  # a clock that was set back does not change a run's order
+    keyed = []
+    ordered = query.order_by(events.c.run_id, events.c.number)
+    for row in connection.execute(ordered).mappings():
+        run = row["run_id"]
+        latest[run] = max(row["at"], latest.get(run, row["at"]))
+        keyed.append(((latest[run], tree_order(run), row["number"]), row))
+    return _with_places(connection, [row for _, row in sorted(keyed, key=itemgetter(0))])
 
 
 def newest_events(
@@ -71,7 +67,8 @@ def newest_events(
 _CHANGES_OF_RUNS = tuple(kind for kind in SIGNED if kind != "run_submitted")
 
 
-def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
+@reads
+def changes_of_job(connection: Connection, job_id: str) -> list[dict[str, Any]]:
     """The events of a job, and the events of its runs that name who did something; by time, with the keys
     of ``events_after``. An event of the job has no place, and None as ``run_id`` and ``attempt``."""
     of_job = select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.number)
@@ -81,16 +78,12 @@ def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
         .where(runs.c.job_id == job_id, events.c.type.in_(_CHANGES_OF_RUNS))
         .order_by(events.c.run_id, events.c.number)
     )
-
-    def work(connection: Connection) -> list[dict[str, Any]]:
-        found = [
-            {"job_id": job_id, "run_id": None, "attempt": None, **row}
-            for row in connection.execute(of_job).mappings()
-        ]
-        found += [{"job_id": job_id, **row} for row in connection.execute(of_runs).mappings()]
-        return _with_places(connection, sorted(found, key=lambda event: event["at"]))
-
-    return database.read(work)
+    found = [
+        {"job_id": job_id, "run_id": None, "attempt": None, **row}
+        for row in connection.execute(of_job).mappings()
+    ]
+    found += [{"job_id": job_id, **row} for row in connection.execute(of_runs).mappings()]
+    return _with_places(connection, sorted(found, key=lambda event: event["at"]))
 
 
 def _with_places(connection: Connection, found: Iterable[Any]) -> list[dict[str, Any]]:
@@ -209,30 +202,27 @@ _TOLD_ELSEWHERE = (
 )
 
 
+@reads
 def history_of_run(
-    database: Database, run_id: str, turns: tuple[int, int] | None = None
+    connection: Connection, run_id: str, turns: tuple[int, int] | None = None
 ) -> list[HistoryEvent]:
     """Return people's actions, waits, retries and the end of a run, in order; with ``turns`` at least those
     from the first number to the last."""
-
-    def work(connection: Connection) -> list[HistoryEvent]:
-        names = ("id", "job_id", "fork_turn", "created_at", "ended_at")
-        query = select(*(runs.c[name] for name in names)).where(runs.c.id == run_id)
-        run = connection.execute(query).one()
-        start = Position(run.fork_turn or 0, ENDED)
-        since = until = None
-        if turns is not None:
-            since, until = _times_of(connection, run_id, turns)
-        if turns is not None and since is not None:
-            start = Position(turns[0] - 1, ENDED)
-        of_run = _events_of_run(
-            connection, run, without=_TOLD_ELSEWHERE, only_its_own=True, since=since, until=until
-        )
-        found = list(_history(of_run, start))
-        is_unplaced = all(each.place == start for each in found)
-        return _placed_by_time(connection, run_id, found) if is_unplaced else found
-
-    return database.read(work)
+    names = ("id", "job_id", "fork_turn", "created_at", "ended_at")
+    query = select(*(runs.c[name] for name in names)).where(runs.c.id == run_id)
+    run = connection.execute(query).one()
+    start = Position(run.fork_turn or 0, ENDED)
+    since = until = None
+    if turns is not None:
+        since, until = _times_of(connection, run_id, turns)
+    if turns is not None and since is not None:
+        start = Position(turns[0] - 1, ENDED)
+    of_run = _events_of_run(
+        connection, run, without=_TOLD_ELSEWHERE, only_its_own=True, since=since, until=until
+    )
+    found = list(_history(of_run, start))
+    is_unplaced = all(each.place == start for each in found)
+    return _placed_by_time(connection, run_id, found) if is_unplaced else found
 
 
 def _times_of(

@@ -18,12 +18,11 @@ from runner.core.media import shown_text, with_bytes
 from runner.core.spec import JobSpec
 from runner.core.text import visible
 from runner.errors import NotFoundError, UsageError
-from runner.queries.filters import STATE
-from runner.queries.find import CallKey, call_key, call_labels, has_id
+from runner.queries.filters import STATE, CallKey, call_key, call_labels, has_id
 from runner.store import ids
 from runner.store.blobs import load_blob
 from runner.store.conditions import CALL_BLOCKS, of_call
-from runner.store.database import Database
+from runner.store.database import Database, reads
 from runner.store.run_state import (
     load_compacted,
     load_conversation,
@@ -57,7 +56,8 @@ StoredBlock: TypeAlias = dict[str, Any]
 StoredCompaction: TypeAlias = dict[str, Any]
 
 
-def show_run(database: Database, run_id: str) -> dict[str, Any]:
+@reads
+def show_run(connection: Connection, run_id: str) -> dict[str, Any]:
     """Everything in a run's row, its job's name, provider and ``context``, its model, the size of its
     context (``fullness``, None before the first request), how many ``compactions`` there are of each kind,
     its undelivered messages, ``worked`` in seconds, and ``charged_cost`` in billionths of a USD. Raises
@@ -78,31 +78,27 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
     kind = compactions.c.kind
     compacted = select(kind, func.count()).where(compactions.c.run_id == run_id)
     compacted = compacted.group_by(kind).order_by(kind)
-
-    def work(connection: Connection) -> dict[str, Any]:
-        row = connection.execute(query).one_or_none()
-        if row is None:
-            raise NotFoundError(f"no run is named {run_id}")
-        spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
-        progress = progress_from_row(row)
-        context = progress.context
-        fullness = {name: getattr(context, name) for name in ("tokens", "measured", "correction")}
-        fullness["window"] = context.checked_window
-        successor = select(runs.c.id).where(runs.c.job_id == row.job_id, runs.c.fresh_of == run_id)
-        return {
-            **row._mapping,
-            "model": row.model or spec.model,
-            "provider": spec.provider,
-            "context": asdict(spec.context),
-            "fullness": fullness if context.estimate else None,
-            "charged_cost": progress.money.charged_cost,
-            "worked": progress.worked,
-            "compactions": dict(connection.execute(compacted).all()),
-            "fresh_run": connection.execute(successor).scalar(),
-            "queued_messages": [dict(each) for each in connection.execute(undelivered).mappings()],
-        }
-
-    return database.read(work)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no run is named {run_id}")
+    spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
+    progress = progress_from_row(row)
+    context = progress.context
+    fullness = {name: getattr(context, name) for name in ("tokens", "measured", "correction")}
+    fullness["window"] = context.checked_window
+    successor = select(runs.c.id).where(runs.c.job_id == row.job_id, runs.c.fresh_of == run_id)
+    return {
+        **row._mapping,
+        "model": row.model or spec.model,
+        "provider": spec.provider,
+        "context": asdict(spec.context),
+        "fullness": fullness if context.estimate else None,
+        "charged_cost": progress.money.charged_cost,
+        "worked": progress.worked,
+        "compactions": dict(connection.execute(compacted).all()),
+        "fresh_run": connection.execute(successor).scalar(),
+        "queued_messages": [dict(each) for each in connection.execute(undelivered).mappings()],
+    }
 
 
 def api_messages(database: Database, run_id: str) -> list[dict[str, Any]]:
@@ -168,29 +164,26 @@ def compactions_of_run(database: Database, run_id: str) -> list[StoredCompaction
     return [{**row._mapping, "clips": len(row.clips)} for row in database.rows(query)]
 
 
-def show_call(database: Database, call_id: str) -> dict[str, Any]:
+@reads
+def show_call(connection: Connection, call_id: str) -> dict[str, Any]:
     """Return a call's row, label, whole input and stored output. Raises ``NotFoundError``."""
-
-    def work(connection: Connection) -> dict[str, Any]:
-        key = call_key(connection, call_id)
-        if key is None:
-            raise NotFoundError(f"no tool call is named {call_id}")
-        call = select(STATE.label("state"), tool_calls).where(key.of(tool_calls))
-        row = connection.execute(call).one()
-        # The n-th call of a reply is its n-th block that asks for a tool.
-        asks = select(blocks.c.content).where(key.of(tool_calls), CALL_BLOCKS)
-        asked = asks.order_by(blocks.c.position).offset(key.position).limit(1)
-        kept, result = _output(connection, key)
-        whole = result if row.original is None else row.original
-        return {
-            **_with_id(row),
-            "input": (connection.execute(asked).scalar() or {}).get("input"),
-            "result": result,
-            "label": call_labels(connection, [key.run_id])[key.run_id, row.turn, key.position],
-            "output": whole if kept is None else kept.decode(errors="replace"),
-        }
-
-    return database.read(work)
+    key = call_key(connection, call_id)
+    if key is None:
+        raise NotFoundError(f"no tool call is named {call_id}")
+    call = select(STATE.label("state"), tool_calls).where(key.of(tool_calls))
+    row = connection.execute(call).one()
+    # The n-th call of a reply is its n-th block that asks for a tool.
+    asks = select(blocks.c.content).where(key.of(tool_calls), CALL_BLOCKS)
+    asked = asks.order_by(blocks.c.position).offset(key.position).limit(1)
+    kept, result = _output(connection, key)
+    whole = result if row.original is None else row.original
+    return {
+        **_with_id(row),
+        "input": (connection.execute(asked).scalar() or {}).get("input"),
+        "result": result,
+        "label": call_labels(connection, [key.run_id])[key.run_id, row.turn, key.position],
+        "output": whole if kept is None else kept.decode(errors="replace"),
+    }
 
 
 def _output(connection: Connection, key: CallKey) -> tuple[bytes | None, Any]:
@@ -203,27 +196,24 @@ def _output(connection: Connection, key: CallKey) -> tuple[bytes | None, Any]:
     return compressed and zlib.decompress(compressed), block and block["content"]
 
 
-def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
+@reads
+def tool_output(connection: Connection, run_id: str, name: str) -> bytes | None:
     """The whole output of a call of a run, as UTF-8; None without such a call or a result of it. A
     sub-agent that started with a copy of its parent's conversation can read the outputs of the calls in
     that copy. ``name`` is the call's id (``call_…``), or the id that the model gave it (``toolu_…``)."""
     in_copy = select(blocks.c.content).where(
         blocks.c.run_id == run_id, blocks.c.turn == 0, blocks.c.type == "tool_use"
     )
-
-    def work(connection: Connection) -> bytes | None:
-        *above, own = lineage(run_id)
-        call = connection.execute(_call_named(own, name)).first()
-        if call is None and above:
-            copied = {visible(block["id"]) for block in connection.execute(in_copy).scalars()}
-            found = (connection.execute(_call_named(each, name)).first() for each in above[::-1])
-            call = next((each for each in found if each and each.tool_use_id in copied), None)
-        kept, result = _output(connection, CallKey(*call[:3])) if call else (None, None)
-        if kept is None and result is not None:
-            return shown_text(result).encode("utf-8", "replace")
-        return kept
-
-    return database.read(work)
+    *above, own = lineage(run_id)
+    call = connection.execute(_call_named(own, name)).first()
+    if call is None and above:
+        copied = {visible(block["id"]) for block in connection.execute(in_copy).scalars()}
+        found = (connection.execute(_call_named(each, name)).first() for each in above[::-1])
+        call = next((each for each in found if each and each.tool_use_id in copied), None)
+    kept, result = _output(connection, CallKey(*call[:3])) if call else (None, None)
+    if kept is None and result is not None:
+        return shown_text(result).encode("utf-8", "replace")
+    return kept
 
 
 def _call_named(run_id: str, name: str) -> Select[Any]:

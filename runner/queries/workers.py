@@ -19,11 +19,11 @@ from sqlalchemy import (
     select,
 )
 
+from runner.core.rate_limits import PREFETCH, Pool, PoolKey, Report, minute_limit
 from runner.core.run import LEASE_SECONDS
-from runner.queries.find import in_batches
 from runner.store.conditions import IS_ITEM_RUN, is_live
-from runner.store.database import Database
-from runner.store.tables import jobs, runs, workers
+from runner.store.database import Database, reads
+from runner.store.tables import jobs, rate_events, rate_permits, rate_pools, runs, workers
 
 # ``dead``: its lease has expired, and nobody has taken its runs yet. ``faulty``: its host is.
 WorkerState = Literal["alive", "draining", "faulty", "dead", "ended"]
@@ -38,7 +38,8 @@ _MAY_BE_UNWORKED = runs.c.state.in_(("queued", "running"))
 INTERRUPTED, NO_WORKER = "interrupted", "no worker alive"
 
 
-def list_workers(database: Database, now: float, *, ended: bool = False) -> list[WorkerSummary]:
+@reads
+def list_workers(connection: Connection, now: float, *, ended: bool = False) -> list[WorkerSummary]:
     """Return the live workers, the oldest first; with ``ended`` also dead and ended ones."""
     query = select(*(workers.c[name] for name in _COLUMNS)).order_by(
         workers.c.started_at, workers.c.id
@@ -46,22 +47,18 @@ def list_workers(database: Database, now: float, *, ended: bool = False) -> list
     if not ended:
         query = query.where(is_live(now))
     held = select(runs.c.worker_id, runs.c.id).where(runs.c.worker_id.is_not(None))
-
-    def work(connection: Connection) -> list[WorkerSummary]:
-        in_hand: defaultdict[str, list[str]] = defaultdict(list)
-        for worker_id, run_id in connection.execute(held.order_by(runs.c.id)):
-            in_hand[worker_id].append(run_id)
-        return [
-            {
-                **row,
-                "state": _state(dict(row), now),
-                "runs": in_hand[row["id"]],
-                "heartbeat_at": row["lease_expires_at"] - LEASE_SECONDS,
-            }
-            for row in connection.execute(query).mappings()
-        ]
-
-    return database.read(work)
+    in_hand: defaultdict[str, list[str]] = defaultdict(list)
+    for worker_id, run_id in connection.execute(held.order_by(runs.c.id)):
+        in_hand[worker_id].append(run_id)
+    return [
+        {
+            **row,
+            "state": _state(dict(row), now),
+            "runs": in_hand[row["id"]],
+            "heartbeat_at": row["lease_expires_at"] - LEASE_SECONDS,
+        }
+        for row in connection.execute(query).mappings()
+    ]
 
 
 def live_workers(database: Database, now: float, job_id: str | None = None) -> int:
@@ -134,11 +131,7 @@ def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict
     ``interrupted`` instead of ``running`` if the worker is dead, and a note if none is alive."""
     shown = _shown(now)
     query = select(runs.c.id, shown.label("shown")).where(shown != runs.c.state)
-    return {
-        row.id: row.shown
-        for some in in_batches(run_ids)
-        for row in database.rows(query.where(runs.c.id.in_(some)))
-    }
+    return {row.id: row.shown for row in database.rows_in(query, runs.c.id, run_ids)}
 
 
 def shown_states_by_job(
@@ -174,3 +167,71 @@ def _shown(now: float) -> ColumnElement[str]:
         (and_(*_is_due(now), ~is_any), f"queued, {NO_WORKER}"),
         else_=runs.c.state,
     )
+
+
+# --- Rate limits ---
+
+
+IN_USE_SECONDS = 600.0  # since it last changed, a pool is in use
+MOST_EVENTS = 20
+
+# A pool: its ``organization`` (None: a job's own) and ``group`` (the job's id), ``limits`` by kind (a
+# minute's ``limit``, and what is ``left``), ``concurrency``, calls ``under_way`` and ``waiting`` of all
+# workers, and until when it is ``held_until``; None for no limit.
+PoolSummary: TypeAlias = dict[str, Any]
+# An event: ``at``, ``organization``, ``group``, ``type`` and ``data``.
+PoolEventRow: TypeAlias = dict[str, Any]
+
+
+def pools(database: Database, now: float) -> list[PoolSummary]:
+    """Return the pools in use that can hold calls back."""
+    used = rate_pools.c.changed_at > now - IN_USE_SECONDS
+    names = ("organisation", "model_group")
+    held = (
+        select(*(rate_permits.c[name] for name in names), rate_permits.c.report)
+        .join(workers, workers.c.id == rate_permits.c.worker_id)
+        .where(is_live(now))
+    )
+    reports: dict[tuple[str, str], list[Report]] = {}
+    for row in database.rows(held):
+        reports.setdefault((row[0], row[1]), []).append(Report.from_json(row.report))
+    query = select(rate_pools).where(used).order_by(*(rate_pools.c[name] for name in names))
+    found = []
+    for row in database.rows(query):
+        key, pool = PoolKey(row.organisation, row.model_group), Pool.from_json(row.pool)
+        mine = reports.get((row.organisation, row.model_group), [])
+        demands = [demand for report in mine for demand in report.demands]
+        if pool.is_limited:
+            found.append(
+                {
+                    "organization": row.organisation or None,
+                    "group": row.model_group,
+                    "limits": {
+                        kind: {
+                            "limit": minute_limit(key, bucket),
+                            "left": max(0.0, bucket.level(now)),
+                        }
+                        for kind, bucket in pool.buckets.items()
+                    },
+                    "concurrency": pool.concurrency,
+                    "under_way": sum(report.busy for report in mine),
+                    "waiting": sum(each.calls for each in demands if each.urgency != PREFETCH),
+                    "held_until": pool.held_until if pool.held_until > now else None,
+                }
+            )
+    return found
+
+
+def newest_events(database: Database) -> list[PoolEventRow]:
+    """Return the newest changes of pools, the oldest first."""
+    newest = select(rate_events).order_by(rate_events.c.id.desc()).limit(MOST_EVENTS)
+    return [
+        {
+            "at": row.at,
+            "organization": row.organisation or None,
+            "group": row.model_group,
+            "type": row.type,
+            "data": row.data,
+        }
+        for row in reversed(database.rows(newest))
+    ]

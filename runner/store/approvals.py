@@ -21,9 +21,8 @@ from runner.errors import NotFoundError, UsageError
 from runner.permissions import REMEMBERED, Decision, Request, Rule
 from runner.permissions import rules as syntax
 from runner.permissions.decisions import evaluate
-from runner.store.changes import MOST_AT_ONCE, in_lots
 from runner.store.conditions import IS_OPEN_APPROVAL
-from runner.store.database import Database, to_json
+from runner.store.database import MOST_AT_ONCE, Database, in_lots, to_json
 from runner.store.jobs import refuse_unstorable
 from runner.store.questions import Given, LockedRun, load_asked, lock_open, store_answers
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at

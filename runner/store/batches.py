@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from statistics import median
 from typing import Any
@@ -28,22 +27,14 @@ from sqlalchemy import (
 )
 
 from runner.core.batches import LOST, WITHDRAWN, ListedBatch, StoredBatch, WaitingCall
-from runner.core.events import signed_event
 from runner.core.run import RUNNER, Author
 from runner.core.spec import JobSpec, Lane
 from runner.core.state import Rounds
 from runner.core.text import shorten, visible
 from runner.store import ids
-from runner.store.changes import (
-    MOST_AT_ONCE,
-    add_job_events,
-    in_lots,
-    locked_runs,
-    queued,
-    signed_change,
-)
+from runner.store.changes import resume, resumed_event, tell_of_job
 from runner.store.conditions import IS_ITEM_RUN
-from runner.store.database import Database
+from runner.store.database import Database, in_lots, writes
 from runner.store.rules import lock_rules
 from runner.store.statements import execute, insert_or
 from runner.store.tables import (
@@ -74,7 +65,6 @@ _READY = (
     select(batch_calls.c.run_id)
     .where(_IS_OPEN, batch_calls.c.result.is_not(None), _run_waits)
     .order_by(batch_calls.c.run_id)
-    .limit(MOST_AT_ONCE)
 )
 _KNOWN = select(batches.c.api_id).where(batches.c.api_id.is_not(None))
 _STORED = (
@@ -305,62 +295,54 @@ def rounds_of(connection: Connection, job_id: str) -> Rounds:
     return rounds
 
 
-def set_lane(database: Database, job_id: str, lane: Lane, now: float, *, author: Author) -> int:
+@writes
+def set_lane(connection: Connection, job_id: str, lane: Lane, now: float, *, author: Author) -> int:
     """Let the next calls of a job take a lane. Calls that no batch has yet decide again. Returns how many
     calls stay in batches. Raises ``NotFoundError``."""
     of_job = batch_calls.c.job_id == job_id
-
-    def work(connection: Connection) -> int:
-        lock_rules(connection, job_id)
-        query = select(jobs.c.lane).where(jobs.c.id == job_id)
-        old = connection.execute(query).scalar() or "realtime"
-        connection.execute(update(jobs).where(jobs.c.id == job_id).values(lane=lane))
-        event = signed_event("lane_changed", author, old={"lane": old}, new={"lane": lane})
-        add_job_events(connection, job_id, [event], now)
-        if lane != "batch":
-            unsent = update(batch_calls).where(of_job, _IS_UNSENT)
-            connection.execute(unsent.values(result=WITHDRAWN))
-        sent = select(func.count()).where(of_job, _IS_OPEN, batch_calls.c.result.is_(None))
-        return int(connection.execute(sent).scalar_one())
-
-    return database.write(work)
+    lock_rules(connection, job_id)
+    query = select(jobs.c.lane).where(jobs.c.id == job_id)
+    old = connection.execute(query).scalar() or "realtime"
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(lane=lane))
+    before, after = {"lane": old}, {"lane": lane}
+    tell_of_job(connection, job_id, now, "lane_changed", author, old=before, new=after)
+    if lane != "batch":
+        unsent = update(batch_calls).where(of_job, _IS_UNSENT)
+        connection.execute(unsent.values(result=WITHDRAWN))
+    sent = select(func.count()).where(of_job, _IS_OPEN, batch_calls.c.result.is_(None))
+    return int(connection.execute(sent).scalar_one())
 
 
 def wake(database: Database, now: float) -> list[str]:
     """Queue runs again whose results have come, and return their ids."""
 
-    def work(connection: Connection, run_ids: Sequence[str]) -> list[str]:
-        found = locked_runs(connection, run_ids, _WAITS)
-        for run in found:
-            why = {"reason": "batch"}
-            signed_change(connection, run, now, "resumed", RUNNER, queued(now), why)
-        return [run.id for run in found]
-
-    woken: list[str] = []
-    while run_ids := [row.run_id for row in database.find(_READY, {})]:
-        woken += database.write(partial(work, run_ids=run_ids))
-    return woken
+    found = [row.run_id for row in database.find(_READY, {})]
+    event = resumed_event(RUNNER, "batch")
+    return [each.id for each in resume(database, found, _WAITS, event, now)]
 
 
 def _change(database: Database, batch: StoredBatch, **values: Any) -> None:
     database.execute(update(batches).where(batches.c.id == batch.id).values(values))
 
 
+@writes
 def _end(
-    database: Database, batch: StoredBatch, outcome: str, why: str, now: float, **of_calls: Any
+    connection: Connection,
+    /,
+    batch: StoredBatch,
+    outcome: str,
+    why: str,
+    now: float,
+    **of_calls: Any,
 ) -> None:
     """End a batch, and change its calls without a result."""
     without = batch_calls.c.batch_id == batch.id, batch_calls.c.seconds.is_(None)
     calls = update(batch_calls).where(*without, batch_calls.c.result.is_(None))
     given_up = of_calls.get("result", WITHDRAWN)  # they were charged as if they were billed
-
-    def work(connection: Connection) -> None:
-        end = {"ended_at": now, "outcome": outcome, "detail": _line(why)}
-        connection.execute(update(batches).where(batches.c.id == batch.id).values(end))
-        connection.execute(calls.where(~_IS_OPEN).values(result=given_up))
-        connection.execute(calls.where(_IS_OPEN).values(of_calls))
-
-    database.write(work)
+    end = {"ended_at": now, "outcome": outcome, "detail": _line(why)}
+    connection.execute(update(batches).where(batches.c.id == batch.id).values(end))
+    connection.execute(calls.where(~_IS_OPEN).values(result=given_up))
+    connection.execute(calls.where(_IS_OPEN).values(of_calls))
 
 
 def _line(text: str) -> str:

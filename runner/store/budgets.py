@@ -31,20 +31,12 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 
 from runner.core.budget import NOTICE_SECONDS, Charged, JobBudget, billionths, in_usd, written_in
 from runner.core.commands import Change
-from runner.core.events import Event, signed_event
+from runner.core.events import Event
 from runner.core.run import RUNNER, Author
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UsageError
 from runner.store import caps
-from runner.store.changes import (
-    add_job_events,
-    changed,
-    in_lots,
-    locked_runs,
-    queued,
-    queued_again,
-    store_change,
-)
+from runner.store.changes import queued, resume, resumed_event, tell_of_job
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
 from runner.store.notices import arm_again
@@ -186,7 +178,7 @@ def wake_for_budget(
     # locked afterwards: a transaction that holds a budget does not wait for a run.
     query = select(runs.c.id).where(runs.c.job_id == job_id, _WAITS).order_by(runs.c.id)
     waiting = [run.id for run in database.rows(query)]
-    return wake(database, waiting, "budget", author, now, old or {}, new or {})
+    return wake(database, waiting, "budget", author, now, old, new)
 
 
 def _set(
@@ -225,9 +217,7 @@ def _set(
     if new:
         connection.execute(update(job_budgets).where(of_job).values(new))
         arm_again(connection, job_id, now, raised=True)
-    add_job_events(
-        connection, job_id, [signed_event("budget_changed", author, old=old, new=new)], now
-    )
+    tell_of_job(connection, job_id, now, "budget_changed", author, old=old, new=new)
     return old, new
 
 
@@ -237,23 +227,14 @@ def wake(
     why: str,
     author: Author,
     now: float,
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
+    old: Mapping[str, Any] | None = None,
+    new: Mapping[str, Any] | None = None,
 ) -> list[Change]:
     """Queue the runs that wait for their budget; ``old`` and ``new`` are its caps."""
-    old = {"state": "waiting", "reason": "budget", **old}
-    new = {"state": "queued", "reason": "", **new}
-    event = signed_event("resumed", author, {"reason": why}, old=old, new=new)
-
-    def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
-        found = locked_runs(connection, lot, _WAITS)
-        for run in found:
-            # A run past its deadline only ends: nothing holds it back.
-            again = queued(now) if why == "deadline" else queued_again(run, now)
-            store_change(connection, run, now, [event], **again)
-        return [changed(run, "queued", "goes on") for run in found]
-
-    return [each for lot in in_lots(run_ids) for each in database.write(partial(work, lot=lot))]
+    event = resumed_event(author, "budget", why, old, new)
+    if why == "deadline":  # a run past its deadline only ends: nothing holds it back
+        return resume(database, run_ids, _WAITS, event, now, lambda run, now: queued(now))
+    return resume(database, run_ids, _WAITS, event, now)
 
 
 class BudgetWaits:
@@ -269,7 +250,7 @@ class BudgetWaits:
         """Queue runs whose deadline has passed, so that they end, which costs nothing. A sub-agent
         has its own deadline. Returns their ids."""
         late = self._database.read(lambda connection: self._overdue(connection, now))
-        return [run.id for run in wake(self._database, late, "deadline", RUNNER, now, {}, {})]
+        return [run.id for run in wake(self._database, late, "deadline", RUNNER, now)]
 
     def _overdue(self, connection: Connection, now: float) -> Sequence[str]:
         """Return the ids of waiting runs past their deadline, in order."""

@@ -8,8 +8,7 @@ fit any more is queued for the day's end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
@@ -20,7 +19,7 @@ from runner.core.events import signed_event
 from runner.core.run import Author
 from runner.core.times import bounds_of, day_of
 from runner.errors import UsageError
-from runner.store.changes import changed, in_lots, locked_runs, store_change
+from runner.store.changes import resume
 from runner.store.database import Database
 from runner.store.statements import Writes, execute, insert_or
 from runner.store.tables import capped_days, day_cap, runs
@@ -147,15 +146,12 @@ def wake(
 ) -> list[Change]:
     """Queue the runs at once that wait for the cap, after it or what is spent of it changed."""
     event = signed_event("resumed", author, {"reason": "cap"}, old=old, new=new)
-
-    def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
-        found = locked_runs(connection, lot, _WAITS)
-        for run in found:
-            store_change(connection, run, now, [event], reason="", due_at=now, rung_at=None)
-        return [changed(run, "queued", "goes on") for run in found]
-
     waiting = [run.id for run in database.rows(select(runs.c.id).where(_WAITS).order_by(runs.c.id))]
-    return [each for lot in in_lots(waiting) for each in database.write(partial(work, lot=lot))]
+
+    def due(run: Row[Any], now: float) -> dict[str, Any]:
+        return {"reason": "", "due_at": now, "rung_at": None}
+
+    return resume(database, waiting, _WAITS, event, now, due)
 
 
 def cap_row(database: Database) -> Row[Any] | None:

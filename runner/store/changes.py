@@ -6,22 +6,24 @@ epoch, and ``author`` says who changes something and why, for the record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from runner.core.agents import lineage
 from runner.core.commands import Change
-from runner.core.events import Event, signed_event
+from runner.core.events import CONNECTION, Event, connection_events, signed_event
+from runner.core.hosts import Connection as HostConnection
 from runner.core.run import FRESH, INTERRUPTED, TRANSITIONS, Author, Lease, RunStatus
+from runner.core.spec import JobSpec
 from runner.errors import LeaseLost, UsageError
-from runner.store.database import Database
-from runner.store.tables import events, job_events, runs
+from runner.store.database import Database, in_lots, writes
+from runner.store.tables import events, job_events, jobs, runs
 
 T = TypeVar("T")
 
-MOST_AT_ONCE = 200  # runs or questions that one transaction changes
 # The columns that an event shows when they change.
 _SHOWN = ("state", "reason", "pause_requested", "queued_count")
 _SHOWN_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")
@@ -45,11 +47,6 @@ def ended(state: str, reason: str, detail: str, now: float) -> dict[str, Any]:
     """The columns of a run that ends."""
     end = {"state": state, "reason": reason, "detail": detail}
     return {**FREED, **end, "ended_at": now, "pause_requested": False}
-
-
-def in_lots(items: Sequence[T], size: int = MOST_AT_ONCE) -> Iterator[Sequence[T]]:
-    """Yield the items in lots, each for a transaction that does not hold up the workers' own for long."""
-    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def locked_runs(
@@ -125,18 +122,55 @@ def event_rows(
     ]
 
 
-def add_job_events(
-    connection: Connection, job_id: str, happened: Iterable[Event], now: float
+def tell_of_job(
+    connection: Connection,
+    job_id: str,
+    now: float,
+    kind: str,
+    author: Author,
+    data: Mapping[str, Any] | None = None,
+    **changed: Mapping[str, Any] | None,
 ) -> None:
-    """Append events to a job that is locked (``store.rules.lock_rules``), or is being submitted."""
+    """Append an event, ``changed`` as in ``signed_event``, to a job that is locked
+    (``store.rules.lock_rules``), or is being submitted."""
     newest = select(func.max(job_events.c.number)).where(job_events.c.job_id == job_id)
-    last = connection.execute(newest).scalar() or 0
-    rows = [
-        {"job_id": job_id, "number": number, "at": now, "type": event.type, "data": event.data}
-        for number, event in enumerate(happened, last + 1)
-    ]
-    if rows:
-        connection.execute(insert(job_events), rows)
+    number = (connection.execute(newest).scalar() or 0) + 1
+    event = signed_event(kind, author, data, **changed)
+    row = {"job_id": job_id, "number": number, "at": now, "type": kind, "data": event.data}
+    connection.execute(insert(job_events).values(row))
+
+
+def resumed_event(
+    author: Author,
+    waited_for: str,
+    why: str | None = None,
+    old: Mapping[str, Any] | None = None,
+    new: Mapping[str, Any] | None = None,
+) -> Event:
+    """The event of a run that no longer waits, because of what it waited for or of something else
+    (``why``). ``old`` and ``new`` are what changed beside the run."""
+    before = {"state": "waiting", "reason": waited_for, **(old or {})}
+    after = {"state": "queued", "reason": "", **(new or {})}
+    return signed_event("resumed", author, {"reason": why or waited_for}, old=before, new=after)
+
+
+def resume(
+    database: Database,
+    run_ids: Sequence[str],
+    waits: ColumnElement[bool],
+    event: Event,
+    now: float,
+    columns: Callable[[Row[Any], float], Mapping[str, Any]] = queued_again,
+) -> list[Change]:
+    """Queue the runs that still wait (``waits``), each with its changed ``columns``."""
+
+    def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
+        found = locked_runs(connection, lot, waits)
+        for run in found:
+            store_change(connection, run, now, [event], **columns(run, now))
+        return [changed(run, "queued", "goes on") for run in found]
+
+    return [each for lot in in_lots(run_ids) for each in database.write(partial(work, lot=lot))]
 
 
 def changed(run: Row[Any], state: RunStatus, detail: str) -> Change:
@@ -156,3 +190,44 @@ def refuse_child(run_id: str, what: str) -> None:
         raise UsageError(
             f"{run_id} is a sub-agent and cannot be {what}: take {root}, which it is of"
         )
+
+
+# --- Connections that were cut ---
+
+
+@writes
+def store_connections(
+    connection: Connection,
+    run_id: str,
+    about: dict[str, Any],
+    made: Iterable[HostConnection],
+    now: float,
+) -> bool:
+    """Store the connections that a run has no events of; ``about`` is who made them. Returns False, and
+    stores nothing, while the run is being worked on: the result may come."""
+    for run in locked_runs(connection, [run_id]):
+        if run.state == "running":
+            return False
+        of_run = select(events.c.data).where(events.c.run_id == run_id, events.c.type == CONNECTION)
+        stored = [data for (data,) in connection.execute(of_run) if isinstance(data, dict)]
+        known = {data.get("at") for data in stored}
+        new = [each for each in made if each.at not in known]
+        if new:
+            store_change(connection, run, now, list(connection_events(about, new)))
+    return True
+
+
+# --- Reads of transcripts ---
+
+
+def record_read(database: Database, run_id: str, now: float, author: Author) -> None:
+    """Append to a run that a person read its transcript, if its job wants that recorded."""
+    query = select(jobs.c.spec).join(runs, runs.c.job_id == jobs.c.id).where(runs.c.id == run_id)
+    if not any(JobSpec.from_json(row.spec).record_reads for row in database.rows(query)):
+        return
+
+    def work(connection: Connection) -> None:
+        for run in locked_runs(connection, [run_id]):
+            signed_change(connection, run, now, "transcript_read", author, {})
+
+    database.write(work)

@@ -23,10 +23,10 @@ from runner.core.conversation import CUT_REASONS, ToolResult
 from runner.core.run import ENDED, RUNNER, RUNNERS_NAME, STATES, Author, Ended, Lease
 from runner.core.text import visible
 from runner.core.workspace import RESULT_TOOL
-from runner.store.changes import MOST_AT_ONCE, held_run, locked_runs, queued, signed_change
+from runner.store.changes import held_run, locked_runs, queued, signed_change
 from runner.store.conditions import in_tree
 from runner.store.control import cancel_locked
-from runner.store.database import Database
+from runner.store.database import MOST_AT_ONCE, Database, writes
 from runner.store.statements import execute
 from runner.store.tables import blocks, model_calls, run_workspaces, runs, tool_calls
 
@@ -254,20 +254,17 @@ _ORPHANS = (
 _READY = select(runs.c.id).where(IS_READY).order_by(runs.c.id).limit(MOST_AT_ONCE)
 
 
-def wake(database: Database, run_id: str, now: float) -> bool:
+@writes
+def wake(connection: Connection, run_id: str, now: float) -> bool:
     """Queue a run that waits for its sub-agents, if it can continue now. True if queued."""
-
-    def work(connection: Connection) -> bool:
-        # What is looked at has to be newer than the lock: the run may have begun to wait before it.
-        locked = locked_runs(connection, [run_id])
-        ready = select(runs.c.id).where(runs.c.id == run_id, IS_READY)
-        if not locked or connection.execute(ready).first() is None:
-            return False
-        why = {"reason": "children"}
-        signed_change(connection, locked[0], now, "resumed", RUNNER, queued(now), why)
-        return True
-
-    return database.write(work)
+    # What is looked at has to be newer than the lock: the run may have begun to wait before it.
+    locked = locked_runs(connection, [run_id])
+    ready = select(runs.c.id).where(runs.c.id == run_id, IS_READY)
+    if not locked or connection.execute(ready).first() is None:
+        return False
+    why = {"reason": "children"}
+    signed_change(connection, locked[0], now, "resumed", RUNNER, queued(now), why)
+    return True
 
 
 def attend(database: Database, now: float) -> list[str]:

@@ -18,7 +18,6 @@ from runner.store.changes import (
     change_event,
     changed,
     ended,
-    in_lots,
     locked_runs,
     queued_again,
     signed_change,
@@ -26,7 +25,7 @@ from runner.store.changes import (
     unchanged,
 )
 from runner.store.conditions import in_tree, in_trees
-from runner.store.database import Database
+from runner.store.database import Database, in_lots
 from runner.store.run_state import progress_from_row
 from runner.store.tables import approvals, runs, tool_calls
 

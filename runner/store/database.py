@@ -15,15 +15,25 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Executable, Select, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    Select,
+    create_engine,
+    event,
+    make_url,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
@@ -31,6 +41,7 @@ from sqlalchemy.pool import QueuePool
 from runner.errors import RunnerError, UnreachableError, UsageError
 from runner.store.statements import Row, driver_errors, execute
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _Waiting: TypeAlias = tuple[Callable[[Connection], Any], Future[Any]]
 
@@ -70,6 +81,15 @@ _NETWORK_TIMEOUTS = {
 }
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+MOST_AT_ONCE = 200  # rows that one transaction changes, or values that one query lists
+
+
+def in_lots(items: Sequence[T], size: int = MOST_AT_ONCE) -> Iterator[Sequence[T]]:
+    """Yield the items in lots, each for a transaction that does not hold up the workers' own for long, or
+    short enough for a query."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +243,14 @@ class Database:
         with reachable(self), self._connect(self._single) as connection:
             return connection.execute(query).all()
 
+    def rows_in(
+        self, query: Select[Any], column: ColumnElement[Any], values: Collection[Any]
+    ) -> list[Row]:
+        """Return the rows of a query whose ``column`` has one of these values, however many they are.
+        Raises ``UnreachableError``."""
+        lots = in_lots(sorted(set(values)))
+        return [row for lot in lots for row in self.rows(query.where(column.in_(lot)))]
+
     def execute(self, statement: Executable) -> None:
         """Execute one statement in a writing transaction, as for ``write``."""
         self.write(lambda connection: connection.execute(statement), alone=True)
@@ -265,6 +293,28 @@ class Database:
             self._commits.close()
         self.writer.dispose()
         self.reader.dispose()
+
+
+def writes(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Database, P], T]:
+    """Let a function that takes a connection take a database: it is a writing transaction, as for
+    ``Database.write``."""
+
+    @wraps(work)
+    def run(database: Database, /, *args: P.args, **options: P.kwargs) -> T:
+        return database.write(lambda connection: work(connection, *args, **options))
+
+    return run
+
+
+def reads(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Database, P], T]:
+    """Let a function that takes a connection take a database: it is a reading transaction, as for
+    ``Database.read``."""
+
+    @wraps(work)
+    def run(database: Database, /, *args: P.args, **options: P.kwargs) -> T:
+        return database.read(lambda connection: work(connection, *args, **options))
+
+    return run
 
 
 @contextmanager

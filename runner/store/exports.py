@@ -28,7 +28,7 @@ from runner.errors import NotFoundError
 from runner.exchange.lines import TableFormat, file_lines
 from runner.exchange.recorded import Recorded
 from runner.store.conditions import in_tree
-from runner.store.database import Database
+from runner.store.database import Database, reads
 from runner.store.specs import JobCache
 from runner.store.tables import (
     job_events,
@@ -57,8 +57,9 @@ IMPORTED = "imported"
 ROWS_AT_ONCE = 100
 
 
+@reads
 def export(
-    database: Database,
+    connection: Connection,
     *,
     job_id: str | None = None,
     run_id: str | None = None,
@@ -67,15 +68,11 @@ def export(
     """Write a job, or a run with its origins, sub-agents and parents, in Runner's format to
     ``write``: the same rows give the same bytes. Return the runs' ids. Raises ``NotFoundError`` and
     ``UnreachableError``."""
-
-    def work(connection: Connection) -> list[str]:
-        of_job, run_ids = _selected(connection, job_id, run_id)
-        of_runs = chain.from_iterable(run_lines(connection, each) for each in run_ids)
-        for line in file_lines(of_job, run_id, chain(job_lines(connection, of_job), of_runs)):
-            write(line)
-        return run_ids
-
-    return database.read(work)
+    of_job, run_ids = _selected(connection, job_id, run_id)
+    of_runs = chain.from_iterable(run_lines(connection, each) for each in run_ids)
+    for line in file_lines(of_job, run_id, chain(job_lines(connection, of_job), of_runs)):
+        write(line)
+    return run_ids
 
 
 def job_lines(connection: Connection, job_id: str) -> Iterator[bytes]:
@@ -134,46 +131,43 @@ def _selected(
     return found[run_id], sorted(found, key=tree_order)
 
 
-def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorded:
+@reads
+def load_recorded(connection: Connection, run_id: str, prices: PriceList) -> Recorded:
     """Return a run with its calls' prices. Raises ``NotFoundError`` and ``UnreachableError``."""
-
-    def work(connection: Connection) -> Recorded:
-        found = _rows(connection, runs, runs.c.id == run_id)
-        if not found:
-            raise NotFoundError(f"no run is named {run_id}: look with `runner list`")
-        run = found[0]
-        (job,) = _rows(connection, jobs, jobs.c.id == run["job_id"])
-        names = ("run_items", "blocks", "tool_calls", "model_calls", "compactions", "verifications")
-        tables = [metadata.tables[name] for name in names]
-        items, blocks, calls, model_calls, compactions, verifications = (
-            _rows(connection, table, table.c.run_id == run_id) for table in tables
-        )
-        children: dict[tuple[int, int] | None, tuple[str, ...]] = {}
-        below = _rows(connection, runs, and_(runs.c.parent_run == run_id, in_tree(run_id)))
-        for child in sorted(below, key=lambda row: tree_order(row["id"])):
-            at = (child["parent_message"], child["parent_position"])
-            place = None if at[1] is None else at
-            children[place] = (*children.get(place, ()), child["id"])
-        spec = JobCache().on(connection).spec_of_run(job["id"], run_id)
-        session = _session(connection, run_id)
-        if session is not None and session.system:
-            spec = replace(spec, system=session.system)
-        return Recorded(
-            run=run,
-            item=items[0]["item"] if items else None,
-            job_name=job["name"],
-            spec=spec,
-            blocks=blocks,
-            calls={(row["message"], row["position"]): row for row in calls},
-            model_calls=model_calls,
-            compactions=compactions,
-            verifications=verifications,
-            prices=prices,
-            children=children,
-            lines=tuple(_own_lines(connection, session)),
-        )
-
-    return database.read(work)
+    found = _rows(connection, runs, runs.c.id == run_id)
+    if not found:
+        raise NotFoundError(f"no run is named {run_id}: look with `runner list`")
+    run = found[0]
+    (job,) = _rows(connection, jobs, jobs.c.id == run["job_id"])
+    names = ("run_items", "blocks", "tool_calls", "model_calls", "compactions", "verifications")
+    tables = [metadata.tables[name] for name in names]
+    items, blocks, calls, model_calls, compactions, verifications = (
+        _rows(connection, table, table.c.run_id == run_id) for table in tables
+    )
+    children: dict[tuple[int, int] | None, tuple[str, ...]] = {}
+    below = _rows(connection, runs, and_(runs.c.parent_run == run_id, in_tree(run_id)))
+    for child in sorted(below, key=lambda row: tree_order(row["id"])):
+        at = (child["parent_message"], child["parent_position"])
+        place = None if at[1] is None else at
+        children[place] = (*children.get(place, ()), child["id"])
+    spec = JobCache().on(connection).spec_of_run(job["id"], run_id)
+    session = _session(connection, run_id)
+    if session is not None and session.system:
+        spec = replace(spec, system=session.system)
+    return Recorded(
+        run=run,
+        item=items[0]["item"] if items else None,
+        job_name=job["name"],
+        spec=spec,
+        blocks=blocks,
+        calls={(row["message"], row["position"]): row for row in calls},
+        model_calls=model_calls,
+        compactions=compactions,
+        verifications=verifications,
+        prices=prices,
+        children=children,
+        lines=tuple(_own_lines(connection, session)),
+    )
 
 
 def lines_of_sessions(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[bytes]]:
@@ -200,26 +194,24 @@ def _own_lines(connection: Connection, session: Row[Any] | None) -> Sequence[byt
     return files.get(name, ())
 
 
-def load_since(database: Database, recorded: Recorded, message: int) -> Recorded:
+@reads
+def load_since(connection: Connection, recorded: Recorded, message: int) -> Recorded:
     """Return a recorded run with its rows from a message on. Raises ``UnreachableError``."""
 
-    def work(connection: Connection) -> Recorded:
-        def rows(name: str, column: str, first: int) -> tuple[dict[str, Any], ...]:
-            table = metadata.tables[name]
-            since = table.c[column] >= first
-            return _rows(connection, table, and_(table.c.run_id == recorded.id, since))
+    def rows(name: str, column: str, first: int) -> tuple[dict[str, Any], ...]:
+        table = metadata.tables[name]
+        since = table.c[column] >= first
+        return _rows(connection, table, and_(table.c.run_id == recorded.id, since))
 
-        blocks = rows("blocks", "message", message)
-        calls = rows("tool_calls", "message", message - 1)
-        return replace(
-            recorded,
-            blocks=blocks,
-            calls={(row["message"], row["position"]): row for row in calls},
-            model_calls=rows("model_calls", "turn", blocks[0]["turn"] if blocks else 0),
-            compactions=rows("compactions", "number", 0),
-        )
-
-    return database.read(work)
+    blocks = rows("blocks", "message", message)
+    calls = rows("tool_calls", "message", message - 1)
+    return replace(
+        recorded,
+        blocks=blocks,
+        calls={(row["message"], row["position"]): row for row in calls},
+        model_calls=rows("model_calls", "turn", blocks[0]["turn"] if blocks else 0),
+        compactions=rows("compactions", "number", 0),
+    )
 
 
 def run_ids(database: Database, job_id: str) -> Sequence[tuple[str, str]]:

@@ -27,10 +27,9 @@ from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store import run_state
 from runner.store.changes import event_rows, refuse_child
-from runner.store.database import Database
+from runner.store.database import writes
 from runner.store.jobs import OpenedRun, insert_runs, open_run, refuse_unstorable, spec_to_go_on
 from runner.store.notices import arm
-from runner.store.snapshots import snapshot_after_turn
 from runner.store.tables import (
     blocks,
     compactions,
@@ -43,6 +42,7 @@ from runner.store.tables import (
     tool_calls,
     tool_outputs,
 )
+from runner.store.workspaces import snapshot_after_turn
 
 # The run's own row names its copy of the workspace: the job's names the source.
 _WITH_SOURCE = select(runs, jobs.c.workspace_id.label("source_id")).join(
@@ -66,8 +66,9 @@ class _Turn:
     split: Split  # as in ``Progress``
 
 
+@writes
 def fork(
-    database: Database,
+    connection: Connection,
     run_id: str,
     turn: int,
     now: float,
@@ -94,27 +95,23 @@ def fork(
         if given is not None and not given.strip():
             raise UsageError(f"the {what} is empty: leave the option out, or fill it in")
         refuse_unstorable(f"the {what}", given or "")
-
-    def work(connection: Connection) -> Change:
-        run = connection.execute(_WITH_SOURCE.where(runs.c.id == run_id)).one_or_none()
-        if run is None:
-            raise NotFoundError(f"no run is named {run_id}")
-        refuse_child(run.id, "forked")
-        spec = spec_to_go_on(connection, run.job_id)
-        _refuse_unfinished(connection, run, spec, turn)
-        found = _load_turn(connection, run, spec, turn)
-        if found.is_final and text is None:
-            raise UsageError(
-                f"turn {turn} of {run.id} was its last word: say what to do next with --say"
-            )
-        if turn and spec.is_recorded and found.tree is None:
-            raise UsageError(
-                f"the files of {run.id} after turn {turn} are not known, as none were recorded "
-                "then: fork it at 0"
-            )
-        return _store(connection, run, spec, found, text, model, now, author)
-
-    return database.write(work)
+    run = connection.execute(_WITH_SOURCE.where(runs.c.id == run_id)).one_or_none()
+    if run is None:
+        raise NotFoundError(f"no run is named {run_id}")
+    refuse_child(run.id, "forked")
+    spec = spec_to_go_on(connection, run.job_id)
+    _refuse_unfinished(connection, run, spec, turn)
+    found = _load_turn(connection, run, spec, turn)
+    if found.is_final and text is None:
+        raise UsageError(
+            f"turn {turn} of {run.id} was its last word: say what to do next with --say"
+        )
+    if turn and spec.is_recorded and found.tree is None:
+        raise UsageError(
+            f"the files of {run.id} after turn {turn} are not known, as none were recorded "
+            "then: fork it at 0"
+        )
+    return _store(connection, run, spec, found, text, model, now, author)
 
 
 def _refuse_unfinished(connection: Connection, run: Row[Any], spec: JobSpec, turn: int) -> None:

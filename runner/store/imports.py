@@ -28,12 +28,12 @@ from runner.errors import UsageError
 from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
 from runner.exchange.lines import Reader, parsed
 from runner.permissions import ToolContext
-from runner.store.changes import add_job_events, store_change
+from runner.store.changes import store_change, tell_of_job
 from runner.store.control import cancel_locked
 from runner.store.database import Database
 from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
+from runner.store.jobs import insert_shares
 from runner.store.run_state import progress_from_row, tool_context_from_json
-from runner.store.shares import insert_shares
 from runner.store.tables import approvals, events, job_events, jobs, runs
 
 ImportOutcome = Literal["imported", "there", "continued"]
@@ -198,7 +198,7 @@ def import_file(
     what was stored is whole."""
     job, *of_runs = sections = _check_file(file, source)
     new = {"source": shorten(source, 200), "runs": len(of_runs)}
-    event = signed_event("imported", author, {"sha256": job.digest}, new=new)
+    digest = {"sha256": job.digest}
 
     def store(connection: Connection, section: Section) -> None:
         rows = _rows_of(file, section, source)
@@ -210,7 +210,7 @@ def import_file(
             stored = select(jobs.c.spec, jobs.c.workspace_id).where(jobs.c.id == job.id)
             row = connection.execute(stored).one()
             insert_shares(connection, job.id, JobSpec.from_json(row.spec), row.workspace_id)
-            add_job_events(connection, job.id, [event], now)
+            tell_of_job(connection, job.id, now, "imported", author, digest, new=new)
         elif not section.has_ended:
             _cancel(connection, section, author, now)
 

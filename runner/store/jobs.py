@@ -10,27 +10,27 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, select, text, update
 
 from runner.core.conversation import Message
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import context_of, opening
 from runner.core.pauses import BY_PILOT
 from runner.core.run import FRESH, UNKNOWN, Author
+from runner.core.shares import NORMAL
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.state import ContextState
 from runner.core.text import is_storable, shorten
 from runner.errors import UsageError
 from runner.store import budgets, ids
-from runner.store.changes import add_job_events, event_rows
-from runner.store.database import Database
+from runner.store.changes import event_rows, tell_of_job
+from runner.store.database import Database, writes
 from runner.store.notices import arm
 from runner.store.pauses import insert_pilot
-from runner.store.rules import insert_rules
+from runner.store.rules import insert_rules, lock_rules
 from runner.store.run_state import progress_to_json
-from runner.store.shares import insert_shares
 from runner.store.statements import insert_many, insert_or
-from runner.store.tables import blocks, events, job_budgets, jobs, run_items, runs
+from runner.store.tables import blocks, events, job_budgets, job_shares, jobs, run_items, runs
 
 # The name and the source of the job that imported sessions of Claude Code's are runs of.
 SESSIONS = "claude-code"
@@ -99,7 +99,7 @@ def insert_job(
     texts: dict[str, Any] = {"name": spec.name, "key": key, "source": submission.source}
     told = {name: text and shorten(text, INPUT_SUMMARY_LENGTH) for name, text in texts.items()}
     told |= {"runs": len(submission.runs), "rules": len(spec.rules), **budget}
-    add_job_events(connection, job_id, [signed_event("submitted", author, about, new=told)], now)
+    tell_of_job(connection, job_id, now, "submitted", author, about, new=told)
     insert_rules(connection, job_id, spec.rules, author, now)
     insert_shares(connection, job_id, spec, workspace_id)
     arm(connection, job_id, spec.notify, now)
@@ -268,3 +268,42 @@ def refuse_unstorable(what: str, text: str) -> None:
     """Raise ``UsageError`` if a text has NUL or lone surrogates, which no database stores."""
     if not is_storable(text):
         raise UsageError(f"{what} has a character that cannot be stored: leave it out")
+
+
+# --- Shares of the workers' slots ---
+
+
+def insert_shares(
+    connection: Connection, job_id: str, spec: JobSpec, workspace_id: str | None
+) -> None:
+    row = {"job_id": job_id, "weight": spec.priority, "max_concurrency": spec.max_concurrency}
+    if spec.workspace is not None and spec.workspace.max_concurrency is not None:
+        row |= {
+            "workspace_id": workspace_id,
+            "workspace_concurrency": spec.workspace.max_concurrency,
+        }
+    connection.execute(insert(job_shares).values(row))
+
+
+def priority_of(database: Database, job_id: str) -> float:
+    return database.read(lambda connection: _weight(connection, job_id))
+
+
+@writes
+def set_priority(
+    connection: Connection, job_id: str, weight: float, now: float, author: Author
+) -> None:
+    """Change the weight of a job; its next runs are chosen by it. Raises ``NotFoundError``."""
+    lock_rules(connection, job_id)
+    old = _weight(connection, job_id)
+    changed = update(job_shares).where(job_shares.c.job_id == job_id).values(weight=weight)
+    if connection.execute(changed).rowcount == 0:  # of a job from before there were shares
+        connection.execute(insert(job_shares).values(job_id=job_id, weight=weight))
+    before, after = {"priority": old}, {"priority": weight}
+    tell_of_job(connection, job_id, now, "priority_changed", author, old=before, new=after)
+
+
+def _weight(connection: Connection, job_id: str) -> float:
+    query = select(job_shares.c.weight).where(job_shares.c.job_id == job_id)
+    weight: float | None = connection.execute(query).scalar()
+    return NORMAL if weight is None else weight

@@ -7,18 +7,19 @@ read its replies: only of a dead one it is known when they ended.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, update
 
 from runner.core.events import Event, usage_of
 from runner.core.run import LEASE_SECONDS, Lease
 from runner.core.text import visible
 from runner.store.budgets import charge_open_call, let_siblings_start, lock_all
 from runner.store.changes import ended, locked_runs, queued, store_change
-from runner.store.database import Database
+from runner.store.database import Database, writes
 from runner.store.run_state import progress_from_row
 from runner.store.statements import execute
 from runner.store.tables import runs, tool_calls, workers
@@ -27,8 +28,9 @@ LOST_LEASES_BEFORE_FAILED = 5
 HOSTS_BEFORE_FAILED = 3
 
 
+@writes
 def take_from(
-    database: Database,
+    connection: Connection,
     worker_ids: Sequence[str],
     now: float,
     *,
@@ -51,51 +53,42 @@ def take_from(
         died, why = leases is None, "lease_lost"
         return _free(connection, run, now, happened, why, failure, died=died, lost_leases=lost)
 
-    def work(connection: Connection) -> list[str]:
-        dead = select(workers.c.id, workers.c.lease_expires_at).where(workers.c.id.in_(worker_ids))
-        dead = dead.order_by(workers.c.id)
-        dead_ids = [
-            row.id
-            for row in connection.execute(dead.with_for_update())
-            if leases is None or row.lease_expires_at == leases[row.id]
-        ]
-        connection.execute(update(workers).where(workers.c.id.in_(dead_ids)).values(ended_at=now))
-        taken = connection.execute(
-            select(runs)
-            .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
-            .order_by(runs.c.job_id, runs.c.id)
-            .with_for_update(skip_locked=True)
-        ).all()
-        lock_all(connection, {run.job_id for run in taken})
-        return [run.id for run in taken if take(connection, run)]
-
-    return database.write(work)
+    dead = select(workers.c.id, workers.c.lease_expires_at).where(workers.c.id.in_(worker_ids))
+    dead = dead.order_by(workers.c.id)
+    dead_ids = [
+        row.id
+        for row in connection.execute(dead.with_for_update())
+        if leases is None or row.lease_expires_at == leases[row.id]
+    ]
+    connection.execute(update(workers).where(workers.c.id.in_(dead_ids)).values(ended_at=now))
+    taken = connection.execute(
+        select(runs)
+        .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
+        .order_by(runs.c.job_id, runs.c.id)
+        .with_for_update(skip_locked=True)
+    ).all()
+    lock_all(connection, {run.job_id for run in taken})
+    return [run.id for run in taken if take(connection, run)]
 
 
-def give_back(database: Database, lease: Lease, now: float) -> None:
+@writes
+def give_back(connection: Connection, lease: Lease, now: float) -> None:
     """Queue a run again that this worker holds and does not work on (it was dropped, or the answer
     to its claim was lost)."""
-
-    def work(connection: Connection) -> None:
-        for run in _held(connection, lease):
-            happened = [Event("attempt_ended", {"why": "lease_lost"})]
-            _free(connection, run, now, happened, "lease_lost", None)
-
-    database.write(work)
+    for run in _held(connection, lease):
+        happened = [Event("attempt_ended", {"why": "lease_lost"})]
+        _free(connection, run, now, happened, "lease_lost", None)
 
 
-def give_up(database: Database, lease: Lease, error: str, now: float) -> None:
+@writes
+def give_up(connection: Connection, lease: Lease, error: str, now: float) -> None:
     """Free the run of an attempt that ended by an unclassified exception: it is tried again once, then
     failed. ``error`` is the traceback, for the event."""
-
-    def work(connection: Connection) -> None:
-        for run in _held(connection, lease):
-            failure = ("bug", error.strip().splitlines()[-1]) if run.bugs else None
-            raised = Event("error", {"reason": "bug", "traceback": error})
-            happened = [raised, Event("attempt_ended", {"why": "bug"})]
-            _free(connection, run, now, happened, "bug", failure, bugs=run.bugs + 1)
-
-    database.write(work)
+    for run in _held(connection, lease):
+        failure = ("bug", error.strip().splitlines()[-1]) if run.bugs else None
+        raised = Event("error", {"reason": "bug", "traceback": error})
+        happened = [raised, Event("attempt_ended", {"why": "bug"})]
+        _free(connection, run, now, happened, "bug", failure, bugs=run.bugs + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +100,9 @@ class HostFault:
     detail: str  # one line
 
 
+@writes
 def give_back_for_host(
-    database: Database, lease: Lease, fault: HostFault, unbegun: Sequence[int], now: float
+    connection: Connection, lease: Lease, fault: HostFault, unbegun: Sequence[int], now: float
 ) -> None:
     """Queue the run of an attempt again that met a fault of its host. No failure of the run, unless so
     many hosts met one that it has to be the run's.
@@ -116,31 +110,25 @@ def give_back_for_host(
     Args:
         unbegun: indexes of calls that are stored as started and were not.
     """
-
-    def work(connection: Connection) -> None:
-        for run in _held(connection, lease):
-            hosts = dict(run.host_faults or {})
-            times = hosts.get(fault.host_id, {}).get("times", 0) + 1
-            hosts[fault.host_id] = {"times": times, "at": now}
-            why, failure = visible(fault.detail), None
-            detail = f"{fault.hostname}: {why}"
-            if len(hosts) >= HOSTS_BEFORE_FAILED:
-                failure = "workspace", f"{len(hosts)} hosts could not work it, at last {detail}"
-            data = {"why": "host_fault", "host": fault.hostname, "detail": why}
-            happened = [Event("attempt_ended", data)]
-            counts: dict[str, Any] = {"host_faults": hosts} | (
-                {} if failure else {"detail": detail}
+    for run in _held(connection, lease):
+        hosts = dict(run.host_faults or {})
+        times = hosts.get(fault.host_id, {}).get("times", 0) + 1
+        hosts[fault.host_id] = {"times": times, "at": now}
+        why, failure = visible(fault.detail), None
+        detail = f"{fault.hostname}: {why}"
+        if len(hosts) >= HOSTS_BEFORE_FAILED:
+            failure = "workspace", f"{len(hosts)} hosts could not work it, at last {detail}"
+        data = {"why": "host_fault", "host": fault.hostname, "detail": why}
+        happened = [Event("attempt_ended", data)]
+        counts: dict[str, Any] = {"host_faults": hosts} | ({} if failure else {"detail": detail})
+        if _free(connection, run, now, happened, "host_fault", failure, **counts):
+            started = tool_calls.c.started_attempt == lease.attempt
+            connection.execute(
+                update(tool_calls)
+                .where(tool_calls.c.run_id == run.id, tool_calls.c.ended_at.is_(None), started)
+                .where(tool_calls.c.position.in_(unbegun))
+                .values(started_attempt=None, started_at=None)
             )
-            if _free(connection, run, now, happened, "host_fault", failure, **counts):
-                started = tool_calls.c.started_attempt == lease.attempt
-                connection.execute(
-                    update(tool_calls)
-                    .where(tool_calls.c.run_id == run.id, tool_calls.c.ended_at.is_(None), started)
-                    .where(tool_calls.c.position.in_(unbegun))
-                    .values(started_attempt=None, started_at=None)
-                )
-
-    database.write(work)
 
 
 def _held(connection: Connection, lease: Lease) -> Sequence[Row[Any]]:
@@ -230,3 +218,34 @@ def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
         workers.c.id != worker_id, workers.c.ended_at.is_(None) | workers.c.id.in_(holds)
     )
     return [tuple(row) for row in database.rows(query)]
+
+
+# --- The clock ---
+
+
+class DatabaseClock:
+    """The process's clock, corrected by its offset against the database's (``runner.ports.Clock``).
+
+    SQLite's clock is the process's own.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._offset = 0.0
+
+    def now(self) -> float:
+        return time.time() + self._offset
+
+    def monotonic(self) -> float:
+        if hasattr(time, "CLOCK_BOOTTIME"):
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.monotonic()
+
+    def measure(self) -> None:
+        """Ask the database for its time. Raises ``UnreachableError``."""
+        if self._database.dialect == "sqlite":
+            return
+        query = text("SELECT extract(epoch FROM clock_timestamp())")
+        before = time.time()
+        theirs = self._database.read(lambda c: float(c.execute(query).scalar_one()))
+        self._offset = theirs - (before + time.time()) / 2

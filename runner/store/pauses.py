@@ -19,14 +19,13 @@ from runner.core.agents import lineage
 from runner.core.budget import BILLIONTHS, billionths
 from runner.core.commands import Change, Target
 from runner.core.entries import SPEND_LIMIT
-from runner.core.events import signed_event
 from runner.core.pauses import BY_PILOT, FAILED, Breaker, EndedRun, Pilot, PilotResult, tripped
 from runner.core.run import ENDED, RUNNER, RUNNERS_NAME, UNKNOWN, Author
 from runner.core.spec import JobSpec
 from runner.store import control
-from runner.store.changes import add_job_events
+from runner.store.changes import tell_of_job
 from runner.store.conditions import IS_ITEM_RUN, superseded_runs
-from runner.store.database import Database
+from runner.store.database import Database, writes
 from runner.store.notices import arm_again
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row
@@ -108,8 +107,8 @@ def resume(
             after = {"reason": "pilot", "pending": "decide", "detail": detail}
         connection.execute(update(job_pauses).where(of_job).values(**after, counted_from=now))
         old = {"reason": paused.reason, "detail": paused.detail}
-        event = signed_event("resumed", author, old=old, new={"reason": after["reason"]})
-        add_job_events(connection, target.id, [event], now)
+        new = {"reason": after["reason"]}
+        tell_of_job(connection, target.id, now, "resumed", author, old=old, new=new)
         arm_again(connection, target.id, now)
         return is_cut
 
@@ -135,8 +134,9 @@ def _stop(
     return is_new
 
 
+@writes
 def _store_pause(
-    database: Database,
+    connection: Connection,
     job_id: str,
     reason: str,
     detail: str,
@@ -145,23 +145,18 @@ def _store_pause(
     author: Author = RUNNER,
 ) -> bool:
     """Store that a job pauses unless it is paused. True if it was not."""
-
-    def work(connection: Connection) -> bool:
-        lock_rules(connection, job_id)
-        new = {"reason": reason, "detail": detail, "at": now, "pending": "pause"}
-        insertion = insert_or(connection, job_pauses).values(job_id=job_id, **new)
-        is_free = _IS_FREE if only_if is None else and_(_IS_FREE, only_if)
-        stored = insertion.on_conflict_do_update(
-            index_elements=["job_id"], set_=new, where=is_free
-        ).returning(job_pauses.c.job_id)
-        if connection.execute(stored).first() is None:
-            return False
-        told = {"reason": reason, "detail": detail}
-        event = signed_event("paused", author, old={"reason": None}, new=told)
-        add_job_events(connection, job_id, [event], now)
-        return True
-
-    return database.write(work)
+    lock_rules(connection, job_id)
+    new = {"reason": reason, "detail": detail, "at": now, "pending": "pause"}
+    insertion = insert_or(connection, job_pauses).values(job_id=job_id, **new)
+    is_free = _IS_FREE if only_if is None else and_(_IS_FREE, only_if)
+    stored = insertion.on_conflict_do_update(
+        index_elements=["job_id"], set_=new, where=is_free
+    ).returning(job_pauses.c.job_id)
+    if connection.execute(stored).first() is None:
+        return False
+    told = {"reason": reason, "detail": detail}
+    tell_of_job(connection, job_id, now, "paused", author, old={"reason": None}, new=told)
+    return True
 
 
 def _pause_runs(database: Database, job_id: str, why: str, now: float) -> None:
@@ -258,31 +253,27 @@ def stop_spending(database: Database, run_id: str, now: float) -> dict[str, str]
 # --- The pilot ---
 
 
-def _decide(database: Database, job_id: str, now: float) -> str | None:
+@writes
+def _decide(connection: Connection, job_id: str, now: float) -> str | None:
     """Decide on a pilot whose items have all ended. Returns the reason if the other items are to follow."""
-
-    def work(connection: Connection) -> str | None:
-        result = pilot_result(connection, job_id)
-        if result is None:
-            return None
-        spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
-        pilot = JobSpec.from_json(spec).pilot or Pilot(0)
-        why = pilot.why_wait(result) if result.held else None
-        detail = why or f"the pilot has passed: {result}"
-        lock_rules(connection, job_id)
-        decided = (
-            update(job_pauses)
-            .where(job_pauses.c.job_id == job_id, job_pauses.c.pending == "decide")
-            .values(detail=detail, at=now, pending=None if why else "resume")
-        )
-        if connection.execute(decided).rowcount == 0:
-            return None
-        told = {"detail": detail, "goes_on": why is None}
-        event = signed_event("pilot_ended", RUNNER, old={"detail": None}, new=told)
-        add_job_events(connection, job_id, [event], now)
-        return None if why else detail
-
-    return database.write(work)
+    result = pilot_result(connection, job_id)
+    if result is None:
+        return None
+    spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
+    pilot = JobSpec.from_json(spec).pilot or Pilot(0)
+    why = pilot.why_wait(result) if result.held else None
+    detail = why or f"the pilot has passed: {result}"
+    lock_rules(connection, job_id)
+    decided = (
+        update(job_pauses)
+        .where(job_pauses.c.job_id == job_id, job_pauses.c.pending == "decide")
+        .values(detail=detail, at=now, pending=None if why else "resume")
+    )
+    if connection.execute(decided).rowcount == 0:
+        return None
+    told = {"detail": detail, "goes_on": why is None}
+    tell_of_job(connection, job_id, now, "pilot_ended", RUNNER, old={"detail": None}, new=told)
+    return None if why else detail
 
 
 def pilot_result(connection: Connection, job_id: str) -> PilotResult | None:

@@ -12,49 +12,43 @@ from sqlalchemy import Connection, insert, select, update
 from runner.core.events import signed_event
 from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
-from runner.store.database import Database
+from runner.store.database import Database, writes
 from runner.store.tables import people
 
 _SHOWN = ("name", "role", "created_at", "removed_at", "changes")
 
 
+@writes
 def add(
-    database: Database, name: str, role: str, token_hash: str | None, now: float, author: Author
+    connection: Connection, name: str, role: str, token_hash: str | None, now: float, author: Author
 ) -> None:
     """Let a person log in, also one who was removed. Raises ``UsageError`` if they can already."""
-
-    def work(connection: Connection) -> None:
-        query = select(people).where(people.c.name == name).with_for_update()
-        before = connection.execute(query).one_or_none()
-        if before is not None and before.removed_at is None:
-            raise UsageError(
-                f"{name!r} can log in already: for another role or token, first "
-                f"`runner users remove {name}`"
-            )
-        values: dict[str, Any] = {"role": role, "token_hash": token_hash, "removed_at": None}
-        changes = [] if before is None else before.changes
-        values["changes"] = [*changes, _change("added", author, now, {"role": role})]
-        if before is None:
-            connection.execute(insert(people).values(name=name, created_at=now, **values))
-        else:
-            connection.execute(update(people).where(people.c.name == name).values(**values))
-
-    database.write(work)
+    query = select(people).where(people.c.name == name).with_for_update()
+    before = connection.execute(query).one_or_none()
+    if before is not None and before.removed_at is None:
+        raise UsageError(
+            f"{name!r} can log in already: for another role or token, first "
+            f"`runner users remove {name}`"
+        )
+    values: dict[str, Any] = {"role": role, "token_hash": token_hash, "removed_at": None}
+    changes = [] if before is None else before.changes
+    values["changes"] = [*changes, _change("added", author, now, {"role": role})]
+    if before is None:
+        connection.execute(insert(people).values(name=name, created_at=now, **values))
+    else:
+        connection.execute(update(people).where(people.c.name == name).values(**values))
 
 
-def remove(database: Database, name: str, now: float, author: Author) -> None:
+@writes
+def remove(connection: Connection, name: str, now: float, author: Author) -> None:
     """Let a person log in no more. Raises ``NotFoundError``."""
-
-    def work(connection: Connection) -> None:
-        of_name = people.c.name == name
-        query = select(people).where(of_name, people.c.removed_at.is_(None)).with_for_update()
-        if (before := connection.execute(query).one_or_none()) is None:
-            raise NotFoundError(f"nobody who can log in is named {name!r}: see `runner users list`")
-        changes = [*before.changes, _change("removed", author, now, {})]
-        values = {"token_hash": None, "removed_at": now, "changes": changes}
-        connection.execute(update(people).where(of_name).values(**values))
-
-    database.write(work)
+    of_name = people.c.name == name
+    query = select(people).where(of_name, people.c.removed_at.is_(None)).with_for_update()
+    if (before := connection.execute(query).one_or_none()) is None:
+        raise NotFoundError(f"nobody who can log in is named {name!r}: see `runner users list`")
+    changes = [*before.changes, _change("removed", author, now, {})]
+    values = {"token_hash": None, "removed_at": now, "changes": changes}
+    connection.execute(update(people).where(of_name).values(**values))
 
 
 def list_people(database: Database, *, removed: bool = False) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from runner.core.run import ENDED, RUNNER, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.permissions import AnswerEffect
-from runner.store.changes import in_lots, locked_runs, queued, store_change
+from runner.store.changes import locked_runs, queued, store_change
 from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
-from runner.store.database import Database
+from runner.store.database import Database, in_lots
 from runner.store.notices import of_questions
 from runner.store.run_state import tool_context_from_json
 from runner.store.specs import agent_types

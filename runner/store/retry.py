@@ -25,7 +25,6 @@ from runner.errors import UsageError
 from runner.store.changes import (
     change_event,
     changed,
-    in_lots,
     locked_runs,
     queued_again,
     refuse_child,
@@ -35,7 +34,7 @@ from runner.store.changes import (
 )
 from runner.store.children import family_of
 from runner.store.conditions import IS_ITEM_RUN
-from runner.store.database import Database
+from runner.store.database import Database, in_lots, writes
 from runner.store.jobs import insert_runs, open_run, refuse_unstorable, spec_to_go_on
 from runner.store.notices import arm
 from runner.store.run_state import progress_from_row, progress_to_json
@@ -100,8 +99,9 @@ def retry(
     ]
 
 
+@writes
 def say(
-    database: Database, run_id: str, text: str, now: float, *, author: Author = UNKNOWN
+    connection: Connection, run_id: str, text: str, now: float, *, author: Author = UNKNOWN
 ) -> Change:
     """Queue a user message for a run; one that has ended starts again to answer it. Raises
     ``UsageError`` for an unfit text, a used-up limit, a session of Claude Code's and a
@@ -109,22 +109,18 @@ def say(
     if not text.strip():
         raise UsageError("the message is empty: say something")
     refuse_unstorable("the message", text)
-
-    def work(connection: Connection) -> Change:
-        (run,) = locked_runs(connection, [run_id])
-        refuse_child(run.id, "spoken to")
-        changes: dict[str, Any] = {"queued_count": run.queued_count + 1}
-        if run.state in ENDED:
-            spec = spec_to_go_on(connection, run.job_id)
-            changes |= _taken_up(connection, run, spec, Raised(), now)
-            arm(connection, run.job_id, spec.notify, now)
-        connection.execute(insert(queued_messages).values(run_id=run.id, text=text, created_at=now))
-        summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
-        signed_change(connection, run, now, "message_queued", author, changes, summary)
-        detail = "goes on with the message" if run.state in ENDED else "message queued"
-        return changed(run, changes.get("state", run.state), detail)
-
-    return database.write(work)
+    (run,) = locked_runs(connection, [run_id])
+    refuse_child(run.id, "spoken to")
+    changes: dict[str, Any] = {"queued_count": run.queued_count + 1}
+    if run.state in ENDED:
+        spec = spec_to_go_on(connection, run.job_id)
+        changes |= _taken_up(connection, run, spec, Raised(), now)
+        arm(connection, run.job_id, spec.notify, now)
+    connection.execute(insert(queued_messages).values(run_id=run.id, text=text, created_at=now))
+    summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
+    signed_change(connection, run, now, "message_queued", author, changes, summary)
+    detail = "goes on with the message" if run.state in ENDED else "message queued"
+    return changed(run, changes.get("state", run.state), detail)
 
 
 def _refuse_retry(run: Row[Any], begun_as: str | None, fresh: bool) -> None:

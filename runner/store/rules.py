@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from runner.core.agents import lineage
-from runner.core.events import signed_event
 from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
@@ -20,8 +19,8 @@ from runner.errors import NotFoundError, UsageError
 from runner.permissions import REMEMBERED, Rule
 from runner.permissions.decisions import Policy
 from runner.store import ids
-from runner.store.changes import add_job_events
-from runner.store.database import Database
+from runner.store.changes import tell_of_job
+from runner.store.database import Database, writes
 from runner.store.specs import JobReader
 from runner.store.tables import approvals, jobs, permission_rules
 
@@ -144,11 +143,9 @@ def remember_rules(
     """Add rules to a job, whose rules are locked, in a new snapshot. Returns their positions."""
     snapshot = new_snapshot(connection, job_id)
     positions = insert_rules(connection, job_id, rules, author, now, snapshot)
-    happened = [
-        signed_event("rule_added", author, new=_told(replace(rule, position=position), snapshot))
-        for rule, position in zip(rules, positions, strict=True)
-    ]
-    add_job_events(connection, job_id, happened, now)
+    for rule, position in zip(rules, positions, strict=True):
+        new = _told(replace(rule, position=position), snapshot)
+        tell_of_job(connection, job_id, now, "rule_added", author, new=new)
     return positions
 
 
@@ -164,8 +161,9 @@ def _told(rule: Rule, snapshot: int) -> dict[str, Any]:
     }
 
 
+@writes
 def revoke(
-    database: Database,
+    connection: Connection,
     job_id: str,
     position: int,
     author: Author,
@@ -184,33 +182,29 @@ def revoke(
             ``force``.
     """
     this = (permission_rules.c.job_id == job_id) & (permission_rules.c.position == position)
-
-    def work(connection: Connection) -> Row[Any]:
-        lock_rules(connection, job_id)
-        rule = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
-        if rule is None:
-            raise UsageError(
-                f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
-            )
-        what = f"the rule {rule.effect} {rule.rule!r} of {job_id}"
-        if rule.revoked_in is not None:
-            by = f", by {rule.revoked_by}" if rule.revoked_by else ""
-            raise UsageError(f"{what} was revoked before{by}")
-        if rule.origin != REMEMBERED and not force:
-            raise UsageError(
-                f"{what} was submitted with the job, not remembered: to revoke it all the same, for "
-                "good, say --force"
-            )
-        snapshot = new_snapshot(connection, job_id)
-        changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}
-        revoked = update(permission_rules).where(this).values(**changes).returning(*_COLUMNS)
-        held = Rule(rule.effect, rule.rule, rule.why, rule.origin, rule.run_id, position)
-        old = _told(held, rule.added_in)
-        event = signed_event("rule_revoked", author, {"snapshot": snapshot}, old=old)
-        add_job_events(connection, job_id, [event], now)
-        return connection.execute(revoked).one()
-
-    return database.write(work)
+    lock_rules(connection, job_id)
+    rule = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
+    if rule is None:
+        raise UsageError(
+            f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
+        )
+    what = f"the rule {rule.effect} {rule.rule!r} of {job_id}"
+    if rule.revoked_in is not None:
+        by = f", by {rule.revoked_by}" if rule.revoked_by else ""
+        raise UsageError(f"{what} was revoked before{by}")
+    if rule.origin != REMEMBERED and not force:
+        raise UsageError(
+            f"{what} was submitted with the job, not remembered: to revoke it all the same, for "
+            "good, say --force"
+        )
+    snapshot = new_snapshot(connection, job_id)
+    changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}
+    revoked = update(permission_rules).where(this).values(**changes).returning(*_COLUMNS)
+    held = Rule(rule.effect, rule.rule, rule.why, rule.origin, rule.run_id, position)
+    old = _told(held, rule.added_in)
+    in_snapshot = {"snapshot": snapshot}
+    tell_of_job(connection, job_id, now, "rule_revoked", author, in_snapshot, old=old)
+    return connection.execute(revoked).one()
 
 
 def lock_rules(connection: Connection, job_id: str) -> int:

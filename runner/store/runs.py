@@ -43,7 +43,7 @@ from runner.store.changes import (
     store_change,
 )
 from runner.store.children import IS_ORPHAN, IS_READY
-from runner.store.database import Database
+from runner.store.database import Database, writes
 from runner.store.depth import may_begin_now
 from runner.store.statements import Writes, execute
 from runner.store.tables import events, job_budgets, job_pauses, job_shares, jobs, runs, workers
@@ -270,17 +270,14 @@ def postpone(database: Database, run: DueRun, until: float) -> None:
     )
 
 
-def wait_for_workspace(database: Database, run: DueRun, now: float) -> None:
+@writes
+def wait_for_workspace(connection: Connection, run: DueRun, now: float) -> None:
     """This worker cannot see the run's workspace: let it wait for one that can."""
     is_due = _IS_QUEUED, runs.c.attempt == run.attempt
     event = Event("waiting", {"reason": "workspace", "path": run.workspace_path})
-
-    def work(connection: Connection) -> None:
-        for row in locked_runs(connection, [run.id], *is_due):
-            changes = {**FREED, "state": "waiting", "reason": "workspace"}
-            store_change(connection, row, now, [event], **changes)
-
-    database.write(work)
+    for row in locked_runs(connection, [run.id], *is_due):
+        changes = {**FREED, "state": "waiting", "reason": "workspace"}
+        store_change(connection, row, now, [event], **changes)
 
 
 _WAITING = (runs.c.state == "waiting") & (runs.c.reason == "workspace")
@@ -299,8 +296,9 @@ def missing_workspaces(database: Database, of: str | None = None) -> list[tuple[
     return [tuple(row) for row in database.rows(query)]
 
 
+@writes
 def workspace_found(
-    database: Database,
+    connection: Connection,
     path: str,
     workspace_id: str,
     most: int,
@@ -314,16 +312,12 @@ def workspace_found(
     if job_id is not None:
         of_it &= runs.c.job_id == job_id
     waiting = select(runs.c.id).where(_WAITING, of_it).order_by(runs.c.id).limit(most)
-
-    def work(connection: Connection) -> list[str]:
-        run_ids = connection.execute(waiting).scalars().all()
-        found = locked_runs(connection, run_ids, _WAITING)
-        for run in found:
-            changes = {**queued_again(run, now), "rung_at": now}
-            signed_change(connection, run, now, "resumed", RUNNER, changes, {"reason": "workspace"})
-        return [run.id for run in found]
-
-    return database.write(work)
+    run_ids = connection.execute(waiting).scalars().all()
+    found = locked_runs(connection, run_ids, _WAITING)
+    for run in found:
+        changes = {**queued_again(run, now), "rung_at": now}
+        signed_change(connection, run, now, "resumed", RUNNER, changes, {"reason": "workspace"})
+    return [run.id for run in found]
 
 
 # --- The order of work ---

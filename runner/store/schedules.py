@@ -23,7 +23,7 @@ from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import UnreachableError, UsageError
 from runner.logs import log_event
 from runner.store import ids, jobs
-from runner.store.database import Database
+from runner.store.database import Database, writes
 from runner.store.tables import schedules
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,9 @@ def remove(database: Database, schedule_id: str, now: float, author: Author) -> 
     _change(database, schedule_id, "removed", author, now, lambda row: {"removed_at": now})
 
 
+@writes
 def _change(
-    database: Database,
+    connection: Connection,
     schedule_id: str,
     kind: str,
     author: Author,
@@ -138,17 +139,13 @@ def _change(
     new: Callable[[Row[Any]], dict[str, Any]],
 ) -> None:
     """Change a schedule that is not removed, and record who did it; what is so already stays."""
-
-    def work(connection: Connection) -> None:
-        is_there = schedules.c.id == schedule_id, schedules.c.removed_at.is_(None)
-        query = select(schedules).where(*is_there).with_for_update()
-        for row in connection.execute(query):
-            if kind == ("resumed" if row.paused_at is None else "paused"):
-                return
-            changes = [*row.changes, _event(kind, author, now)]
-            _set(connection, schedule_id, changes=changes, **new(row))
-
-    database.write(work)
+    is_there = schedules.c.id == schedule_id, schedules.c.removed_at.is_(None)
+    query = select(schedules).where(*is_there).with_for_update()
+    for row in connection.execute(query):
+        if kind == ("resumed" if row.paused_at is None else "paused"):
+            return
+        changes = [*row.changes, _event(kind, author, now)]
+        _set(connection, schedule_id, changes=changes, **new(row))
 
 
 def _event(kind: str, author: Author, now: float) -> dict[str, Any]:

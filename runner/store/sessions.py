@@ -29,7 +29,7 @@ from runner.exchange.session_lines import as_object
 from runner.exchange.session_runs import TABLES, Happened, SessionRun
 from runner.exchange.sessions import READER, Files, Session
 from runner.store import ids
-from runner.store.changes import add_job_events
+from runner.store.changes import tell_of_job
 from runner.store.database import Database
 from runner.store.exports import lines_of_sessions
 from runner.store.imports import ImportedRun, ImportOutcome, refusing_conflicts
@@ -81,7 +81,7 @@ def import_session(
         connection.execute(keeper.values(files_digest=digest))
         if stored := sum(each.what != "there" for each in imported):
             told = {"source": shorten(source, 200), "runs": stored}
-            add_job_events(connection, job_id, [signed_event("imported", author, new=told)], now)
+            tell_of_job(connection, job_id, now, "imported", author, new=told)
         return imported
 
     with refusing_conflicts(source):
@@ -146,8 +146,7 @@ def _sessions_job(connection: Connection, author: Author, now: float) -> str:
         "spec": JobSpec(name=SESSIONS, model=SESSIONS).to_json(),
     }
     connection.execute(insert(jobs).values(row))
-    made = signed_event("submitted", author, new={"name": SESSIONS, "runs": 0})
-    add_job_events(connection, job_id, [made], now)
+    tell_of_job(connection, job_id, now, "submitted", author, new={"name": SESSIONS, "runs": 0})
     return job_id
 
 

@@ -9,21 +9,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, func, select, true, update
 
-from runner.core.events import Event, signed_event
+from runner.core.events import Event
 from runner.core.run import FRESH, RUNNER, Author
 from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Moment
-from runner.store.changes import (
-    FREED,
-    MOST_AT_ONCE,
-    add_job_events,
-    event_rows,
-    locked_runs,
-    queued_again,
-    signed_change,
-)
-from runner.store.database import Database
+from runner.store.changes import FREED, event_rows, resume, resumed_event, tell_of_job
+from runner.store.database import MOST_AT_ONCE, Database
 from runner.store.rules import lock_rules
 from runner.store.runs import FIRST
 from runner.store.statements import Row, execute, insert_many
@@ -42,10 +34,10 @@ def move_finish_by(
         lock_rules(connection, job_id)
         of_job = jobs.c.id == job_id
         columns = {"finish_by": moment.at, "finish_by_text": str(moment)}
-        old = connection.execute(select(*(jobs.c[name] for name in columns)).where(of_job)).one()
+        query = select(*(jobs.c[name] for name in columns)).where(of_job)
+        old = connection.execute(query).mappings().one()
         connection.execute(update(jobs).where(of_job).values(columns))
-        moved = signed_event("finish_by_moved", author, old=dict(old._mapping), new=columns)
-        add_job_events(connection, job_id, [moved], now)
+        tell_of_job(connection, job_id, now, "finish_by_moved", author, old=dict(old), new=columns)
 
     database.write(work)
     return queue_moved(database, now, jobs.c.id == job_id, author=author)
@@ -61,27 +53,10 @@ def queue_moved(
         .join(jobs, jobs.c.id == runs.c.job_id)
         .where(jobs.c.finish_by > now, _WAITS, *of_jobs)
         .order_by(runs.c.id)
-        .limit(MOST_AT_ONCE)
     )
-
-    def work(connection: Connection, run_ids: list[str]) -> list[str]:
-        found = locked_runs(connection, run_ids, _WAITS)
-        for run in found:
-            signed_change(
-                connection,
-                run,
-                now,
-                "resumed",
-                author,
-                queued_again(run, now),
-                {"reason": "finish_by"},
-            )
-        return [run.id for run in found]
-
-    moved: list[str] = []
-    while run_ids := [run.id for run in database.rows(waiting)]:
-        moved += database.write(partial(work, run_ids=run_ids))
-    return moved
+    found = [run.id for run in database.rows(waiting)]
+    event = resumed_event(author, "finish_by")
+    return [each.id for each in resume(database, found, _WAITS, event, now)]
 
 
 _opens, _deadline = bindparam("opens", type_=Float), bindparam("deadline", type_=Float)

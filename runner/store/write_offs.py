@@ -25,15 +25,8 @@ from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
 from runner.store import caps
 from runner.store.budgets import look_into, sums, wake_for_budget
-from runner.store.changes import (
-    MOST_AT_ONCE,
-    changed,
-    in_lots,
-    locked_runs,
-    store_change,
-    unchanged,
-)
-from runner.store.database import Database
+from runner.store.changes import changed, locked_runs, store_change, unchanged
+from runner.store.database import MOST_AT_ONCE, Database, in_lots
 from runner.store.exports import IMPORTED
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.tables import batch_calls, events, job_budgets, jobs, model_calls, runs

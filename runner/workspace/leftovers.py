@@ -13,7 +13,7 @@ from runner.core.workspace import Workspace
 from runner.errors import RunnerError
 from runner.store import workspaces
 from runner.store.database import Database
-from runner.store.workspaces import StoredWorkspace, WorkspaceRecord
+from runner.store.workspaces import RunWorkspace, WorkspaceRecord
 from runner.workspace.folders import COPIES, remove_folder
 from runner.workspace.git import shown
 from runner.workspace.notes import MadeNotes
@@ -31,7 +31,7 @@ _GOES_ON = "its run has not ended: cancel it first"
 class Leftover:
     run_id: str
     path: Path
-    run: StoredWorkspace | None  # None for a folder that no run of the database knows
+    run: RunWorkspace | None  # None for a folder that no run of the database knows
     unsaved: str  # why its work would be lost with it, or ""
 
     @property
@@ -129,7 +129,7 @@ class _Files:
     home: Path
     environment: Mapping[str, str]
 
-    def unsaved(self, run: StoredWorkspace, path: Path) -> str:
+    def unsaved(self, run: RunWorkspace, path: Path) -> str:
         """Return why a run's work would be lost with its workspace, or ""."""
         if run.state not in ENDED:
             return _GOES_ON
@@ -144,7 +144,7 @@ class _Files:
             return f"it cannot be compared with what is recorded of it: {error}"
         if why:
             return why
-        if run.asked.mode == "git" and run.delivered is None:
+        if run.asked.mode == "git" and run.commit is None:
             return "it was not delivered: no commit on its branch holds all of it"
         return ""
 
@@ -162,7 +162,7 @@ class _Files:
         return ""
 
     def _unrecorded(
-        self, run: StoredWorkspace, asked: Workspace, record: WorkspaceRecord, path: Path
+        self, run: RunWorkspace, asked: Workspace, record: WorkspaceRecord, path: Path
     ) -> str:
         """Return the paths that no snapshot of the workspace holds, or ""."""
         repository = self._repository(run)
@@ -179,7 +179,7 @@ class _Files:
         }
         with looking(store, path, run.run_id, environment=self.environment, **options) as snapshots:
             snapshot = snapshots.take(note=note)
-            known = {run.snapshot or snapshot}
+            known = {run.tree or snapshot}
             if record.store_id != store_id(self.home):
                 known |= snapshots.history().trees  # another host went on from there
             if snapshot not in known:
@@ -187,7 +187,7 @@ class _Files:
             names = ", ".join(map(shown, snapshots.unrecorded(snapshot)))
         return names and f"it holds what is recorded nowhere (a repository of its own): {names}"
 
-    def _repository(self, run: StoredWorkspace) -> Repository | None:
+    def _repository(self, run: RunWorkspace) -> Repository | None:
         asked = run.asked
         if asked is None or asked.mode != "git":
             return None

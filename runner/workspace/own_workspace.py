@@ -17,7 +17,7 @@ from runner.errors import HostFaultError, WorkspaceError, tells_host_fault
 from runner.ports import Command, Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
-from runner.store.workspaces import SNAPSHOTS, StoredWorkspace, WorkspaceRecord
+from runner.store.workspaces import SNAPSHOTS, RunWorkspace, WorkspaceRecord
 from runner.tools.host import Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child, repository
@@ -55,7 +55,7 @@ class Site:
 
 
 def open_workspace(
-    site: Site, stored: StoredWorkspace, asked: Workspace, lease: Lease, interrupt: Interrupt
+    site: Site, stored: RunWorkspace, asked: Workspace, lease: Lease, interrupt: Interrupt
 ) -> OwnWorkspace:
     """Return a run's own workspace at one attempt, which may have to be made. A worktree is of the
     user's repository if that is here and has the base, else of a clone, made if need be. Raises
@@ -81,7 +81,7 @@ class OwnWorkspace:
     def __init__(
         self,
         site: Site,
-        stored: StoredWorkspace,
+        stored: RunWorkspace,
         asked: Workspace,
         lease: Lease,
         source: Repository | None,

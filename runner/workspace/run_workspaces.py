@@ -17,7 +17,7 @@ from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.specs import JobCache
-from runner.store.workspaces import SNAPSHOTS, StoredWorkspace
+from runner.store.workspaces import SNAPSHOTS, RunWorkspace
 from runner.tools.toolbox import LocalTools
 from runner.workspace.folders import COPIES, has_id, restore_id
 from runner.workspace.git import shown
@@ -194,11 +194,11 @@ class RunWorkspaces:
             return None
         return self._open_own(stored, stored.asked, lease, interrupt)
 
-    def _stored(self, run_id: str) -> StoredWorkspace:
+    def _stored(self, run_id: str) -> RunWorkspace:
         return workspaces.workspace_of(self._site.database, run_id, self._jobs)
 
     def _open_own(
-        self, stored: StoredWorkspace, asked: Workspace, lease: Lease, interrupt: Interrupt
+        self, stored: RunWorkspace, asked: Workspace, lease: Lease, interrupt: Interrupt
     ) -> OwnWorkspace:
         here, record = store_id(self._site.home), stored.record
         if record is not None and record.store_id != here and asked.remote is None:

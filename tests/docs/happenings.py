@@ -39,17 +39,16 @@ from runner.store import (
     rules,
     runs,
     schedules,
-    shares,
     tables,
     workspaces,
 )
 from runner.store.approvals import answer
+from runner.store.changes import record_read
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.imports import import_file
 from runner.store.questions import waiting
-from runner.store.reads import record_read
 from runner.store.schedules import Cron
 from runner.store.sessions import import_session
 from runner.store.times import move_finish_by
@@ -162,7 +161,7 @@ def reach_its_times(database: Database) -> None:
 
 def change_the_priority(database: Database) -> None:
     job_id = run_row(database, submit_one(database)).job_id
-    shares.set_priority(database, job_id, 16.0, NOW, Author("lena"))
+    jobs.set_priority(database, job_id, 16.0, NOW, Author("lena"))
 
 
 def be_paused_by_runner(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""``queries.forecast`` and the forecast of a job, on both databases."""
+"""The forecast of a job, on both databases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.app.handle import App
 from runner.core.budget import Budget
 from runner.core.commands import Target
 from runner.core.times import Times, Window
-from runner.queries.forecast import begun_trees
+from runner.queries.jobs import begun_trees
 from runner.store import control
 from runner.store import jobs as jobs_store
 from runner.store.database import Database

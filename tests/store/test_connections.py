@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from runner.core.commands import Target
 from runner.core.hosts import Connection
-from runner.queries.connections import connection_rows
+from runner.queries.accesses import connection_rows
 from runner.queries.filters import Filters
-from runner.store.connections import store_connections
+from runner.store.changes import store_connections
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.ids import call_id

@@ -23,8 +23,7 @@ from runner.store import control, depth, jobs, runs, statements
 from runner.store.budgets import BudgetWaits, set_budget
 from runner.store.caps import set_cap
 from runner.store.database import Database
-from runner.store.depth import items_of
-from runner.store.held import HeldItems, held_back
+from runner.store.depth import HeldItems, held_back, items_of
 from runner.store.retry import retry
 from runner.store.tables import day_cap
 from runner.store.tables import jobs as job_table

@@ -14,12 +14,12 @@ from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.core.workspace import Instructions
 from runner.errors import UsageError
-from runner.queries.runs import snapshots_around_turn
 from runner.queries.transcript import sent_request
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.retry import retry
 from runner.store.tables import run_instructions
+from runner.store.workspaces import snapshots_around_turn
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
 from tests.store.forking import RECORDED, SAID, begun, copied, forked
 

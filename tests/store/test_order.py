@@ -23,8 +23,8 @@ from runner.errors import NotFoundError
 from runner.queries.timeline import changes_of_job
 from runner.store import control, jobs, leases, retry, runs
 from runner.store.database import Database
+from runner.store.jobs import priority_of, set_priority
 from runner.store.journal import StoredJournal
-from runner.store.shares import priority_of, set_priority
 from runner.store.tables import job_shares
 from runner.store.tables import runs as run_table
 from tests.store.attempts import WORKER, claim, free, run_row, submit_one, text, tool_use

@@ -17,9 +17,6 @@ from runner.queries.runs import (
     last_verifications,
     result_of_run,
     results_of_job,
-    snapshots_around_turn,
-    snapshots_of_job,
-    snapshots_of_run,
     verifications_of_run,
 )
 from runner.store import leases
@@ -28,6 +25,7 @@ from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.retry import retry
+from runner.store.workspaces import snapshots_around_turn, workspace_of, workspaces_of_job
 from tests.cli.out.recorded import (
     AtWork,
     begin,
@@ -60,13 +58,19 @@ def work(database: Database, repository: Path, tmp_path: Path) -> AtWork:
 def test_a_run_s_trees_are_found_with_where_they_are(work: AtWork, repository: Path) -> None:
     start = work.tree
     work.write({"a.txt": b"zwei\n"})
-    found = snapshots_of_run(work.database, work.id)
+    found = workspace_of(work.database, work.id)
     assert (found.start_tree, found.tree, found.commit) == (start, work.tree, None)
-    assert (found.mode, found.source, found.remote) == ("git", str(repository), None)
+    assert found.asked is not None
+    assert (found.asked.mode, found.asked.source, found.asked.remote) == (
+        "git",
+        str(repository),
+        None,
+    )
     assert (found.branch, found.start_commit) == (work.branch, work.start_commit)
-    assert (found.path, found.hostname, found.model) == (str(work.path), "here", "claude-test")
-    assert found.store_id
-    assert snapshots_of_job(work.database, found.job_id) == [found]
+    assert (found.hostname, found.model) == ("here", "claude-test")
+    assert found.record is not None
+    assert found.record.path == str(work.path)
+    assert workspaces_of_job(work.database, found.job_id) == [found]
     assert snapshots_around_turn(work.database, work.id, 1) == (start, work.tree)
     with pytest.raises(NotFoundError, match="no turn 2: its last is 1"):
         snapshots_around_turn(work.database, work.id, 2)
@@ -76,7 +80,7 @@ def test_a_run_s_trees_are_found_with_where_they_are(work: AtWork, repository: P
 def test_the_commit_is_known_once_the_run_has_ended_so(work: AtWork, repository: Path) -> None:
     submit_result(work, {"title": "Good"}).verify().deliver()
     commit = git(repository, "rev-parse", work.branch)
-    assert snapshots_of_run(work.database, work.id).commit == commit
+    assert workspace_of(work.database, work.id).commit == commit
 
 
 def submit_result(work: AtWork, result: dict[str, object]) -> AtWork:
@@ -108,7 +112,7 @@ def test_results_are_those_that_were_submitted_last(work: AtWork) -> None:
     found = {each.run_id: each for each in results_of_job(work.database, job_id)}
     assert found[work.id].result == {"title": "Good\x00"}
     assert (found[forked.id].result, found[forked.id].fork_of) == (None, work.id)
-    assert snapshots_of_run(work.database, forked.id).model == "claude-other"
+    assert workspace_of(work.database, forked.id).model == "claude-other"
 
 
 def test_runs_that_were_begun_afresh_are_left_out_unless_they_are_wanted(
@@ -118,14 +122,14 @@ def test_runs_that_were_begun_afresh_are_left_out_unless_they_are_wanted(
     job_id = run_row(database, run_id).job_id
     cancel(database, Target("run", run_id), NOW)
     retry(database, Target("run", run_id), NOW, fresh=True)
-    (current,) = snapshots_of_job(database, job_id)
+    (current,) = workspaces_of_job(database, job_id)
     assert current.run_id != run_id
     every = [
-        each.run_id for each in snapshots_of_job(database, job_id, among=[run_id, current.run_id])
+        each.run_id for each in workspaces_of_job(database, job_id, among=[run_id, current.run_id])
     ]
     assert every == [run_id, current.run_id]
     assert [each.run_id for each in results_of_job(database, job_id)] == [current.run_id]
-    assert current.mode is None
+    assert current.asked is None
     assert items_of_runs(database, every) == {each: {"file": "one"} for each in every}
 
 

@@ -14,11 +14,10 @@ from runner.core.steps import Done
 from runner.core.workspace import Workspace
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
-from runner.queries.runs import snapshots_of_job, snapshots_of_run
 from runner.store import budgets
 from runner.store.database import Database
 from runner.store.tables import runs
-from runner.store.workspaces import list_of_host, workspace_of
+from runner.store.workspaces import list_of_host, workspace_of, workspaces_of_job
 from tests.store.attempts import claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
 
@@ -44,14 +43,14 @@ def run_id(database: Database) -> str:
 def test_the_workspace_of_a_run_is_found(database: Database, run_id: str) -> None:
     assert workspace_of(database, run_id).asked == WORKSPACE
     (found,) = list_of_host(database, "here", [run_id])
-    assert (found.asked, found.snapshot, found.delivered) == (WORKSPACE, "7ree", "c0mm17")
+    assert (found.asked, found.tree, found.commit) == (WORKSPACE, "7ree", "c0mm17")
 
 
 def test_the_trees_of_a_run_are_found(database: Database, run_id: str) -> None:
-    trees = snapshots_of_run(database, run_id)
-    assert (trees.mode, trees.source, trees.model) == ("git", "/project", "claude-test")
+    trees = workspace_of(database, run_id)
+    assert (trees.asked, trees.model) == (WORKSPACE, "claude-test")
     assert (trees.tree, trees.commit) == ("7ree", "c0mm17")
-    assert snapshots_of_job(database, trees.job_id) == [trees]
+    assert workspaces_of_job(database, trees.job_id) == [trees]
 
 
 def test_what_a_run_costs_is_told(database: Database) -> None:

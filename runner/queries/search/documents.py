@@ -23,8 +23,8 @@ from runner.core.conversation import Block
 from runner.core.search import Role, Source
 from runner.core.text import visible
 from runner.errors import RunnerError
-from runner.queries.find import in_batches
 from runner.store import ids
+from runner.store.database import in_lots
 from runner.store.statements import execute
 from runner.store.tables import (
     approvals,
@@ -373,7 +373,7 @@ def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Plac
     """Return the documents at some places. Those that are gone or cannot be read are left out."""
     reader = Reader(connection, with_models=False)
     found: dict[Place, Document] = {}
-    for wanted in map(set, in_batches(places, _MOST_KEYS)):
+    for wanted in map(set, in_lots(places, _MOST_KEYS)):
         keys: dict[Origin, set[tuple[Any, ...]]] = {}
         for place in wanted:
             origin, key = _row_of(place)

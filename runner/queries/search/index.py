@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, or_
 
 from runner.core import search as wording
 from runner.core.agents import item_of
 from runner.errors import RunnerError, UsageError
 from runner.queries.filters import Filters
-from runner.queries.search.documents import Document, Place, Tell, unread
+from runner.queries.search.documents import (
+    BLOCKS,
+    COMPACTIONS,
+    SESSION_ROWS,
+    SYSTEMS,
+    VERIFICATIONS,
+    Document,
+    Origin,
+    Place,
+    Reader,
+    Tell,
+    unread,
+)
+from runner.store.jobs import SESSIONS
+from runner.store.tables import blocks, compactions, verifications
 
 # Marks a document that could not be read: it has no words.
 UNREAD = f"{wording.MARK}unread"
@@ -235,3 +253,208 @@ def _words_ending(lookup: Lookup, part: str, *, is_needed: bool) -> list[str] | 
     if is_needed and len(words) > most:
         raise UsageError(f"too many words end with {part!r}: give more of the text, or a word too")
     return words if len(words) <= most else None
+
+
+# --- What an index lacks ---
+
+
+# Runs an SQL statement where both ``runs`` and ``search_runs`` are, and returns the rows.
+Ask = Callable[[str, Mapping[str, Any]], Sequence[Any]]
+
+_ROWS_AT_ONCE = 20
+
+# Whatever is added to a run makes one of its counters grow.
+_COUNTED = "r.revision + r.event_count + r.message_count"
+_CHANGED = f"""
+FROM runs AS r LEFT JOIN search_runs AS s ON s.run_id = r.id AND s.job_id = r.job_id
+WHERE (s.number IS NULL OR s.seen <> {_COUNTED})
+"""
+_CHANGED_RUNS = f"""
+SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id), {_COUNTED} AS counted,
+    r.compaction_count, EXISTS (SELECT 1 FROM verifications AS v WHERE v.run_id = r.id),
+    s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
+{_CHANGED} AND r.id > :after ORDER BY r.id LIMIT 100
+"""
+_NEW_JOBS = """
+SELECT id FROM jobs AS j WHERE id > :after
+    AND NOT EXISTS (SELECT 1 FROM search_runs AS s WHERE s.run_id = '' AND s.job_id = j.id)
+ORDER BY id LIMIT 100
+"""
+# How many blocks the index lacks, about.
+_MISSING = f"""
+SELECT sum(CASE WHEN r.message_count > s.message THEN r.message_count - s.message
+    WHEN s.message IS NULL THEN r.message_count ELSE 1 END) {_CHANGED}
+"""
+
+# Stores how much of a run the index holds.
+NOTE = """
+INSERT INTO search_runs
+    (number, job_id, run_id, seen, message, positions, compactions, verifications)
+VALUES (:number, :job_id, :run_id, :seen, :message, :positions, :compactions, :verifications)
+ON CONFLICT (number) DO UPDATE SET seen = excluded.seen, message = excluded.message,
+    positions = excluded.positions, compactions = excluded.compactions,
+    verifications = excluded.verifications
+"""
+
+
+# What the index holds of runs and jobs that the database has no more.
+GONE = """
+SELECT s.number FROM search_runs AS s
+WHERE NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.id = s.run_id)
+    AND NOT (s.run_id = '' AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = s.job_id)) LIMIT 100
+"""
+
+
+def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
+    run_id, *key = origin.table.primary_key.columns
+    query = origin.query.where(run_id == bindparam("run_id"), *conditions)
+    return query.order_by(*key).limit(_ROWS_AT_ONCE)
+
+
+_LAST: BindParameter[int] = bindparam("message")
+_MESSAGE = blocks.c.message
+_IS_NEW_THERE = blocks.c.position.not_in(bindparam("positions", expanding=True))
+# Of each table, the rows of a run that the index lacks.
+_NEW_ROWS = {
+    BLOCKS: _new(BLOCKS, _MESSAGE >= _LAST, or_(_MESSAGE > _LAST, _IS_NEW_THERE)),
+    COMPACTIONS: _new(COMPACTIONS, compactions.c.number > bindparam("compactions")),
+    VERIFICATIONS: _new(
+        VERIFICATIONS,
+        verifications.c.ended_at.is_not(None),
+        verifications.c.number.not_in(bindparam("verifications", expanding=True)),
+    ),
+}
+
+
+def is_up_to_date(ask: Ask) -> bool:
+    return not any(ask(query, {"after": ""}) for query in (_NEW_JOBS, _CHANGED_RUNS))
+
+
+def add_all(add: Callable[[Progress], int], progress: Progress) -> int:
+    """Add batches until one is empty, and return how many documents were added."""
+    total = 0
+
+    def tell(done: int, all: int) -> None:
+        progress(total + done, total + all)
+
+    while added := add(tell):
+        total += added
+    progress(total, total)
+    return total
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The indexed part of a run."""
+
+    number: int  # of the run in the index
+    job_id: str
+    run_id: str = ""  # empty for a system prompt
+    seen: int = 0  # the sum of the run's counters; negative until all of it is indexed
+    message: int = 0  # the last message; it may grow, as results of one reply come in any order
+    positions: list[int] = field(default_factory=list)  # the blocks of that message
+    compactions: int = 0
+    verifications: list[int] = field(default_factory=list)
+
+    def add(self, origin: Origin, row: Any) -> None:
+        if origin is COMPACTIONS:
+            self.compactions = row.number
+        elif origin is VERIFICATIONS:
+            self.verifications.append(row.number)
+        elif row.message == self.message:
+            self.positions.append(row.position)
+        else:
+            self.message, self.positions = row.message, [row.position]
+
+
+class News:
+    """Reads what an index lacks: new jobs' system prompts, and texts of runs whose counters have
+    changed (read before what they count). ``source`` has one view of the data; ``most`` limits the
+    documents, and ``progress`` receives how many were read and are lacking."""
+
+    def __init__(
+        self, ask: Ask, source: Connection, most: int, tell: Tell, progress: Progress | None = None
+    ) -> None:
+        self._ask, self._source, self._tell = ask, source, tell
+        self._reader = Reader(source, tell)
+        self._done, self._most, self._room = 0, most, most * CHARACTERS_EACH
+        self._progress = progress
+        self._missing = int(ask(_MISSING, {})[0][0] or 0) if progress else 0
+        self._now = time.time()
+        self._next_run = ask("SELECT coalesce(max(number), 0) + 1 FROM search_runs", {})[0][0]
+        self._seen: list[_Seen] = []
+        self.forgotten: list[int] = []  # runs that are read again from the start
+
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """Yield the missing entries, each with the number of its run."""
+        for (job_id,) in self._pages(_NEW_JOBS):
+            seen = self._new(job_id)
+            for row in SYSTEMS.rows(self._source, [(job_id,)]):
+                yield from self._taken(seen, SYSTEMS, row)
+            self._seen.append(seen)
+        for row in self._pages(_CHANGED_RUNS):
+            yield from self._of_run(row)
+
+    def notes(self) -> list[dict[str, Any]]:
+        """Return the values for ``NOTE`` after all entries were added."""
+        lists = ("positions", "verifications")
+        return [
+            asdict(seen) | {name: json.dumps(getattr(seen, name)) for name in lists}
+            for seen in self._seen
+        ]
+
+    def _of_run(self, changed: Sequence[Any]) -> Iterator[tuple[int, Entry]]:
+        """Yield the missing entries of a run, a row of ``_CHANGED_RUNS``."""
+        run_id, job_id, source, counted, compacted, verified, number, before, *held = changed
+        seen = self._new(job_id, run_id) if number is None else _Seen(number, job_id, run_id)
+        if number is not None and source == SESSIONS and before != -counted:
+            self.forgotten.append(number)  # an imported session may grow anywhere
+        elif number is not None:
+            seen.message, positions, seen.compactions, checked = held
+            seen.positions, seen.verifications = json.loads(positions), json.loads(checked)
+        self._seen.append(seen)
+        seen.seen = -counted
+        if source == SESSIONS and not (seen.message or seen.positions):
+            for row in SESSION_ROWS.rows(self._source, [(run_id,)]):
+                yield from self._taken(seen, SESSION_ROWS, row)
+        for origin, has_any in (
+            (BLOCKS, True),
+            (COMPACTIONS, compacted),
+            (VERIFICATIONS, verified),
+        ):
+            new = _NEW_ROWS[origin]
+            rows: Sequence[Any] = range(_ROWS_AT_ONCE if has_any else 0)
+            while len(rows) == _ROWS_AT_ONCE:
+                rows = self._source.execute(new, asdict(seen)).all()
+                for row in rows:
+                    yield from self._taken(seen, origin, row)
+                    seen.add(origin, row)
+                    if self._is_full:
+                        return
+        seen.seen = counted
+
+    def _new(self, job_id: str, run_id: str = "") -> _Seen:
+        self._next_run += 1
+        return _Seen(self._next_run - 1, job_id, run_id)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._done >= self._most or self._room <= 0
+
+    def _taken(self, seen: _Seen, origin: Origin, row: Any) -> Iterator[tuple[int, Entry]]:
+        for document in self._reader.documents(origin, row):
+            self._done += 1
+            self._room -= len(document.text or "")
+            if self._progress is not None:
+                self._progress(self._done, max(self._done, self._missing))
+            yield seen.number, entry_of(document, self._now, self._tell)
+
+    def _pages(self, query: str) -> Iterator[Any]:
+        """Yield the rows of a query by their ids, until enough was read."""
+        after = ""
+        while rows := self._ask(query, {"after": after}):
+            for row in rows:
+                if self._is_full:
+                    return
+                yield row
+            after = rows[-1][0]

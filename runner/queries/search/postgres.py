@@ -22,8 +22,17 @@ from sqlalchemy import Connection, text
 
 from runner.core.search import LONG, MARK, SHORTEST_PART, Term
 from runner.queries.search.documents import KINDS, Place, Tell
-from runner.queries.search.index import Entry, Match, Needs, Progress
-from runner.queries.search.news import GONE, NOTE, News, add_all, is_up_to_date
+from runner.queries.search.index import (
+    GONE,
+    NOTE,
+    Entry,
+    Match,
+    Needs,
+    News,
+    Progress,
+    add_all,
+    is_up_to_date,
+)
 from runner.store.database import Database
 
 # Documents that are indexed together; a follower takes so few that a worker's other threads go on.

@@ -10,8 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from runner.core.search import Excerpt, Matcher, Query, Role, Source, Term, excerpt
-from runner.queries.filters import Filters
-from runner.queries.find import descendant_ids
+from runner.queries.filters import Filters, descendant_ids
 from runner.queries.rows import Rows, columns
 from runner.queries.search.documents import Document, Place, Tell, call_ids, read_documents
 from runner.queries.search.index import (

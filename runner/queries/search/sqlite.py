@@ -25,11 +25,21 @@ from sqlalchemy import Connection, Integer, Text, cast, func, literal_column, se
 
 from runner.core.search import MARK, SHORTEST_PART, Term
 from runner.errors import UnreachableError
-from runner.queries.find import in_batches
 from runner.queries.search.documents import KINDS, Place, Tell
-from runner.queries.search.index import Entry, Match, Needs, Progress, Unusable, again_if_unusable
-from runner.queries.search.news import GONE, NOTE, News, add_all, is_up_to_date
-from runner.store.database import BUSY_TIMEOUT_SECONDS, Database
+from runner.queries.search.index import (
+    GONE,
+    NOTE,
+    Entry,
+    Match,
+    Needs,
+    News,
+    Progress,
+    Unusable,
+    add_all,
+    again_if_unusable,
+    is_up_to_date,
+)
+from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, in_lots
 from runner.store.tables import blocks, jobs
 
 # Documents that are indexed together; a follower takes so few that a worker's other threads go on.
@@ -265,7 +275,7 @@ def _any(phrases: Sequence[str]) -> str:
     nested ORs to one unless something is between them: here a word that no text has."""
     if len(phrases) <= _MOST_IN_ONE_OR:
         return f"({' OR '.join(phrases)})"
-    parts = in_batches(phrases, _MOST_IN_ONE_OR)
+    parts = in_lots(phrases, _MOST_IN_ONE_OR)
     return f"({' OR '.join(f'({_any(part)} NOT {MARK})' for part in parts)})"
 
 

@@ -24,12 +24,13 @@ from runner.queries.decisions import (
 from runner.queries.filters import Filters
 from runner.queries.jobs import list_runs
 from runner.queries.problems import error_rows, limit_rows
-from runner.queries.runs import last_verifications, snapshots_of_job
+from runner.queries.runs import last_verifications
 from runner.queries.timeline import events_after, timeline_rows
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.questions import waiting
+from runner.store.workspaces import workspaces_of_job
 from tests.store.attempts import claim
 from tests.store.audit.played import PLAYED, bash, call_model_otherwise, play, submit, turn
 from tests.store.examples import NOW
@@ -112,7 +113,7 @@ def test_errors_of_runs_are_the_groups_of_the_report(database: Database) -> None
     for run_id, said in zip(job.runs, ("No a.", "No one.py.", "No two.py.", "No a."), strict=True):
         claim(database, run_id).fail("invalid_request_error", said)
     verified = last_verifications(database, job.id)
-    trees = {each.run_id: each for each in snapshots_of_job(database, job.id)}
+    trees = {each.run_id: each for each in workspaces_of_job(database, job.id)}
     groups = failure_groups(
         [
             ReportedRun(run, trees[run["id"]], Spending(), verified=verified.get(run["id"]))

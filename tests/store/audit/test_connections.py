@@ -11,7 +11,7 @@ from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
 from runner.core.hosts import Connection
 from runner.core.steps import RunTools
-from runner.queries.connections import connection_rows
+from runner.queries.accesses import connection_rows
 from runner.queries.filters import Filters
 from runner.queries.timeline import timeline_rows
 from runner.store.database import Database

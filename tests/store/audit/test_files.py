@@ -10,9 +10,9 @@ from sqlalchemy import insert, update
 
 from runner.core.conversation import Block, ToolOutcome
 from runner.errors import UsageError
+from runner.queries import accesses as files_module
 from runner.queries import calls
-from runner.queries import files as files_module
-from runner.queries.files import Action, SnapshotPair, file_rows
+from runner.queries.accesses import Action, SnapshotPair, file_rows
 from runner.queries.filters import Filters
 from runner.store.database import Database
 from runner.store.tables import hook_runs, tool_calls

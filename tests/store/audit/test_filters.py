@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, select
 
+from runner.queries.accesses import file_rows
 from runner.queries.calls import command_rows, tool_rows
 from runner.queries.costs import cost_rows, model_rows
 from runner.queries.decisions import approval_rows, decision_rows
-from runner.queries.files import file_rows
 from runner.queries.filters import Filters
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows

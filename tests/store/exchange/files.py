@@ -22,10 +22,10 @@ from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
 from runner.llm.prices import load_prices
 from runner.queries import decisions, transcript
+from runner.queries.accesses import file_rows
 from runner.queries.calls import command_rows, tool_rows
 from runner.queries.costs import cost_rows, model_rows
 from runner.queries.decisions import approval_rows, decision_rows
-from runner.queries.files import file_rows
 from runner.queries.filters import Filters
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows

@@ -1,18 +1,21 @@
-"""Who read or changed which file, and in which turn."""
+"""Who read or changed which file, and who asked for which host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Literal
 
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, and_, column, or_, select, table
 
 from runner.permissions.shell import analyse
 from runner.queries.calls import Call, candidates, newest_few, path_pattern, walk
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
 from runner.queries.rows import Rows, columns
+from runner.store import ids
 from runner.store.database import Database
 from runner.store.tables import hook_runs, runs, tool_calls
 
@@ -180,3 +183,54 @@ def _without_doubles(told: Sequence[Call], recorded: Sequence[Call]) -> list[Cal
         if row["action"] != "written"
         or not any(f"/{row['path']}".endswith(f"/{path}") for path in known.get(key(row), ()))
     ]
+
+
+# --- Connections over the proxy of a sandbox
+
+_CONNECTION_COLUMNS = columns(
+    "at:time run_id item turn:integer call_id label made_by tool host port:integer outcome why "
+    "connections:integer sent_bytes:integer received_bytes:integer"
+)
+_CONNECTIONS = table(
+    "v_connections",
+    *(column(each.name) for each in _CONNECTION_COLUMNS if each.name != "label"),
+    column("number"),
+)
+
+
+def connection_rows(
+    database: Database, filters: Filters, pattern: str | None = None, *, limit: int | None = None
+) -> Rows:
+    """Return the connections that were made or asked for, the newest first.
+
+    ``made_by`` is ``call``, ``verify`` or ``hook``, ``outcome`` is ``allowed``, ``refused`` or
+    ``failed``, and ``why`` says why it was not made. Many alike of one call are one row, with their
+    number in ``connections``.
+
+    Args:
+        pattern: a host, or a host with a port, in which ``*`` stands for anything.
+    """
+    made = _CONNECTIONS.c
+    query = (
+        select(*made)
+        .join(runs, runs.c.id == made.run_id)
+        .where(*filters.of_runs(), *filters.of_calls(_CONNECTIONS, made.tool, made.at))
+        .order_by(made.at.desc(), made.run_id.desc(), made.number.desc())
+    )
+    wanted = (
+        {**row._mapping, "position": _position(row.call_id)}
+        for row in database.rows(query)
+        if pattern is None or _matches(row, pattern.lower())
+    )
+    found = list(islice(wanted, at_most(limit)))
+    return answer(database, _CONNECTION_COLUMNS, found, limit, "the newest")
+
+
+def _position(call_id: str | None) -> int | None:
+    parsed = None if call_id is None else ids.parse_call_id(call_id)
+    return None if parsed is None else parsed[2]
+
+
+def _matches(made: Any, pattern: str) -> bool:
+    host = made.host or ""
+    return fnmatchcase(host, pattern) or fnmatchcase(f"{host}:{made.port}", pattern)
