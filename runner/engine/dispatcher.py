@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,12 +29,13 @@ from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, leases, notices, pauses, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
-from runner.store.budgets import BudgetWaits
+from runner.store.budgets import wake_overdue
 from runner.store.database import Database
-from runner.store.depth import HeldItems
+from runner.store.depth import hold, wake_held
 from runner.store.leases import DatabaseClock
 from runner.store.notices import DueNotice
 from runner.store.questions import announce
+from runner.store.specs import JobCache
 
 logger = logging.getLogger(__name__)
 
@@ -157,13 +159,11 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
         self.notices = Notices(self.database, self.clock, self.machine.send, self.job_id)
-        self._budget_waits = BudgetWaits(self.database)
+        self._jobs = JobCache()
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
         self._choosing = threading.Lock()
         self._shares = Shares()
-        self._windows = times.Windows(self.database)
-        self._held = HeldItems(self.database)
         self._surplus: Counter[str] = Counter()  # runs of this worker that may yield, by job
         self._last_good = self.clock.monotonic() - PASS_SECONDS
         self._reaps_expired_from = self.clock.monotonic() + OUTAGE_SECONDS
@@ -202,8 +202,8 @@ class Dispatcher:
         expire(self.database, self.clock.now(), job_id=self.job_id)
         apply_new_rules(self.database, self.clock.now(), job_id=self.job_id)
         self.notices.attend()
-        self._budget_waits.wake_overdue(self.clock.now())
-        self._held.wake(self.clock.now())
+        wake_overdue(self.database, self._jobs, self.clock.now())
+        wake_held(self.database, self.clock.now())
         times.queue_moved(self.database, self.clock.now())
         pauses.attend(self.database, self.clock.now())
         if self.job_id is None:
@@ -290,12 +290,14 @@ class Dispatcher:
         if most <= 0:
             return []
         with self._choosing:
-            now, close = self.clock.now(), self._windows.close
-            return runs.due_to_notify(self.database, most, now, self._shares, close, self._hold)
+            close = partial(times.close_windows, self.database, self._jobs)
+            return runs.due_to_notify(
+                self.database, most, self.clock.now(), self._shares, close, self._hold
+            )
 
     def _hold(self, loads: Sequence[JobLoad], now: float) -> Sequence[JobLoad]:
         loads = [load for load in loads if self.job_id in (None, load.job_id)]
-        return self._held.hold(loads, now, self._windows.specs)
+        return hold(self.database, self._jobs, loads, now)
 
     def next_instead_of(self, run_id: str) -> str | None:
         """The run that is next by now, in place of one whose queue message is stale."""

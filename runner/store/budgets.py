@@ -42,8 +42,9 @@ from runner.store.database import Database
 from runner.store.notices import arm_again
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row, progress_to_json
+from runner.store.specs import JobCache
 from runner.store.statements import execute
-from runner.store.tables import batch_calls, job_budgets, jobs, model_calls, runs
+from runner.store.tables import batch_calls, job_budgets, model_calls, runs
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
 _BUDGET = select(job_budgets).where(job_budgets.c.job_id == bindparam("job"))
@@ -237,43 +238,24 @@ def wake(
     return resume(database, run_ids, _WAITS, event, now)
 
 
-class BudgetWaits:
-    """Looks for runs that have waited too long for their jobs' budgets, again and again: that costs the
-    database little, however large the job."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        # Of the jobs whose runs waited at the last look: specs, which can be large, never change.
-        self._deadlines: dict[str, float | None] = {}
-
-    def wake_overdue(self, now: float) -> list[str]:
-        """Queue runs whose deadline has passed, so that they end, which costs nothing. A sub-agent
-        has its own deadline. Returns their ids."""
-        late = self._database.read(lambda connection: self._overdue(connection, now))
-        return [run.id for run in wake(self._database, late, "deadline", RUNNER, now)]
-
-    def _overdue(self, connection: Connection, now: float) -> Sequence[str]:
-        """Return the ids of waiting runs past their deadline, in order."""
-        waiting = select(runs.c.job_id).where(_WAITS).distinct()
-        job_ids = connection.execute(waiting).scalars().all()
-        known = self._deadlines
-        if new := [job_id for job_id in job_ids if job_id not in known]:
-            # Read whole: Postgres can take nothing out of JSON that has a NUL anywhere.
-            query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(new))
-            read = connection.execute(query)
-            known = known | {job.id: job.spec["limits"]["deadline"] for job in read}
-        self._deadlines = {job_id: known[job_id] for job_id in job_ids}
-        by_deadline: dict[float, list[str]] = {}
-        for job_id, deadline in self._deadlines.items():
-            if deadline is not None:
-                by_deadline.setdefault(deadline, []).append(job_id)
-        looks = [~IS_ITEM_RUN & (runs.c.created_at + runs.c.deadline <= now)] if job_ids else []
-        looks += [
-            IS_ITEM_RUN & runs.c.job_id.in_(of_jobs) & (runs.c.created_at + deadline <= now)
-            for deadline, of_jobs in by_deadline.items()
-        ]
-        late = (connection.execute(select(runs.c.id).where(_WAITS, look)) for look in looks)
-        return sorted(run.id for found in late for run in found)
+def wake_overdue(database: Database, jobs_read: JobCache, now: float) -> list[str]:
+    """Queue runs whose deadline has passed, so that they end, which costs nothing. A sub-agent
+    has its own deadline. Returns their ids. Costs little, however large the jobs: each dispatcher looks in
+    each pass."""
+    waiting = select(runs.c.job_id).where(_WAITS).distinct()
+    job_ids = [row.job_id for row in database.rows(waiting)]
+    by_deadline: dict[float, list[str]] = {}
+    for job_id, spec in jobs_read.specs(database, job_ids).items():
+        if (deadline := spec.limits.deadline) is not None:
+            by_deadline.setdefault(deadline, []).append(job_id)
+    looks = [~IS_ITEM_RUN & (runs.c.created_at + runs.c.deadline <= now)] if job_ids else []
+    looks += [
+        IS_ITEM_RUN & runs.c.job_id.in_(of_jobs) & (runs.c.created_at + deadline <= now)
+        for deadline, of_jobs in by_deadline.items()
+    ]
+    found = (database.rows(select(runs.c.id).where(_WAITS, look)) for look in looks)
+    late = sorted(run.id for rows in found for run in rows)
+    return [run.id for run in wake(database, late, "deadline", RUNNER, now)]
 
 
 WARMING = "warming"  # why a sibling is queued

@@ -7,7 +7,7 @@ and the sub-agents of both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -34,7 +34,8 @@ from runner.store.budgets import look_into, wake
 from runner.store.caps import left_today
 from runner.store.changes import FREED, locked_runs, store_change
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN
-from runner.store.database import MOST_AT_ONCE, Database
+from runner.store.database import MOST_AT_ONCE, Database, reads, writes
+from runner.store.specs import JobCache
 from runner.store.statements import execute
 from runner.store.tables import job_shares, jobs, runs
 
@@ -174,63 +175,62 @@ _IS_HELD = (runs.c.state == "waiting") & (runs.c.reason == "budget") & runs.c.st
 _IS_FRESH = (runs.c.state == "queued") & (runs.c.rank == FRESH)
 
 
-class HeldItems:
-    """Holds items back, and lets them begin when others needed less than was expected. ``specs`` are of
-    the jobs with due runs, by id; a job that is not there yet is held back a pass later."""
+def hold(
+    database: Database, jobs_read: JobCache, loads: Sequence[JobLoad], now: float
+) -> list[JobLoad]:
+    """Return the loads without the items that may not begin."""
+    specs = jobs_read.specs(database, [load.job_id for load in loads if load.fresh])
+    is_new = any(load.fresh for load in loads)
+    of_cap = left_today(database, now) if is_new else None
+    return [_hold(database, load, now, specs.get(load.job_id), of_cap) for load in loads]
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
-    def hold(
-        self, loads: Sequence[JobLoad], now: float, specs: Mapping[str, JobSpec]
-    ) -> list[JobLoad]:
-        """Return the loads without the items that may not begin."""
-        is_new = any(load.fresh for load in loads)
-        of_cap = left_today(self._database, now) if is_new else None
-        return [self._hold(load, now, specs.get(load.job_id), of_cap) for load in loads]
+def _hold(
+    database: Database, load: JobLoad, now: float, spec: JobSpec | None, of_cap: int | None
+) -> JobLoad:
+    if not load.fresh or spec is None or not _is_limited(spec, load.finish_by, of_cap):
+        return load
+    budget, items = _look_at(database, load.job_id)
+    most = min(load.fresh, MOST_TO_BEGIN)
+    room = _room(budget, items, spec.max_concurrency, most)
+    if not room and not items.go_on:
+        _let_wait(database, load.job_id, now)
+    if room and _lacks_time(items, spec.times, load.finish_by, now):
+        room = 0 if items.go_on else 1
+    room = min(room, _room_today(of_cap, items, most))
+    return replace(load, due=load.due - load.fresh + room, fresh=room)
 
-    def _hold(self, load: JobLoad, now: float, spec: JobSpec | None, of_cap: int | None) -> JobLoad:
-        if not load.fresh or spec is None or not _is_limited(spec, load.finish_by, of_cap):
-            return load
-        budget, items = self._database.read(partial(_look, job_id=load.job_id))
-        most = min(load.fresh, MOST_TO_BEGIN)
-        room = _room(budget, items, spec.max_concurrency, most)
-        if not room and not items.go_on:
-            self._let_wait(load.job_id, now)
-        if room and _lacks_time(items, spec.times, load.finish_by, now):
-            room = 0 if items.go_on else 1
-        room = min(room, _room_today(of_cap, items, most))
-        return replace(load, due=load.due - load.fresh + room, fresh=room)
 
-    def _let_wait(self, job_id: str, now: float) -> None:
-        """Let some of a job's items wait for its budget: nothing in progress goes on to leave them more."""
-        due = _IS_FRESH & (runs.c.due_at <= now) & runs.c.rung_at.is_(None)
-        first = select(runs.c.id).where(runs.c.job_id == job_id, due).limit(MOST_AT_ONCE)
+@writes
+def _let_wait(connection: Connection, job_id: str, now: float) -> None:
+    """Let some of a job's items wait for its budget: nothing in progress goes on to leave them more."""
+    due = _IS_FRESH & (runs.c.due_at <= now) & runs.c.rung_at.is_(None)
+    first = select(runs.c.id).where(runs.c.job_id == job_id, due).limit(MOST_AT_ONCE)
+    run_ids = connection.execute(first.order_by(runs.c.due_at, runs.c.id)).scalars().all()
+    for run in locked_runs(connection, run_ids, due):
+        changes = {**FREED, "state": "waiting", "reason": "budget", "detail": _DETAIL}
+        event = Event("waiting", {"reason": "budget", "detail": _DETAIL})
+        store_change(connection, run, now, [event], **changes)
 
-        def work(connection: Connection) -> None:
-            run_ids = connection.execute(first.order_by(runs.c.due_at, runs.c.id)).scalars().all()
-            for run in locked_runs(connection, run_ids, due):
-                changes = {**FREED, "state": "waiting", "reason": "budget", "detail": _DETAIL}
-                event = Event("waiting", {"reason": "budget", "detail": _DETAIL})
-                store_change(connection, run, now, [event], **changes)
 
-        self._database.write(work)
-
-    def wake(self, now: float) -> None:
-        """Queue items again that wait for the budget of a job and may begin by now."""
-        held = select(runs.c.job_id).where(_IS_HELD).distinct()
-        for (job_id,) in self._database.rows(held):
-            budget, items = self._database.read(partial(_look, job_id=job_id))
-            limit = select(job_shares.c.max_concurrency).where(job_shares.c.job_id == job_id)
-            concurrency = next((row.max_concurrency for row in self._database.rows(limit)), None)
-            if room := _room(budget, items, concurrency, MOST_TO_BEGIN):
-                first = select(runs.c.id).where(_IS_HELD, runs.c.job_id == job_id)
-                found = self._database.rows(first.order_by(runs.c.id).limit(room))
-                wake(self._database, [run.id for run in found], "budget", RUNNER, now)
+def wake_held(database: Database, now: float) -> None:
+    """Queue items again that wait for the budget of a job and may begin by now."""
+    held = select(runs.c.job_id).where(_IS_HELD).distinct()
+    for (job_id,) in database.rows(held):
+        budget, items = _look_at(database, job_id)
+        limit = select(job_shares.c.max_concurrency).where(job_shares.c.job_id == job_id)
+        concurrency = next((row.max_concurrency for row in database.rows(limit)), None)
+        if room := _room(budget, items, concurrency, MOST_TO_BEGIN):
+            first = select(runs.c.id).where(_IS_HELD, runs.c.job_id == job_id)
+            found = database.rows(first.order_by(runs.c.id).limit(room))
+            wake(database, [run.id for run in found], "budget", RUNNER, now)
 
 
 def _look(connection: Connection, job_id: str) -> tuple[JobBudget | None, ItemsOfJob]:
     return look_into(connection, job_id), items_of(connection, job_id)
+
+
+_look_at = reads(_look)
 
 
 def _is_limited(spec: JobSpec, finish_by: float | None, of_cap: int | None) -> bool:

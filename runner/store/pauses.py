@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
@@ -29,6 +28,7 @@ from runner.store.database import Database, writes
 from runner.store.notices import arm_again
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row
+from runner.store.specs import JobCache
 from runner.store.statements import insert_or
 from runner.store.tables import job_pauses, jobs, model_calls, runs, verifications
 
@@ -183,20 +183,15 @@ class Breakers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._of = lru_cache(maxsize=256)(partial(_breaker_of, database))
+        self._jobs = JobCache()
 
     def look(self, job_id: str, now: float) -> str | None:
         """Pause a job if its breaker trips, after one of its runs ended. Returns why, if this call paused
         it. The next call makes up for a missed one."""
-        breaker = self._of(job_id)
+        breaker = self._jobs.specs(self._database, [job_id])[job_id].breaker
         if breaker is None:
             return None
         return _look(self._database, job_id, breaker, now)
-
-
-def _breaker_of(database: Database, job_id: str) -> Breaker | None:
-    ((spec,),) = database.rows(select(jobs.c.spec).where(jobs.c.id == job_id))
-    return JobSpec.from_json(spec).breaker
 
 
 def _look(database: Database, job_id: str, breaker: Breaker, now: float) -> str | None:

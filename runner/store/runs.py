@@ -500,8 +500,8 @@ def due_to_notify(
 
     Args:
         shares: chooses among the jobs; None: as if nothing had been chosen before.
-        close: lets due runs of some of these jobs wait; true if it did (``times.Windows.close``).
-        hold: leaves out items that may not begin (``held.HeldItems.hold``).
+        close: lets due runs of some of these jobs wait; true if it did (``times.close_windows``).
+        hold: leaves out items that may not begin (``depth.hold``).
     """
     loads = job_loads(database, most, now)
     if close(loads, now):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
 from runner.core.agents import lineage
 from runner.core.spec import JobSpec, spec_of
+from runner.store.database import Database
 from runner.store.tables import jobs, runs
 
 T = TypeVar("T")
@@ -24,9 +25,26 @@ class JobCache:
     def __init__(self) -> None:
         self._kept: dict[_Key, Any] = {}
 
+    def specs(self, database: Database, job_ids: Collection[str]) -> dict[str, JobSpec]:
+        """The specs of jobs that are stored, by id; no query if all of them are known."""
+        found = {id_: self._kept["spec", id_] for id_ in job_ids if ("spec", id_) in self._kept}
+        if unknown := [job_id for job_id in job_ids if job_id not in found]:
+            query = select(jobs.c.id, jobs.c.spec)
+            rows = database.rows_in(query, jobs.c.id, unknown)
+            read = {row.id: JobSpec.from_json(row.spec) for row in rows}
+            self.keep({("spec", job_id): spec for job_id, spec in read.items()})
+            found |= read
+        return found
+
+    def keep(self, values: Mapping[_Key, Any]) -> None:
+        """Share what is known to be stored with later transactions."""
+        if len(self._kept) + len(values) > _MOST_KEPT:
+            self._kept.clear()
+        self._kept.update(values)
+
     def on(self, connection: Connection) -> JobReader:
         """Reads for one transaction."""
-        return JobReader(self._kept, connection)
+        return JobReader(self, self._kept, connection)
 
 
 class JobReader:
@@ -34,7 +52,8 @@ class JobReader:
     could deadlock. A writing transaction may read values that are rolled back, so they are cached
     only when ``keep`` is called after its end."""
 
-    def __init__(self, kept: dict[_Key, Any], connection: Connection) -> None:
+    def __init__(self, cache: JobCache, kept: Mapping[_Key, Any], connection: Connection) -> None:
+        self._cache = cache
         self._kept = kept
         self._connection = connection
         self._read: dict[_Key, Any] = {}
@@ -62,9 +81,7 @@ class JobReader:
 
     def keep(self) -> None:
         """Share what was read with later transactions: it is known to be stored."""
-        if len(self._kept) + len(self._read) > _MOST_KEPT:
-            self._kept.clear()
-        self._kept.update(self._read)
+        self._cache.keep(self._read)
 
     def once(self, key: _Key, read: Callable[[Connection], T]) -> T:
         """Return the value of a key, which ``read`` reads if it is not known yet."""

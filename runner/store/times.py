@@ -18,6 +18,7 @@ from runner.store.changes import FREED, event_rows, resume, resumed_event, tell_
 from runner.store.database import MOST_AT_ONCE, Database
 from runner.store.rules import lock_rules
 from runner.store.runs import FIRST
+from runner.store.specs import JobCache
 from runner.store.statements import Row, execute, insert_many
 from runner.store.tables import events, jobs, runs
 
@@ -86,40 +87,33 @@ _WAIT_FOR_PERSON = (
 )
 
 
-class Windows:
-    """Lets the runs of a job that have not begun wait together when its window closes, or from its
-    ``finish_by``: each would be claimed only to wait. Remembers the specs of the jobs with due runs,
-    for one worker."""
+def close_windows(
+    database: Database, jobs_read: JobCache, loads: Sequence[JobLoad], now: float
+) -> bool:
+    """Let due runs of these jobs wait that have not begun, and may begin no model call now: the job's
+    window has closed, or its ``finish_by`` has passed. Each would be claimed only to wait. True if any
+    run does."""
+    due = {load.job_id: load.finish_by for load in loads if load.due}
+    specs = jobs_read.specs(database, due)
+    return sum(_close(database, id_, spec, due[id_], now) for id_, spec in specs.items()) > 0
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.specs: dict[str, JobSpec] = {}
 
-    def close(self, loads: Sequence[JobLoad], now: float) -> bool:
-        """Let due runs of these jobs wait that may begin no model call now. True if any run does."""
-        due = {load.job_id: load.finish_by for load in loads if load.due}
-        known = {job_id: self.specs[job_id] for job_id in due if job_id in self.specs}
-        if unknown := [job_id for job_id in due if job_id not in known]:
-            query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(unknown))
-            rows = self._database.rows(query)
-            known |= {row.id: JobSpec.from_json(row.spec) for row in rows}
-        self.specs = known
-        return sum(self._close(id_, spec, due[id_], now) for id_, spec in known.items()) > 0
-
-    def _close(self, job_id: str, spec: JobSpec, finish_by: float | None, now: float) -> bool:
-        values = {"job": job_id, "rank": FRESH, "now": now, "most": MOST_AT_ONCE}
-        values |= {"deadline": spec.limits.deadline}
-        if finish_by is not None and finish_by <= now:
-            work = partial(_wait_for_person, values=values)
-        elif spec.times.window is not None and (start := spec.times.next_start(now)) is not None:
-            values |= {"opens": start[0], "why": start[1]}
-            work = partial(execute, statement=_BEGIN_LATER, values=values)
-        else:
-            return False
-        found = False
-        while self._database.write(work):
-            found = True
-        return found
+def _close(
+    database: Database, job_id: str, spec: JobSpec, finish_by: float | None, now: float
+) -> bool:
+    values = {"job": job_id, "rank": FRESH, "now": now, "most": MOST_AT_ONCE}
+    values |= {"deadline": spec.limits.deadline}
+    if finish_by is not None and finish_by <= now:
+        work = partial(_wait_for_person, values=values)
+    elif spec.times.window is not None and (start := spec.times.next_start(now)) is not None:
+        values |= {"opens": start[0], "why": start[1]}
+        work = partial(execute, statement=_BEGIN_LATER, values=values)
+    else:
+        return False
+    found = False
+    while database.write(work):
+        found = True
+    return found
 
 
 def _wait_for_person(connection: Connection, values: Mapping[str, Any]) -> list[Row]:

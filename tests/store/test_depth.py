@@ -20,11 +20,12 @@ from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Times, Window
 from runner.store import control, depth, jobs, runs, statements
-from runner.store.budgets import BudgetWaits, set_budget
+from runner.store.budgets import set_budget, wake_overdue
 from runner.store.caps import set_cap
 from runner.store.database import Database
-from runner.store.depth import HeldItems, held_back, items_of
+from runner.store.depth import held_back, items_of
 from runner.store.retry import retry
+from runner.store.specs import JobCache
 from runner.store.tables import day_cap
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
@@ -67,7 +68,7 @@ def half_done(database: Database, run_id: str) -> Attempt:
 
 
 def hold(database: Database, job_id: str, spec: JobSpec = BUDGETED, now: float = NOW) -> JobLoad:
-    loads = HeldItems(database).hold(runs.job_loads(database, 99, now), now, {job_id: spec})
+    loads = depth.hold(database, JobCache(), runs.job_loads(database, 99, now), now)
     return next(load for load in loads if load.job_id == job_id)
 
 
@@ -123,7 +124,7 @@ def test_items_wait_for_the_budget_when_nothing_in_progress_goes_on(database: Da
         assert "covers the items that have begun" in run.detail
         assert event_types(database, run_id)[-1] == "waiting"
     assert not runs.unfinished(database, NOW)
-    HeldItems(database).wake(NOW)
+    depth.wake_held(database, NOW)
     assert run_row(database, ids[10]).state == "waiting"
     changes = set_budget(database, job_id, NOW, author=UNKNOWN, tokens=30 * ITEM)
     assert {change.id for change in changes} == set(ids[10:])
@@ -140,7 +141,7 @@ def test_items_that_wait_begin_when_others_needed_less(database: Database) -> No
     hold(database, job_id)
     assert held_back(database, job_id, NOW) == (2, "budget")
     control.cancel(database, Target("run", ids[9]), NOW)
-    HeldItems(database).wake(NOW)  # one always may, where none is in progress
+    depth.wake_held(database, NOW)  # one always may, where none is in progress
     states = [run_row(database, run_id).state for run_id in ids[10:]]
     assert states == ["queued", "waiting"]
 
@@ -153,7 +154,7 @@ def test_an_item_that_waits_ends_at_its_deadline(database: Database) -> None:
     half_done(database, ids[9])
     set_run(database, ids[9], state="waiting", reason="paused", worker_id=None)
     hold(database, job_id, spec)
-    assert set(ids[10:]) <= set(BudgetWaits(database).wake_overdue(NOW + 61))
+    assert set(ids[10:]) <= set(wake_overdue(database, JobCache(), NOW + 61))
     run = runs.look_at(database, ids[10], NOW + 61)
     assert run is not None
     assert runs.claim(database, run, "worker_1", NOW + 61) is not None

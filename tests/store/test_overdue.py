@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from runner.core.commands import Target
 from runner.core.run import Author, Ended, Waiting
 from runner.core.steps import Done
-from runner.store.budgets import BudgetWaits, set_budget
+from runner.store.budgets import set_budget, wake_overdue
 from runner.store.control import cancel, pause
 from runner.store.database import Database
+from runner.store.specs import JobCache
 from tests.store.asked import LIMITS, priced, submit_budgeted
 from tests.store.attempts import claim, event_types, run_row
 from tests.store.examples import NOW
@@ -31,9 +33,9 @@ def waiting_run(database: Database, deadline: float | None = DEADLINE) -> tuple[
 
 def test_run_that_waits_for_its_budget_ends_at_its_deadline(database: Database) -> None:
     job_id, run_id = waiting_run(database)
-    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE - 1) == []
-    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == [run_id]
-    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == []
+    assert wake_overdue(database, JobCache(), NOW + DEADLINE - 1) == []
+    assert wake_overdue(database, JobCache(), NOW + DEADLINE) == [run_id]
+    assert wake_overdue(database, JobCache(), NOW + DEADLINE) == []
     run = run_row(database, run_id)
     assert (run.state, run.due_at) == ("queued", NOW + DEADLINE)
     assert event_types(database, run_id)[-1] == "resumed"
@@ -47,7 +49,7 @@ def test_run_without_a_deadline_waits_for_its_budget_as_long_as_it_takes(
     database: Database,
 ) -> None:
     _, run_id = waiting_run(database, None)
-    assert BudgetWaits(database).wake_overdue(NOW + 10**9) == []
+    assert wake_overdue(database, JobCache(), NOW + 10**9) == []
     assert run_row(database, run_id).state == "waiting"
 
 
@@ -57,7 +59,7 @@ def test_only_runs_that_still_wait_for_it_are_woken(database: Database, act: obj
     assert callable(act)
     act(database, Target("run", run_id), NOW + 1)
     before = run_row(database, run_id)
-    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == []
+    assert wake_overdue(database, JobCache(), NOW + DEADLINE) == []
     assert run_row(database, run_id) == before
 
 
@@ -65,27 +67,27 @@ def test_only_runs_that_still_wait_for_it_are_woken(database: Database, act: obj
 def test_jobs_are_looked_at_each_with_its_own_deadline(database: Database) -> None:
     _, later = waiting_run(database, 2 * DEADLINE)
     _, sooner = waiting_run(database)
-    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == [sooner]
-    assert BudgetWaits(database).wake_overdue(NOW + 2 * DEADLINE) == [later]
+    assert wake_overdue(database, JobCache(), NOW + DEADLINE) == [sooner]
+    assert wake_overdue(database, JobCache(), NOW + 2 * DEADLINE) == [later]
 
 
 def test_the_specs_of_jobs_whose_runs_wait_are_read_once(database: Database) -> None:
     waiting_run(database)
-    waits = BudgetWaits(database)
+    waits = partial(wake_overdue, database, JobCache())
     statements: list[str] = []
     note = lambda *arguments: statements.append(arguments[2])  # noqa: E731
-    event.listen(database.reader, "before_cursor_execute", note)
-    waits.wake_overdue(NOW)
-    waits.wake_overdue(NOW + 1)
-    event.remove(database.reader, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", note)
+    waits(NOW)
+    waits(NOW + 1)
+    event.remove(Engine, "before_cursor_execute", note)
     assert len([each for each in statements if "jobs.spec" in each]) == 1
 
 
 def test_a_job_whose_runs_begin_to_wait_between_two_looks_is_looked_at(database: Database) -> None:
-    waits = BudgetWaits(database)
-    assert waits.wake_overdue(NOW) == []
+    waits = partial(wake_overdue, database, JobCache())
+    assert waits(NOW) == []
     _, first = waiting_run(database)
-    assert waits.wake_overdue(NOW + DEADLINE) == [first]
+    assert waits(NOW + DEADLINE) == [first]
     _, second = waiting_run(database, 2 * DEADLINE)
-    assert waits.wake_overdue(NOW + DEADLINE) == []
-    assert waits.wake_overdue(NOW + 2 * DEADLINE) == [second]
+    assert waits(NOW + DEADLINE) == []
+    assert waits(NOW + 2 * DEADLINE) == [second]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from runner.store.database import Database
 from runner.store.jobs import submit
 from runner.store.leases import give_back
 from runner.store.runs import due_to_notify
+from runner.store.specs import JobCache
 from runner.store.tables import job_events, jobs, runs
-from runner.store.times import Windows, move_finish_by, queue_moved
+from runner.store.times import close_windows, move_finish_by, queue_moved
 from tests.store.attempts import claim, event_types, run_row, submit_one, tool_use
 from tests.store.examples import NOW, SPEC, submission
 
@@ -131,7 +133,11 @@ def test_runs_that_have_not_begun_wait_together_when_the_window_closes(
     overdue = others.pop() if deadline else None  # it has to end, in the window or not
     if overdue:
         database.execute(update(runs).where(runs.c.id == overdue).values(created_at=NOW - 2 * HOUR))
-    other_job, closed, close = submit_one(database), at(HOUR) + 60, Windows(database).close
+    other_job, closed, close = (
+        submit_one(database),
+        at(HOUR) + 60,
+        partial(close_windows, database, JobCache()),
+    )
     due = set(due_to_notify(database, 9, closed, close=close))
     assert due == {begun, other_job, overdue or begun}
     for run_id in others:  # of no interest to the claim until then
@@ -152,7 +158,7 @@ def test_runs_that_have_not_begun_wait_together_from_finish_by(database: Databas
     attempt.reply(tool_use(1, "Bash"), stop="tool_use")
     give_back(database, attempt.lease, NOW)
     database.execute(update(runs).where(runs.c.id == overdue).values(created_at=NOW - 9 * HOUR))
-    past, close = at(HOUR) + 60, Windows(database).close
+    past, close = at(HOUR) + 60, partial(close_windows, database, JobCache())
     assert set(due_to_notify(database, 9, past, close=close)) == {begun, overdue}
     for run_id in others:
         run = run_row(database, run_id)

@@ -16,6 +16,7 @@ from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.store import budgets
 from runner.store.database import Database
+from runner.store.specs import JobCache
 from runner.store.tables import runs
 from runner.store.workspaces import list_of_host, workspace_of, workspaces_of_job
 from tests.store.attempts import claim, run_row, submit_one, text
@@ -65,5 +66,5 @@ def test_a_run_that_waits_for_the_budget_meets_its_deadline(database: Database) 
     spec = replace(SPEC_WITH, limits=limits, budget=Budget(tokens=100))
     run_id = submit_one(database, spec=spec)
     assert claim(database, run_id).effect == Done(Waiting("budget"))
-    assert budgets.BudgetWaits(database).wake_overdue(NOW + 59) == []
-    assert budgets.BudgetWaits(database).wake_overdue(NOW + 60) == [run_id]
+    assert budgets.wake_overdue(database, JobCache(), NOW + 59) == []
+    assert budgets.wake_overdue(database, JobCache(), NOW + 60) == [run_id]

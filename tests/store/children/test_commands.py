@@ -23,6 +23,7 @@ from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.questions import waiting
 from runner.store.retry import retry, say
+from runner.store.specs import JobCache
 from runner.store.tables import jobs
 from tests.store.asked import add_rules
 from tests.store.attempts import claim, event_types, run_row, text, tool_use
@@ -205,8 +206,8 @@ def test_a_child_that_waits_for_the_budget_is_woken_at_its_own_deadline(database
     budget.set_budget(database, job_id, NOW, author=ADA, tokens=1_000)
     child = claim(database, f"{run_id}.1")
     assert child.effect == Done(Waiting("budget"))
-    assert budget.BudgetWaits(database).wake_overdue(NOW + 599) == []
-    assert budget.BudgetWaits(database).wake_overdue(NOW + 600) == [f"{run_id}.1"]
+    assert budget.wake_overdue(database, JobCache(), NOW + 599) == []
+    assert budget.wake_overdue(database, JobCache(), NOW + 600) == [f"{run_id}.1"]
     ended = claim(database, f"{run_id}.1", NOW + 600)
     assert isinstance(ended.effect, Done)
     assert run_row(database, f"{run_id}.1").reason == "deadline"
