@@ -99,7 +99,7 @@ def denied_calls(
     )
     if turns is not None:
         query = query.where(tool_calls.c.turn.between(*turns))
-    rows = [dict(row._mapping) for row in database.rows(query)]
+    rows = database.dicts(query)
     return [
         {"id": ids.call_id(row["run_id"], row["turn"], row.pop("position")), **row} for row in rows
     ]

@@ -232,7 +232,7 @@ def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, An
 def pruned_jobs(database: Database) -> list[dict[str, Any]]:
     """The rows of the jobs that were pruned, the last one last."""
     query = select(tables.pruned_jobs).order_by("pruned_at", "job_id")
-    return [dict(row._mapping) for row in database.rows(query)]
+    return database.dicts(query)
 
 
 def runs_without_workspace(database: Database) -> dict[str, int]:

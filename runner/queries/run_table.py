@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from runner.core.run import ENDED
-from runner.store.conditions import IS_ITEM_RUN, IS_OPEN_APPROVAL, IS_OWN_CALL
+from runner.store.conditions import IS_ITEM_RUN, IS_OPEN_APPROVAL, IS_OWN_CALL, superseded_runs
 from runner.store.database import Database
 from runner.store.tables import approvals, run_items, runs, tool_calls
 
@@ -80,17 +80,15 @@ def count_up_to(database: Database, job_id: str, filters: RunFilters, most: int)
 
 def failed_runs(database: Database, job_id: str, limit: int) -> list[dict[str, Any]]:
     """The newest runs of items that failed or were stopped, and were not begun afresh."""
-    newer = runs.alias()
-    afresh = select(newer.c.fresh_of).where(newer.c.job_id == job_id, newer.c.fresh_of.is_not(None))
     names = ("id", "item_key", "state", "reason", "detail", "ended_at")
     query = (
         select(*(runs.c[name] for name in names))
         .where(runs.c.job_id == job_id, IS_ITEM_RUN, runs.c.state.in_(("failed", "stopped")))
-        .where(runs.c.id.not_in(afresh))
+        .where(runs.c.id.not_in(superseded_runs(job_id)))
         .order_by(runs.c.ended_at.desc())
         .limit(limit)
     )
-    return [dict(row._mapping) for row in database.rows(query)]
+    return database.dicts(query)
 
 
 def ended_runs(database: Database, job_id: str) -> list[tuple[float, int, int]]:

@@ -183,4 +183,4 @@ def days_before(database: Database, today: str) -> list[dict[str, Any]]:
     """The rows of the last capped days before today, the newest first."""
     query = select(capped_days).where(capped_days.c.day != today)
     query = query.order_by(capped_days.c.day.desc()).limit(_MOST_DAYS)
-    return [dict(row._mapping) for row in database.rows(query)]
+    return database.dicts(query)

@@ -243,6 +243,10 @@ class Database:
         with reachable(self), self._connect(self._single) as connection:
             return connection.execute(query).all()
 
+    def dicts(self, query: Select[Any]) -> list[dict[str, Any]]:
+        """Return the rows of one query, each by the names of its columns. Raises ``UnreachableError``."""
+        return [dict(row._mapping) for row in self.rows(query)]
+
     def rows_in(
         self, query: Select[Any], column: ColumnElement[Any], values: Collection[Any]
     ) -> list[Row]:

@@ -267,6 +267,4 @@ def not_sent(database: Database, one: DueNotice, why: str, now: float) -> None:
 def list_notices(database: Database, job_id: str) -> list[dict[str, Any]]:
     """Return the notices of a job that have come up, the oldest first."""
     query = select(notices).where(_notice.job_id == job_id, _notice.at.is_not(None))
-    return [
-        dict(row._mapping) for row in database.rows(query.order_by(_notice.at, _notice.channel))
-    ]
+    return database.dicts(query.order_by(_notice.at, _notice.channel))

@@ -56,7 +56,7 @@ def list_people(database: Database, *, removed: bool = False) -> list[dict[str, 
     query = select(*(people.c[name] for name in _SHOWN)).order_by(people.c.name)
     if not removed:
         query = query.where(people.c.removed_at.is_(None))
-    return [dict(row._mapping) for row in database.rows(query)]
+    return database.dicts(query)
 
 
 def role_of(database: Database, name: str) -> str | None:

@@ -7,7 +7,7 @@ items, rules, and the commit that runs begin at. So any worker can submit it, wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -102,12 +102,12 @@ def add(
     return schedule_id
 
 
-def listed(database: Database, *, removed: bool = False) -> list[Mapping[str, Any]]:
+def listed(database: Database, *, removed: bool = False) -> list[dict[str, Any]]:
     """All schedules, with ``removed`` those too that were removed, the oldest first."""
     query = select(*(schedules.c[name] for name in _SHOWN)).order_by(schedules.c.id)
     if not removed:
         query = query.where(schedules.c.removed_at.is_(None))
-    return [dict(row._mapping) for row in database.rows(query)]
+    return database.dicts(query)
 
 
 def pause(database: Database, schedule_id: str, now: float, author: Author) -> None:

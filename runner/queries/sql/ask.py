@@ -151,6 +151,6 @@ def store_prices(database: Database, prices: PriceList) -> None:
             connection.execute(insert(price_table), rows)
 
     key = itemgetter("model", "fast", "above")
-    kept = [dict(row._mapping) for row in database.rows(select(price_table))]
+    kept = database.dicts(select(price_table))
     if sorted(kept, key=key) != sorted(rows, key=key):
         database.write(write)
