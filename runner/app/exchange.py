@@ -22,8 +22,8 @@ from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
 from runner.exchange.session_files import session_files, session_of, sessions_in, whole_lines
-from runner.exchange.session_lines import as_ascii
-from runner.exchange.sessions import EmptySessionError, UnreadableLineError
+from runner.exchange.session_lines import UnreadableLineError, as_ascii
+from runner.exchange.sessions import EmptySessionError
 from runner.queries.names import Found
 from runner.queries.transcript import api_messages, show_run
 from runner.store import exports

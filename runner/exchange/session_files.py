@@ -47,14 +47,14 @@ def session_files(path: Path, lines: Sequence[bytes]) -> Files:
 
 
 def sessions_in(folder: Path) -> list[Path]:
-    """Return the files in a folder and below it that can be imported: first those that no other is a
-    fork of. The files of an agent are left out if its session is there."""
+    """Return the files in a folder and below it that can be imported, the oldest first. The files of an
+    agent are left out if its session is there."""
     found = [
         path
         for path in sorted(folder.rglob("*.jsonl"))
         if path.is_file() and not (path.name.startswith("agent-") and session_of(path))
     ]
-    return sorted(found, key=lambda path: (_is_fork(path), path.stat().st_mtime))
+    return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def session_of(path: Path) -> Path | None:
@@ -87,8 +87,3 @@ def _session_id(path: Path) -> Any:
         except ValueError:
             return None
     return value.get("sessionId") if isinstance(value, dict) else None
-
-
-def _is_fork(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b'"forkedFrom"' in file.read(_LONGEST_HEAD)

@@ -80,24 +80,39 @@ def speaker_of(line: Line, words: str) -> SpokenBy:
     return "machine" if _BY_MACHINES.match(words) else "person"
 
 
-def read_lines(raw: Iterable[bytes], started: float = 0.0) -> Iterator[Line]:
+class UnreadableLineError(ValueError):
+    """A line of a file that cannot be read."""
+
+    def __init__(self, file: str, number: int, why: ValueError) -> None:
+        super().__init__(str(why))
+        self.file, self.number = file, number
+
+
+def read_lines(file: str, raw: Iterable[bytes]) -> Iterator[Line]:
     """Yield the lines of a file in order. A line without a time has that of the line before; the first
-    ones have ``started``. Raises ``ValueError`` for a line that cannot be read."""
-    at = started
-    for content in raw:
-        value = parsed(content)
-        if not isinstance(value, dict):
-            raise ValueError("it is no object")
-        for theirs, ours in _STREAMED.items():
-            if ours not in value and value.get(theirs) is not None:
-                value[ours] = value[theirs]
-        if value.get("agentId") is not None and "parent_tool_use_id" in value:
-            value["isSidechain"] = True
-        at = _moment(value.get("timestamp"), at)
-        for each in _progress_of(value) or (value,):
-            is_said = each.get("type") in ("user", "assistant")
-            blocks = tuple(blocks_of(each.get("message"))) if is_said else ()
-            yield Line(each, _moment(each.get("timestamp"), at), blocks)
+    ones have 0. Raises ``UnreadableLineError``."""
+    at = 0.0
+    for number, content in enumerate(raw, 1):
+        try:
+            value = parsed(content)
+            if not isinstance(value, dict):
+                raise ValueError("it is no object")
+            at = _moment(value.get("timestamp"), at)
+            yield from _lines_of(value, at)
+        except ValueError as error:
+            raise UnreadableLineError(file, number, error) from error
+
+
+def _lines_of(value: dict[str, Any], at: float) -> Iterator[Line]:
+    for theirs, ours in _STREAMED.items():
+        if ours not in value and value.get(theirs) is not None:
+            value[ours] = value[theirs]
+    if value.get("agentId") is not None and "parent_tool_use_id" in value:
+        value["isSidechain"] = True
+    for each in _progress_of(value) or (value,):
+        is_said = each.get("type") in ("user", "assistant")
+        blocks = tuple(blocks_of(each.get("message"))) if is_said else ()
+        yield Line(each, _moment(each.get("timestamp"), at), blocks)
 
 
 def _progress_of(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -165,19 +180,13 @@ def shown_text(content: Any) -> str:
 
 # --- Attachments: what a version since 2.1 keeps beside the messages ---
 
-# What the model was given in the conversation, by who gave it.
-_GIVEN: dict[str, SpokenBy] = {
-    "queued_command": "person",
-    **dict.fromkeys(
-        ("file", "directory", "compact_file_reference", "selected_lines_in_ide", "mcp_resource"),
-        "machine",
-    ),
-    **dict.fromkeys(
-        ("edited_text_file", "nested_memory", "instructions", "invoked_skills"), "machine"
-    ),
-    **dict.fromkeys(("hook_blocking_error", "hook_additional_context", "hook_success"), "machine"),
-    **dict.fromkeys(("hook_stopped_continuation",), "machine"),
-}
+# What the model was given in the conversation.
+_GIVEN = (
+    *("file", "directory", "compact_file_reference", "selected_lines_in_ide", "mcp_resource"),
+    *("edited_text_file", "nested_memory", "instructions", "invoked_skills"),
+    *("hook_blocking_error", "hook_additional_context", "hook_success"),
+    "hook_stopped_continuation",
+)
 # What only a person was shown.
 NOTED_ATTACHMENTS = (
     *("hook_system_message", "hook_cancelled", "hook_non_blocking_error"),
@@ -191,20 +200,20 @@ def given_by(line: Line) -> tuple[SpokenBy, Sequence[Block]]:
     """Return what an attachment gave to the model, and by whom; no blocks if it gave nothing."""
     attachment = as_object(line.fields.get("attachment"))
     kind = attachment.get("type")
-    if kind not in _GIVEN:
-        return "machine", ()
     if kind == "queued_command":
         said = tuple(blocks_of({"content": attachment.get("prompt")}))
         by = speaker_of(Line(attachment, line.at), shown_text(said))
         mode = attachment.get("commandMode")
         return ("machine" if mode not in (None, "prompt", "bash") else by), said
+    if kind not in _GIVEN:
+        return "machine", ()
     rendered = line.fields.get("rendered")
     contents = (as_object(each).get("content") for each in rendered or ()) if rendered else ()
     texts = [each if isinstance(each, str) else shown_text(each) for each in contents]
     text = "\n".join(filter(None, texts)) or attachment_text(attachment)
     if not text or (kind == "hook_success" and not attachment.get("content")):
         return "machine", ()
-    return _GIVEN[kind], ({"type": "text", "text": text},)
+    return "machine", ({"type": "text", "text": text},)
 
 
 def attachment_text(attachment: Mapping[str, Any]) -> str:
@@ -229,6 +238,17 @@ def system_prompt(line: Line) -> str | None:
     if attachment.get("type") != "prompt_snapshot":
         return None
     return _inner_text(attachment.get("systemPrompt")) or None
+
+
+def api_error(line: Line) -> str:
+    """Return what a line says of an error of the API, which versions tell in many ways."""
+    error = as_object(line.fields.get("error"))
+    cause = as_object(error.get("cause"))
+    told = (line.text("content"), error.get("formatted"), error.get("message"), cause.get("code"))
+    status = f"status {error['status']}" if "status" in error else "an error that it does not tell"
+    words = next(filter(None, map(as_text, told)), status)
+    attempt, most = (line.fields.get(name) for name in ("retryAttempt", "maxRetries"))
+    return words if attempt is None else f"{words} (try {attempt} of {most})"
 
 
 # --- Denials ---

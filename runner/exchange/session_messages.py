@@ -30,7 +30,10 @@ _AFTERWORDS = re.compile(
     r"<(?:command-(?:name|message|args)|local-command-\w+)>|Caveat: The messages "
 )
 _NO_REPLY = "No response requested."
-_NOTED = ("local_command", "api_error", "informational", "away_summary", "model_refusal_fallback")
+_NOTED = (
+    *("local_command", "informational", "away_summary", "model_refusal_fallback"),
+    *("microcompact_boundary", "scheduled_task_fire"),
+)
 
 
 def tokens_of(value: Any) -> int:
@@ -288,9 +291,10 @@ class Conversation:
             boundary = Boundary(len(self.messages), line.at, before, after)
             boundary.kept = min(places, default=None)
             self.boundaries.append(boundary)
+        elif subtype == "api_error":
+            self._note(line, subtype, kept.api_error(line))
         elif subtype in _NOTED:
-            error = as_object(line.fields.get("error"))
-            self._note(line, subtype, line.text("content") or as_text(error.get("message")))
+            self._note(line, subtype, line.text("content"))
 
     def _add_queued(self, line: Line) -> None:
         """Follow the queue of what a person types while the model works. Older versions say only

@@ -31,21 +31,13 @@ class EmptySessionError(ValueError):
     """Nothing was said in a session."""
 
 
-class UnreadableLineError(ValueError):
-    """A line of a file that cannot be read."""
-
-    def __init__(self, file: str, number: int, why: ValueError) -> None:
-        super().__init__(str(why))
-        self.file, self.number = file, number
-
-
 class Session:
     """A session as its files have it. ``modified`` is when the file was changed, for lines without a
     time. Raises ``UnreadableLineError`` or ``EmptySessionError``."""
 
     def __init__(self, files: Files, modified: float = 0.0) -> None:
         lines = {
-            name: _timed(_read(name, raw), modified)
+            name: _timed(list(kept.read_lines(name, raw)), modified)
             for name, raw in files.items()
             if not name.endswith(".json")
         }
@@ -123,12 +115,27 @@ class Session:
             known: the ids of runs that are stored, by agent (None: the session itself).
             counted: the replies that other runs have, by the API's id: their tokens count there.
         """
+        made: dict[str | None, SessionRun] = {}
         if not self._main.messages:
-            return tuple(
-                self._run(one, known.get(one.agent), None, counted) for one in self._conversations
-            )
-        root = self._run(self._main, known.get(None), None, counted)
-        made: dict[str | None, SessionRun] = {None: root}
+            made = {
+                name: SessionRun(self._about, one, known.get(name), None, counted)
+                for name, one in self._agents.items()
+            }
+        else:
+            root = made[None] = SessionRun(self._about, self._main, known.get(None), None, counted)
+            self._add_agents(made, root, known, counted)
+            root.add_unreported(self._main, made.values())
+        for run in made.values():
+            run.finish()
+        return tuple(made.values())
+
+    def _add_agents(
+        self,
+        made: dict[str | None, SessionRun],
+        root: SessionRun,
+        known: Mapping[str | None, str],
+        counted: Mapping[str, str],
+    ) -> None:
         links = self._links()
         waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
         numbers: Counter[str] = Counter()
@@ -137,63 +144,48 @@ class Session:
                 numbers[above] = max(numbers[above], int(each.rpartition(".")[2]))
         while waiting:
             # An agent that names itself, or one that is not there, is the session's own.
-            ready = [name for name in waiting if links.get(name, _Link()).owner in made]
-            for name in ready or waiting:
-                link = links.get(name, _Link())
+            for name in [each for each in waiting if links[each].owner in made] or waiting:
+                link = links[name]
                 parent = made.get(link.owner, root)
                 numbers[parent.id] += name not in known
                 run_id = known.get(name) or child_id(parent.id, numbers[parent.id])
                 child = Parent(parent, link.use_id, link.type)
-                made[name] = self._run(self._agents[name], run_id, child, counted)
+                made[name] = SessionRun(self._about, self._agents[name], run_id, child, counted)
                 if place_of(run_id)["parent"] is not None:
                     parent.add_child(made[name])
             waiting = [name for name in waiting if name not in made]
-        root.add_unreported(self._main, made.values())
-        for run in made.values():
-            run.finish()
-        return tuple(made.values())
-
-    def _run(
-        self, talk: Conversation, id_: str | None, parent: Parent | None, counted: Mapping[str, str]
-    ) -> SessionRun:
-        run = SessionRun(self._about, talk, id_, parent, counted)
-        if not self._main.messages:
-            run.finish()
-        return run
 
     def _links(self) -> dict[str, _Link]:
         """Return the call that started each agent, as far as the session says."""
-        found: dict[str, _Link] = {}
-        unnamed: dict[str, list[tuple[str | None, str, str]]] = {}  # calls by their prompt
+        by_id: dict[str | None, _Link] = {}  # of an agent or of a call
+        by_prompt: dict[str, list[_Link]] = {}
         for one in self._conversations:
             for use_id, (reply, place) in one.calls.items():
                 asked, result = reply.uses[place].block, reply.results.get(place)
                 given = as_object(asked["input"])
                 raw = as_object(result.raw) if result is not None else {}
                 types = given.get("subagent_type"), given.get("agent_type"), raw.get("agentType")
-                type_ = next(filter(None, map(as_text, types)), "")
+                link = _Link(one.agent, use_id, next(filter(None, map(as_text, types)), ""))
                 agent = visible(as_text(raw.get("agentId")) or use_id)
-                if agent in self._agents:
-                    found[agent] = _Link(one.agent, use_id, type_)
-                elif asked["name"] in _AGENT_TOOLS:
-                    calls = unnamed.setdefault(str(given.get("prompt")), [])
-                    calls.append((one.agent, use_id, type_))
-        for name, meta in self._meta.items():
-            if (of_file := _AGENT_FILE.fullmatch(name)) is None:
-                continue
-            owner = as_text(meta.get("parentAgentId"))
-            link = found.get(of_file[1]) or _Link(
-                owner if owner in self._agents else None, as_text(meta.get("toolUseId"))
-            )
-            found[of_file[1]] = replace(link, type=as_text(meta.get("agentType")) or link.type)
+                by_id |= {use_id: link, agent: link}
+                if agent not in self._agents and asked["name"] in _AGENT_TOOLS:
+                    by_prompt.setdefault(str(given.get("prompt")), []).append(link)
+        found = {}
         for agent, one in self._agents.items():
-            repeated_of = one.lines[0].text("parentToolUseID")
-            if repeated_of is not None and agent not in found:
-                owners = (each.agent for each in self._conversations if repeated_of in each.calls)
-                found[agent] = _Link(next(owners, None), repeated_of)
-            calls = unnamed.get(one.messages[0].text, []) if agent not in found else []
-            if calls:
-                found[agent] = _Link(*calls.pop(0))
+            meta = self._meta.get(f"agent-{agent}.meta.json", {})
+            owner, call_id = (as_text(meta.get(each)) for each in ("parentAgentId", "toolUseId"))
+            asked_in = one.lines[0].text("parentToolUseID") or call_id
+            same = by_prompt.get(one.messages[0].text)
+            link = (
+                by_id.get(agent)
+                or by_id.get(asked_in)
+                or (
+                    same.pop(0)
+                    if same
+                    else _Link(owner if owner in self._agents else None, call_id)
+                )
+            )
+            found[agent] = replace(link, type=as_text(meta.get("agentType")) or link.type)
         return found
 
 
@@ -206,21 +198,6 @@ class _Link:
 
 def _file_of(line: Line) -> str:
     return f"agent-{visible(line.text('agentId') or '')}.jsonl"
-
-
-def _read(name: str, raw: Sequence[bytes]) -> list[Line]:
-    found: list[Line] = []
-    try:
-        found.extend(kept.read_lines(raw))
-    except ValueError:
-        # Which line it is, is looked up only now: to count them all the time costs as much as to read.
-        for number, line in enumerate(raw, 1):
-            try:
-                list(kept.read_lines((line,)))
-            except ValueError as error:
-                raise UnreadableLineError(name, number, error) from error
-        raise
-    return found
 
 
 def _timed(lines: list[Line], modified: float) -> list[Line]:

@@ -133,6 +133,23 @@ def test_local_commands_links_modes_and_errors_of_the_api_are_noted() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"error": {"message": "529 {…}", "formatted": "529 Overloaded"}}, "529 Overloaded"),
+        ({"error": {"status": 529, "headers": {}}}, "status 529"),
+        ({"error": {"cause": {"code": "ConnectionRefused"}}}, "ConnectionRefused"),
+        ({"error": {}}, "an error that it does not tell"),
+        ({"error": {}, "retryAttempt": 3, "maxRetries": 10}, "it does not tell (try 3 of 10)"),
+    ],
+)
+def test_errors_of_the_api_are_noted_however_they_are_told(fields: Line, said: str) -> None:
+    session = working()
+    session.add("system", subtype="api_error", **fields)
+    ((kind, noted),) = notes_of(read(session))
+    assert (kind, noted.endswith(said)) == ("api_error", True)
+
+
 def test_a_session_has_the_system_prompt_of_its_last_snapshot() -> None:
     session = working()
     for number in range(2):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from runner.exchange import sessions
 from runner.exchange.session_files import whole_lines
+from runner.exchange.session_lines import UnreadableLineError
 from runner.exchange.session_runs import SessionRun
-from runner.exchange.sessions import UnreadableLineError
 from tests.exchange.samples import CWD, SESSION, Line, Session, raw_of, text, use, usual
 
 
