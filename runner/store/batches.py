@@ -59,7 +59,7 @@ _WAITING = (
     .where(_IS_UNSENT, _run_waits)
     .order_by(batch_calls.c.asked_at, batch_calls.c.run_id)
 )
-_FIRST_WAITING = _WAITING.limit(1)
+_FIRST_WAITING = _WAITING.order_by(None).limit(1)
 _UNENDED = select(batches.c.account).where(batches.c.ended_at.is_(None)).limit(1)
 _READY = (
     select(batch_calls.c.run_id)

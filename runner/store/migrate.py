@@ -33,6 +33,7 @@ REVISIONS = (
     "r11",
     "r13",
     "r16",
+    "r15",
 )
 HEAD = REVISIONS[-1]
 # The schemas before 0.1.0, which no migration starts from.

@@ -282,7 +282,7 @@ runs = _table(
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
     Index(None, "job_id", "state"),
     # Not with ``due_at``: Postgres would look for due runs in it, by statistics of an idle time.
-    Index(None, "state"),
+    Index(None, "state", "reason"),
     Index(None, "worker_id", **_where("worker_id IS NOT NULL")),
     # Without it a job's summary takes time with the square of its runs: few are begun afresh.
     Index(None, "fresh_of", **_where("fresh_of IS NOT NULL")),

@@ -117,6 +117,36 @@ def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
     _check_sums(here, model, in_usd, in_tokens)
 
 
+class Writer(Spender):
+    """Streams each reply for two seconds, as fast as models write. A reply whose reader died is billed
+    whole."""
+
+    def __call__(self, request: Received) -> Reply:
+        prompt = len(request.raw) // 4
+        used = Usage(cache_creation_tokens=prompt, output_tokens=160)
+        self._billed[request.first_text] += self._tariff.cost(used, hour_cache=False)
+        usage = {"input_tokens": 0, "cache_creation_input_tokens": prompt, "output_tokens": 160}
+        blocks = [text("x" * 640), *self.says(request)[1:]]
+        return Reply(blocks, usage=usage, chunk=20, pause=1 / 16)
+
+
+def test_calls_of_killed_workers_are_charged_at_least_what_they_cost(
+    shop: Callable[..., Shop],
+) -> None:
+    model = Writer(TURNS, seed=0)
+    here = shop(model)
+    items = tuple("abcdefghijklmnop")
+    job = here.submit("killed", items, max_output_tokens=32_000)
+    here.work_and_die(lambda: here.states(job) == {("succeeded", "end_turn")}, 3, "6")
+    of_runs = [row.progress for row in here.rows(select(runs.c.progress))]
+    charged = sum(progress["money"]["charged_cost"] for progress in of_runs)
+    unknown = here.rows(select(model_calls.c.run_id).where(model_calls.c.error.is_not(None)))
+    ratio = charged / model.billed(*items)
+    print(f"\ncharged / billed, {len(unknown)} of {here.server.count} calls killed: {ratio:.2f}")
+    assert unknown
+    assert charged >= model.billed(*items)
+
+
 def test_no_day_costs_more_than_its_cap_with_16_runs_at_once_that_die(
     shop: Callable[..., Shop],
 ) -> None:
