@@ -356,7 +356,8 @@ class Mounts:
         self.unheld = tuple(unheld)
         pinned: set[str] = set()
         for each in (*elsewhere, *below):
-            path = os.path.realpath(each.path)
+            # The search names folders by where they are: only the last name may be a link.
+            path = os.path.realpath(each.path) if each.is_link else each.path
             if each.reading and inside(workspace, path) and not each.is_link:
                 raise ToolFailure(
                     f"no command can run: the rule deny {each.rule!r} hides the workspace", "denied"
