@@ -10,6 +10,7 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html
 from __future__ import annotations
 
 import os
+import time
 
 from runner.tools.process_tree import descendants
 
@@ -23,14 +24,23 @@ CONTROLLERS = {MEMORY: "memory", PROCESSES: "pids", CPUS: "cpu"}
 _LEAF = "runner-worker"
 _CALL = "runner-call-"
 _PERIOD = 100_000  # microseconds: of cpu.max
+_ROOM = (
+    8 << 20
+)  # bytes for pages of programs; they run no more with less, or a part of a small limit
+_SMALL_ROOM = 32
+_PATIENCE = 5.0  # seconds
 
 
 class Cgroup:
     """The cgroup of one call."""
 
-    def __init__(self, folder: str, held: Collection[str]) -> None:
+    def __init__(self, folder: str, held: Collection[str], memory: float = 0) -> None:
         self.held = held  # the limits that the kernel holds
         self._folder = folder
+        self._memory = memory  # bytes: the limit
+        self._full: tuple[float, int] | None = (
+            None  # since when, and how often it had met the limit
+        )
 
     @classmethod
     def make(cls, folder: str, asked: Mapping[str, float]) -> Cgroup | None:
@@ -40,7 +50,7 @@ class Cgroup:
         except OSError:
             return None
         held = {name for name in CONTROLLERS if name in asked and _limit(folder, name, asked[name])}
-        return cls(folder, held)
+        return cls(folder, held, asked.get(MEMORY, 0))
 
     def join(self) -> None:
         """Move this process into it. Raises ``OSError``."""
@@ -48,11 +58,26 @@ class Cgroup:
 
     def passed(self) -> str:
         """Return the limit that a process has run into; empty if none has."""
-        if MEMORY in self.held and _count(self._folder, "memory.events", b"oom_kill"):
+        if MEMORY in self.held and (
+            _count(self._folder, "memory.events", b"oom_kill") or self._stays_full()
+        ):
             return MEMORY
         if PROCESSES in self.held and _count(self._folder, "pids.events", b"max"):
             return PROCESSES
         return ""
+
+    def _stays_full(self) -> bool:
+        """Return True if it has had no room for programs for some time, and goes on to ask for more. The
+        kernel may then read them from the disk page by page, for minutes, before it kills one."""
+        used = sum(
+            _count(self._folder, "memory.stat", each) for each in (b"anon", b"shmem", b"kernel")
+        )
+        if used < self._memory - min(_ROOM, self._memory / _SMALL_ROOM):
+            self._full = None
+            return False
+        now, met = time.monotonic(), _count(self._folder, "memory.events", b"max")
+        since, before = self._full = self._full or (now, met)
+        return now - since > _PATIENCE and met > before
 
     def kill(self) -> None:
         """Kill all processes in it."""

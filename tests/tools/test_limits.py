@@ -227,6 +227,22 @@ def test_cgroup_ends_all_of_its_processes_at_once() -> None:
     assert not Path(f"{path}1").exists()
 
 
+def test_call_whose_programs_have_no_room_left_is_over_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "_PATIENCE", 0.0)
+    group = cgroups.Cgroup(str(tmp_path), ["memory"], 64 * MB)
+
+    def passed(anon: int, met: int) -> str:
+        (tmp_path / "memory.stat").write_text(f"anon {anon * MB}\nfile {MB}\nkernel {MB}\n")
+        (tmp_path / "memory.events").write_text(f"low 0\nmax {met}\noom 0\noom_kill 0\n")
+        return group.passed()
+
+    assert passed(50, 5) == passed(50, 6) == ""  # files fill the rest, and give way
+    assert passed(62, 7) == passed(62, 7) == ""  # it asks for no more
+    assert passed(62, 8) == "memory"
+
+
 @pytest.mark.parametrize(
     ("hog", "limit"), [(MEMORY_HOG, {"memory": 64 * MB}), (FORK_BOMB, {"processes": 50})]
 )
