@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -47,16 +47,6 @@ class Containment:
     abi: int = 0  # the version of Landlock
 
 
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """A process about to start in its sandbox."""
-
-    start: Start
-    containment: str  # recorded with the call
-    limits: CallLimits  # of the job
-    door: Door | None = None  # to the hosts that the job may reach, if it names any
-
-
 class Sandboxes:
     """The sandboxes of a worker's calls.
 
@@ -75,10 +65,10 @@ class Sandboxes:
         lock_dir: Path | None = None,
     ) -> None:
         self._job_of = cache(job_of)
-        self._home = home
+        self.home = home
         marker = home / FOLDER / "containers"
         self.containers = Containers(environment, lock_dir or home, marker)
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._probing = threading.Lock()
         self._probed: Containment | None = None
         self.proxy: Proxy | None = None  # made when a job first names hosts
@@ -92,7 +82,7 @@ class Sandboxes:
         """Return what this host has to contain calls. It is tried out once."""
         with self._probing:
             if self._probed is None:
-                self._probed = _probe(self._environment)
+                self._probed = _probe(self.environment)
             return self._probed
 
     def require(self, sandbox: Sandbox) -> None:
@@ -115,67 +105,19 @@ class Sandboxes:
             raise SandboxMissing(why)
         return found
 
-    @contextmanager
-    def enter(
-        self,
-        start: Start,
-        sandbox: Sandbox | None,
-        policy: Policy | None,
-        surroundings: Surroundings,
-        about: Mapping[str, Any],
-    ) -> Iterator[Entered]:
-        """While the block runs, a process can be started in a sandbox; ``about`` is the data of the
-        events of its connections. At its end, raise ``ToolFailure`` if the process made what the policy
-        denies."""
-        found = self.containment_of(sandbox)
-        kind = found.kind
-        if sandbox is not None:
-            start = replace(start, limits=self._limits(sandbox, kind, start, surroundings))
-        if kind == "none" or sandbox is None:
-            yield Entered(start, kind, start.limits)
-            return
-        limits = start.limits
-        hosts = sandbox.network if kind != "landlock" else None
-        with self._door(hosts, start.run_id, about) if hosts else nullcontext() as door:
-            mounts = self._mounts(start, sandbox, policy, surroundings, kind)
-            if sandbox.image is None:
-                start = replace(start, variables={**start.variables, **mounts.variables})
-            if kind == "landlock":
-                restriction = (found.abi, sandbox.network != (), mounts.grants)
-                start = replace(start, landlock=restriction)
-            elif sandbox.image is not None:
-                start = self.containers.start(start, sandbox, mounts, door)
-            else:
-                start = self._in_bubblewrap(start, mounts, sandbox, door)
-            try:
-                yield Entered(start, _named(found, mounts, sandbox), limits, door)
-            except BaseException:  # cut, or not started: the cause is told, not what is removed
-                mounts.remove_denied()
-                raise
-            if made := mounts.remove_denied():
-                raise ToolFailure(made, "denied")
+    def door(
+        self, hosts: Sequence[str], run_id: str, about: Mapping[str, Any]
+    ) -> AbstractContextManager[Door]:
+        """Open the way of a process to hosts; ``about`` is the data of the events of its connections."""
+        with self._probing:
+            if self.proxy is None:
+                # Here, because commands that submit jobs load this module, and need no asyncio.
+                from runner.tools.proxy import Proxy
 
-    def _in_bubblewrap(
-        self, start: Start, mounts: Mounts, sandbox: Sandbox, door: Door | None
-    ) -> Start:
-        bwrap = shutil.which("bwrap", path=self._environment.get("PATH")) or "bwrap"
-        front = [bwrap, *mounts.arguments, *_network(sandbox), *OPTIONS]
-        front += ["--chdir", str(start.folder.resolve()), "--"]
-        variables, asked = start.variables, start.limits.processes
-        # More than the job allows: it is the keeper that ends the call, while it can still count.
-        gate = Gate(mounts.movable, processes=2 * asked + _SPARE_PROCESSES if asked else 0)
-        if door is not None:
-            variables = {**variables, **proxy_launcher.variables(PORT)}
-            gate = replace(gate, port=PORT, worker=str(door.socket))
-        return replace(
-            start,
-            arguments=[*front, *start.arguments],
-            descriptors={**start.descriptors, **mounts.descriptors},
-            variables=variables,
-            gate=gate,
-        )
+                self.proxy = Proxy()
+        return self.proxy.door(hosts, Notes(self.home, run_id, about).add)
 
-    def _mounts(
+    def mounts(
         self,
         start: Start,
         sandbox: Sandbox,
@@ -183,45 +125,24 @@ class Sandboxes:
         surroundings: Surroundings,
         kind: Kind,
     ) -> Mounts:
+        """Return what a process sees of this host."""
         needs = start.needs if sandbox.image is None else image_needs(start.needs, sandbox)
+        user = Path(self.environment.get("HOME") or Path.home())
+        folder = self.home / sandbox_caches.FOLDER / self._job_of(start.run_id)
         view = View(
-            self._home,
+            self.home,
             surroundings.workspace,
             surroundings.outputs,
             readable=tuple(needs),
             read_only=(Path(sandbox.file),) if sandbox.file else (),
             caches=sandbox.caches,
-        )
-        if sandbox.writable_caches:
-            user = Path(self._environment.get("HOME") or Path.home())
-            folder = self._home / sandbox_caches.FOLDER / self._job_of(start.run_id)
-            copies = {
+            copies={
                 preset: sandbox_caches.writable_copy(preset, user, folder)
                 for preset in sandbox.writable_caches
-            }
-            view = replace(view, copies=copies)
-        rules = Policy() if policy is None else policy
-        tmp = run_tmp(self._home, start.run_id)
-        return Mounts(view, rules, Blanks.make(self._home), self._environment, tmp, kind)
-
-    def _door(
-        self, hosts: Sequence[str], run_id: str, about: Mapping[str, Any]
-    ) -> AbstractContextManager[Door]:
-        with self._probing:
-            if self.proxy is None:
-                # Here, because commands that submit jobs load this module, and need no asyncio.
-                from runner.tools.proxy import Proxy
-
-                self.proxy = Proxy()
-        return self.proxy.door(hosts, Notes(self._home, run_id, about).add)
-
-    def _limits(
-        self, sandbox: Sandbox, kind: Kind, start: Start, surroundings: Surroundings
-    ) -> CallLimits:
-        folders = [] if surroundings.workspace is None else [surroundings.workspace]
-        if sandbox.disk is not None and kind != "none":
-            folders.append(run_tmp(self._home, start.run_id))
-        return CallLimits(sandbox.memory, sandbox.processes, sandbox.cpu, sandbox.disk, folders)
+            },
+        )
+        rules, tmp = policy or Policy(), run_tmp(self.home, start.run_id)
+        return Mounts(view, rules, Blanks.make(self.home), self.environment, tmp, kind)
 
 
 def _named(found: Containment, mounts: Mounts, sandbox: Sandbox) -> str:
@@ -293,23 +214,78 @@ class Contained:
         return hint(sandbox.network, self.connections, said, loopback=kind != "landlock")
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
-        """Run a process to its end: see ``ToolHost.call`` and ``Sandboxes.enter``. One that is cut has
-        no result to record its connections: see ``connection_notes``."""
-        with self._sandboxes.enter(start, *self._about) as entered:
-            self.containment, self._door = entered.containment, entered.door
-            ended = self._run(entered.start, interrupt)
-            if ended.end in ("exited", "timed_out", "limited"):
-                # An engine holds a container to those that it was given, by cgroups.
-                given = entered.limits.asked().keys() - entered.start.limits.asked().keys()
-                self.containment += entered.limits.holders({*ended.held, *given})
+        """Run a process to its end: see ``ToolHost.call``. One that is cut has no result to record its
+        connections: see ``connection_notes``. Raises ``ToolFailure`` also if the process made what the
+        policy denies."""
+        sandbox, policy, surroundings, about = self._about
+        found = self._sandboxes.containment_of(sandbox)
+        kind = found.kind
+        if sandbox is not None:
+            start = replace(start, limits=self._limits(sandbox, kind, start))
+        if kind == "none" or sandbox is None:
+            self.containment = kind
+            return self._run(start, start.limits, interrupt)
+        limits = start.limits
+        hosts = sandbox.network if kind != "landlock" else None
+        way = self._sandboxes.door(hosts, start.run_id, about) if hosts else nullcontext()
+        with way as self._door:
+            mounts = self._sandboxes.mounts(start, sandbox, policy, surroundings, kind)
+            start = self._entering(start, found, mounts, sandbox)
+            self.containment = _named(found, mounts, sandbox)
+            try:
+                ended = self._run(start, limits, interrupt)
+            except BaseException:  # cut, or not started: the cause is told, not what is removed
+                mounts.remove_denied()
+                raise
+            if made := mounts.remove_denied():
+                raise ToolFailure(made, "denied")
             return ended
 
-    def _run(self, start: Start, interrupt: Interrupt) -> Ended:
+    def _entering(
+        self, start: Start, found: Containment, mounts: Mounts, sandbox: Sandbox
+    ) -> Start:
+        """Return the start of a process in its sandbox."""
+        if sandbox.image is not None:
+            return self._sandboxes.containers.start(start, sandbox, mounts, self._door)
+        start = replace(start, variables={**start.variables, **mounts.variables})
+        if found.kind == "landlock":
+            return replace(start, landlock=(found.abi, sandbox.network != (), mounts.grants))
+        path = self._sandboxes.environment.get("PATH")
+        front = [shutil.which("bwrap", path=path) or "bwrap", *mounts.arguments]
+        front += [*_network(sandbox), *OPTIONS, "--chdir", str(start.folder.resolve()), "--"]
+        asked = start.limits.processes
+        # More than the job allows: it is the keeper that ends the call, while it can still count.
+        gate = Gate(mounts.movable, processes=2 * asked + _SPARE_PROCESSES if asked else 0)
+        if self._door is not None:
+            gate = replace(gate, port=PORT, worker=str(self._door.socket))
+            start = replace(start, variables={**start.variables, **proxy_launcher.variables(PORT)})
+        return replace(
+            start,
+            arguments=[*front, *start.arguments],
+            descriptors={**start.descriptors, **mounts.descriptors},
+            gate=gate,
+        )
+
+    def _limits(self, sandbox: Sandbox, kind: Kind, start: Start) -> CallLimits:
+        workspace = self._about[2].workspace
+        folders = [] if workspace is None else [workspace]
+        if sandbox.disk is not None and kind != "none":
+            folders.append(run_tmp(self._sandboxes.home, start.run_id))
+        return CallLimits(sandbox.memory, sandbox.processes, sandbox.cpu, sandbox.disk, folders)
+
+    def _run(self, start: Start, limits: CallLimits, interrupt: Interrupt) -> Ended:
+        """Run a process, and record who held it to the job's ``limits``."""
         sandbox, *_ = self._about
-        if sandbox is None or not start.removal:
-            return self._host.call(start, interrupt)
         work = partial(self._host.call, start, interrupt)
-        return self._sandboxes.containers.watch(work, start, sandbox)
+        if sandbox is None or not start.removal:
+            ended = work()
+        else:
+            ended = self._sandboxes.containers.watch(work, start, sandbox)
+        if ended.end in ("exited", "timed_out", "limited"):
+            # An engine holds a container to those that it was given, by cgroups.
+            given = limits.asked().keys() - start.limits.asked().keys()
+            self.containment = f"{self.containment}{limits.holders({*ended.held, *given})}"
+        return ended
 
 
 def _network(sandbox: Sandbox) -> list[str]:

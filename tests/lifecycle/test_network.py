@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from runner.tools.sandbox import Sandboxes
 from tests.lifecycle.site import Site, bash, done, wait_until
 
-HERE = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe()
+HERE = Sandboxes(Path("/nowhere"), os.environ).probe()
 # Asks the proxy with bash alone, which every host has.
 ASK = r"""
 exec 3<>/dev/tcp/127.0.0.1/${HTTPS_PROXY##*:}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ from .conftest import PATIENCE, Workbench, running, wait_until
 
 SERVER = Path(__file__).parents[1] / "mcp_server.py"
 OBJECT = {"type": "object"}
-CONTAINMENT = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe().kind
+CONTAINMENT = Sandboxes(Path("/nowhere"), os.environ).probe().kind
 
 
 class Ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from tests.tools.proxies import LOOPBACK, echo_server
 
 from .conftest import EVERYTHING, Workbench, wait_until
 
-HERE = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe()
+HERE = Sandboxes(Path("/nowhere"), os.environ).probe()
 pytestmark = pytest.mark.skipif(
     HERE.kind != "bubblewrap", reason=f"this host has no bubblewrap: {HERE.missing}"
 )

@@ -22,7 +22,7 @@ from runner.tools.sandbox_gate import UNMADE, Gate
 
 from .conftest import EVERYTHING, Workbench
 
-HERE = Sandboxes(Path("/nowhere"), {"PATH": "/usr/bin:/bin"}).probe()
+HERE = Sandboxes(Path("/nowhere"), os.environ).probe()
 with_sandbox = pytest.mark.skipif(
     HERE.kind != "bubblewrap", reason=f"this host has no bubblewrap: {HERE.missing}"
 )
@@ -139,7 +139,7 @@ def test_a_sandbox_that_fails_is_told_as_such_and_never_as_the_command_s_output(
     program = tmp_path / "bwrap"
     program.write_text("#!/bin/sh\necho 'bwrap: loopback: refused' >&2\nexit 1\n")
     program.chmod(0o755)
-    bench.tools.sandboxes._environment["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+    bench.tools.sandboxes.environment["PATH"] = f"{tmp_path}:/usr/bin:/bin"
     with pytest.raises(HostFaultError, match="sandbox could not be made: bwrap: loopback: refused"):
         bash(bench, "touch made", Sandbox())
     assert not (bench.workspace / "made").exists()

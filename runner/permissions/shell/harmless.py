@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.permissions.shell.words import Printed, Word, names
+from runner.permissions.shell.words import Printed, Word, by_name, names
 
 # --- Variables. A program's environment decides what it loads and runs.
 
@@ -91,7 +91,7 @@ _VALUES = {
 }
 _HARMLESS_VALUES = {
     **dict.fromkeys(_SWITCHES, re.compile(_SWITCH)),
-    **{name: re.compile(value) for listed, value in _VALUES.items() for name in listed.split()},
+    **{name: re.compile(value) for name, value in by_name(_VALUES).items()},
 }
 # Where Python looks for modules first: the folder that it is in, and the usual ones below, for programs
 # that run the code of a project anyway.
@@ -288,10 +288,7 @@ def printed(command: str) -> Printed:
 _HOST = r"[A-Za-z0-9][A-Za-z0-9.:-]*"
 _SCAN = r"(?:-[zvnu46]+ |-[zvnu46]*w ?[0-9]+ )*-[vnu46]*z[vnu46]*(?:w ?[0-9]+)? (?:-[vnu46]+ |-w ?[0-9]+ )*"
 _USES = {
-    **dict.fromkeys(
-        ("nc", "ncat", "netcat"),
-        re.compile(rf"{_SCAN}{_HOST}(?: [0-9]+(?:-[0-9]+)?)+(?: -[vzw0-9]+)*"),
-    ),
+    "nc ncat netcat": re.compile(rf"{_SCAN}{_HOST}(?: [0-9]+(?:-[0-9]+)?)+(?: -[vzw0-9]+)*"),
     "ip": re.compile(
         r"(?:-(?:[046dhso]|br|brief|json|j|p|c|color|stats|details) )*"
         r"(?:a|addr|address|r|route|l|link|n|neigh|rule)"
@@ -300,9 +297,12 @@ _USES = {
 }
 
 
+_USE_OF = by_name(_USES)
+
+
 def is_harmless_use(program: str, arguments: Sequence[Word]) -> bool:
     """True if a program that can run anything runs nothing with these arguments."""
-    use = _USES.get(program)
+    use = _USE_OF.get(program)
     given = " ".join(word.value for word in arguments)
     literal = all(word.exact for word in arguments)
     return literal and (given == "--version" or (use is not None and bool(use.fullmatch(given))))

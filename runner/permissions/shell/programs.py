@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from runner.permissions.shell.words import names
+from runner.permissions.shell.words import by_name, names
 
 # --- Wrappers: they run the command in their arguments.
 
@@ -38,8 +38,7 @@ _WRAPPERS = {
 # By wrapper: whether each option takes a value.
 WRAPPERS = {
     name: {option.rstrip(":"): option.endswith(":") for option in options.split()}
-    for listed, options in _WRAPPERS.items()
-    for name in listed.split()
+    for name, options in by_name(_WRAPPERS).items()
 }
 
 # They change who runs a command, where or when, or start a program of their own: never seen through.
@@ -91,8 +90,7 @@ _RUNNERS = {
 }
 RUNNERS = {
     program: tuple(way.split() for way in ways.split("|"))
-    for programs, ways in _RUNNERS.items()
-    for program in programs.split()
+    for program, ways in by_name(_RUNNERS).items()
 }
 
 # --- Options that run or overwrite what they say.
@@ -282,10 +280,10 @@ _PATTERNS = {
     "sqlite3": _SQLITE,
     "duckdb": _DUCKDB,
     "psql": _PSQL,
-    **dict.fromkeys(("mysql", "mariadb"), _MYSQL),
-    **dict.fromkeys(("rustc", "rustdoc"), _RUSTC),
+    "mysql mariadb": _MYSQL,
+    "rustc rustdoc": _RUSTC,
     "cargo": _CARGO,
-    **dict.fromkeys(("npm", "pnpm", "yarn"), _NPM_SETTINGS),
+    "npm pnpm yarn": _NPM_SETTINGS,
     "latexmk": re.compile(r"^-[er]$"),
     "openssl": re.compile(r"^engine$|\.(?:so|dylib|dll)\b|SO_PATH"),
     "go": re.compile(r"-extld[\s=\"']|-extldflags.*(?:\s-B|-wrapper|-plugin|fuse-ld=[./])"),
@@ -294,21 +292,14 @@ _PATTERNS = {
     "sox": re.compile(r"^\|"),
     "curl": re.compile(r"^--proto-d|^--(?:abstract-)?unix|%output\{"),
     "yq": re.compile(r"\bload(?:_\w+)?\s*\("),
-    **dict.fromkeys(
-        ("convert", "magick", "mogrify", "identify"), re.compile(r"^\w+:@|^(?:msl|ephemeral):|^\|")
-    ),
-    **dict.fromkeys(
-        ("ffmpeg", "ffprobe"), re.compile(r"^-protocol_whitelist|\bconcat:|\bsubfile[,:]")
-    ),
+    "convert magick mogrify identify": re.compile(r"^\w+:@|^(?:msl|ephemeral):|^\|"),
+    "ffmpeg ffprobe": re.compile(r"^-protocol_whitelist|\bconcat:|\bsubfile[,:]"),
 }
-RISKY = {
-    name: Options.of(text, _PATTERNS.get(name))
-    for listed, text in _RISKY.items()
-    for name in listed.split()
-}
+_PATTERN_OF = by_name(_PATTERNS)
+RISKY = {name: Options.of(text, _PATTERN_OF.get(name)) for name, text in by_name(_RISKY).items()}
 # They run commands of their own, and so programs, from their input, unless an option has what to run or
 # there are so many operands: the option, options with a value, the operands.
-COMMAND_READERS = {
+_COMMAND_READERS = {
     "sqlite3": (
         re.compile(r"--?(?:version|help)"),
         names("-separator -nullvalue -newline -maxsize -mmap -vfs -heap"),
@@ -320,29 +311,24 @@ COMMAND_READERS = {
         2,
     ),
     "psql": (re.compile(r"-[AtXqaebEnxSsz01w]*[cfl].*|-V|--(?:com|fi|li|ve|he).*"), names(""), 9),
-    **dict.fromkeys(
-        ("mysql", "mariadb"),
-        (re.compile(r"-[sNBtHrvn]*e.*|-V|--(?:exec|vers|help).*"), names(""), 9),
-    ),
+    "mysql mariadb": (re.compile(r"-[sNBtHrvn]*e.*|-V|--(?:exec|vers|help).*"), names(""), 9),
 }
+COMMAND_READERS = by_name(_COMMAND_READERS)
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
 COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
 COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")
 
 # They run the scripts of a project: by which option, of a project in another folder.
-PROJECT_OPTIONS = {
-    **dict.fromkeys(
-        names("npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest"),
-        re.compile(r"-C|--(?:prefix|cwd|dir|directory|project|manifest-path|rootdir)"),
+_PROJECT_OPTIONS = {
+    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest": re.compile(
+        r"-C|--(?:prefix|cwd|dir|directory|project|manifest-path|rootdir)"
     ),
-    **dict.fromkeys(
-        names("gradle gradlew mvn mvnw just task rake ninja tox nox"),
-        re.compile(
-            r"-[CfbPpcd]|--(?:file|justfile|rakefile|build-file|project-dir|taskfile|dir|directory"
-            r"|working-directory|project-prop)"
-        ),
+    "gradle gradlew mvn mvnw just task rake ninja tox nox": re.compile(
+        r"-[CfbPpcd]|--(?:file|justfile|rakefile|build-file|project-dir|taskfile|dir|directory"
+        r"|working-directory|project-prop)"
     ),
 }
+PROJECT_OPTIONS = by_name(_PROJECT_OPTIONS)
 
 NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")

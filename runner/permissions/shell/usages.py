@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from runner.permissions.shell.programs import COMPILER_ENDS, COMPILERS
+from runner.permissions.shell.words import by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ _USAGES = {
     "git-config": "reads:-f,--file",
     "git-grep": "LOOSE reads:2+ reads:-f,-O",
 }
-_TABLE = {name: text for listed, text in _USAGES.items() for name in listed.split()}
+_TABLE = by_name(_USAGES)
 
 
 @lru_cache(maxsize=512)

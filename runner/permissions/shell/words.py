@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tree_sitter import Node
 
+T = TypeVar("T")
 Printed = Literal[
     "number", "word", "path", ""
 ]  # numbers, words without dashes in front, absolute paths
@@ -51,6 +52,11 @@ class Assignment:
 def names(text: str) -> frozenset[str]:
     """Return the names that a text lists, with blanks between."""
     return frozenset(text.split())
+
+
+def by_name(table: Mapping[str, T]) -> dict[str, T]:
+    """Return a table whose keys list several names, with a key for each name."""
+    return {name: value for listed, value in table.items() for name in listed.split()}
 
 
 # Writing to them changes no file: they are a call's own outputs, or keep nothing.
