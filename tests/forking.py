@@ -23,6 +23,7 @@ from typing import Any
 _ROOT = Path(__file__).parents[1]
 PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 20
+_STATUS_BYTES = 4
 
 
 class Forked:
@@ -43,7 +44,7 @@ class Forked:
         streams: Sequence[int],
     ) -> None:
         self.returncode: int | None = None
-        self._ended, told = os.pipe()
+        self._told, told = os.pipe()
         try:
             order = [list(arguments), str(folder), dict(environment)]
             self.pid = _forker(module).fork(order, (told, *streams))
@@ -51,12 +52,16 @@ class Forked:
             os.close(told)
 
     def look(self, timeout: float | None) -> int | None:
-        """Its exit code, None while it lives. Waits for its end so many seconds, or as long as it takes."""
-        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
-            told = os.read(self._ended, 100)
-            os.close(self._ended)
+        """Its exit code, None while it lives. Waits for its end so many seconds, or as long as it takes.
+        If ``serve`` tells of stops, once for each: minus the signal's number."""
+        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
+            told = os.read(self._told, _STATUS_BYTES)
             assert told, "the process that forks others was killed"
-            self.returncode = os.waitstatus_to_exitcode(int(told))
+            status = int.from_bytes(told, "big")
+            if os.WIFSTOPPED(status):
+                return -os.WSTOPSIG(status)
+            os.close(self._told)
+            self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -118,11 +123,12 @@ def close() -> None:
 # --- the process that forks -----------------------------------------------------------------------
 
 
-def serve(prepare: Callable[[], None]) -> list[str]:
+def serve(prepare: Callable[[], None], *, stops: bool = False) -> list[str]:
     """Fork a process for each order on the socket whose number the first argument is.
 
     Args:
         prepare: imports what they need.
+        stops: tell when one is stopped by a signal, too.
 
     Returns:
         In the forked ones alone: their arguments.
@@ -134,10 +140,10 @@ def serve(prepare: Callable[[], None]) -> list[str]:
     prepare()
     gc.collect()
     gc.freeze()
-    return _serve(orders)
+    return _serve(orders, os.WNOHANG | (os.WUNTRACED if stops else 0))
 
 
-def _serve(orders: socket.socket) -> list[str]:
+def _serve(orders: socket.socket, options: int) -> list[str]:
     """Fork a process for each order. Returns in the forked ones alone: their arguments."""
     told: dict[int, int] = {}
     woken, wake = os.pipe()
@@ -148,7 +154,7 @@ def _serve(orders: socket.socket) -> list[str]:
         ready, _, _ = select.select([orders, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            _reap(told)
+            _reap(told, options)
         if orders in ready:
             message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 4)
             if not message:  # the tests have ended
@@ -168,16 +174,16 @@ def _serve(orders: socket.socket) -> list[str]:
             orders.send(str(pid).encode())
 
 
-def _reap(told: dict[int, int]) -> None:
-    """Say how those that have ended did."""
+def _reap(told: dict[int, int], options: int) -> None:
+    """Say how those that have ended did, and which are stopped."""
     while told:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status = os.waitpid(-1, options)
         if not pid:
             return
-        descriptor = told.pop(pid)
         with suppress(BrokenPipeError):  # nobody waits for it any more
-            os.write(descriptor, str(status).encode())
-        os.close(descriptor)
+            os.write(told[pid], status.to_bytes(_STATUS_BYTES, "big"))
+        if not os.WIFSTOPPED(status):
+            os.close(told.pop(pid))
 
 
 def _settle_in(

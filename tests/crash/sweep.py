@@ -101,6 +101,7 @@ Mode = Literal["kill", "freeze"]
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 _FROZEN_WATCHDOG_SECONDS = 2.0
 _PATIENCE = 30.0
+_CLOCK_ERROR = 10.0  # seconds; when a process began is not known exactly
 
 
 class Iteration:
@@ -113,6 +114,7 @@ class Iteration:
         self._variant = variant
         self.served = Served()
         self._failed: set[int] = set()
+        self._began = time.time()
         self._frozen_at = 0.0
         self._said = False
         self._home = folder / "home"
@@ -225,6 +227,8 @@ class Iteration:
         found = []
         for process in psutil.process_iter():
             try:
+                if process.create_time() < self._began - _CLOCK_ERROR:
+                    continue
                 if process.environ().get(MARK) != str(self.folder):
                     continue
                 if command := process.cmdline():  # it has none once it has exited

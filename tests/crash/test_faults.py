@@ -15,7 +15,7 @@ from tests.crash.variants import SCENARIOS
 # The boundaries around the first model call, and around the first tools: those first at which most
 # faults are found.
 _FIRST_CALL = (*range(8, 16), 6, 7)
-_FIRST_TOOLS = (*range(26, 36), *range(22, 26))
+_FIRST_TOOLS = (*range(22, 32), *range(18, 22))
 
 
 _FAULTS = [
