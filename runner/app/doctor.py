@@ -6,6 +6,7 @@ import os
 import platform
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -275,6 +276,8 @@ def _sandbox(settings: Settings) -> str:
 def _limits() -> str:
     if held := cgroups.offered():
         return f"the kernel holds {', '.join(held)}, if no other process is in the worker's cgroup"
+    if sys.platform != "linux":
+        return "Runner holds disk, nobody the others: they need Linux"
     return "Runner holds all of them: no cgroup (version 2) with controllers is delegated"
 
 

@@ -76,12 +76,11 @@ class CallLimits:
 
     def holders(self, held: Collection[str]) -> str:
         """Return who held a call to its limits, for its record: ``; the kernel holds memory; Runner
-        holds disk``."""
-        names = [*self.asked()]
-        by = {
-            "the kernel": [name for name in names if name in held],
-            "Runner": [name for name in names if name not in held],
-        }
+        holds disk``. Without proc(5) Runner cannot count what processes use."""
+        by: dict[str, list[str]] = {"the kernel": [], "Runner": [], "nobody": []}
+        for name in self.asked():
+            counts = name == DISK or sys.platform == "linux"
+            by["the kernel" if name in held else "Runner" if counts else "nobody"].append(name)
         return "".join(f"; {who} holds {', '.join(each)}" for who, each in by.items() if each)
 
     def explain(self, limit: str) -> str:
@@ -171,6 +170,8 @@ class _Running:
             self.process.wait()
 
     def _stopped(self) -> bool:
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return False
         with suppress(ChildProcessError):  # it has ended, and was waited for
             looked = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
             return looked is not None

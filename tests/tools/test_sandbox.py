@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from runner.core.conversation import ToolResult
 from runner.core.hooks import Hook
 from runner.core.sandbox import Sandbox
-from runner.errors import HostFaultError
+from runner.errors import HostFaultError, SandboxMissing
 from runner.ports import Command, HookCall, Interrupt
 from runner.tools import sandbox_mounts, shell
 from runner.tools.registry import resolve_tools
@@ -92,6 +93,20 @@ def keep(path: str) -> str:
         call = replace(bench.call(tool, path=str(path)), sandbox=Sandbox())
         result = bench.tools.run(call, Interrupt())
         assert (result.content, result.containment) == (said, "bubblewrap")
+
+
+def test_a_host_that_is_not_linux_says_that_it_contains_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "waitid")
+    with pytest.raises(SandboxMissing, match="there is no sandbox on darwin: only on Linux"):
+        bench.tools.require(Sandbox("required"))
+    limited = Sandbox("auto", memory=2**30, disk=2**30)
+    for _ in range(2):
+        result = bash(bench, "echo done", limited)
+        assert result.content == "done\n"
+        assert result.containment == "none; Runner holds disk; nobody holds memory"
 
 
 @pytest.mark.slow
