@@ -291,6 +291,9 @@ class RunState(Progress):
     inbox: Inbox = Inbox()
     outcome: Outcome | None = None  # of the attempt
     revision: int = 0  # transactions that its attempts have stored
+    # Of the run's row: if others have changed them, or anything above, a commit must look anew.
+    event_count: int = field(default=0, compare=False)
+    denials: int = field(default=0, compare=False)
 
     # When its job's last model call may begin, in seconds since the epoch; None: no limit. People may
     # move it meanwhile.

@@ -13,7 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Integer, Select, bindparam, literal_column, select
+from sqlalchemy import (
+    Connection,
+    Float,
+    Integer,
+    Select,
+    Text,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    select,
+)
 
 from runner.core.agents import lineage
 from runner.core.batches import awaits_batch
@@ -54,12 +65,24 @@ _HELD = (
 )
 _GUARDED = ("queued_count", "pause_requested", "event_count", "revision", "denials", "answer_count")
 _OF_JOB = jobs.c.rules_snapshot, jobs.c.finish_by, jobs.c.lane
-_LOOK = (
+_GUARD = (
     select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, *_OF_JOB, caps.CAP_USD)
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
+    .with_for_update(of=runs)
 )
-_GUARD = _LOOK.with_for_update(of=runs)
+# The job is as the state has it, and the day has no cap.
+_SAME_JOB = (
+    exists()
+    .where(
+        jobs.c.id == runs.c.job_id,
+        jobs.c.rules_snapshot == bindparam("rules_snapshot"),
+        jobs.c.finish_by.is_not_distinct_from(bindparam("finish_by", type_=Float)),
+        func.coalesce(jobs.c.lane, literal_column("'realtime'")) == bindparam("lane", type_=Text),
+        caps.CAP_USD.is_(None),
+    )
+    .correlate(runs)
+)
 # People may change it meanwhile; NULL for a job that has no row of its own.
 _WEIGHT = (
     select(job_shares.c.weight)
@@ -199,30 +222,40 @@ class _Commit(Generic[T]):
     now: Callable[[], float]
 
     def at_once(self, connection: Connection) -> _Done[T] | None:
-        """Commit with two statements that Postgres commits by themselves: one reads the guard, the other
-        writes everything if the run's row is still the same. None, with nothing stored, if it is not, or
-        if the commit locks more than the row."""
-        row, now = self._guard(connection, _LOOK), self.now()
-        if row.day_cap is not None:
+        """Commit with one statement that Postgres commits by itself: it writes everything if nothing has
+        changed the run's row or its job since the state was stored. None, with nothing stored, if
+        something has, if there is nothing to write, or if the commit locks more than the row."""
+        state, lease, now = self.state, self.lease, self.now()
+        applied, step = _decided(state, self.entries, self.decide, now)
+        if not applied or _starts_children(applied):
             return None
-        jobs_read = self.jobs.on(connection)
-        before = _as_it_stands(connection, jobs_read, row, self.state)
-        applied, step = _decided(before, self.entries, self.decide, now)
-        if _starts_children(applied):
+        job_id = state.caller.job_id
+        after, rows, changes = self._rows(connection, job_id, state, applied, now)
+        same = {
+            "id": lease.run_id,
+            "attempt": lease.attempt,
+            "worker_id": lease.worker_id,
+            "state": "running",
+            "revision": state.revision,
+            "event_count": state.event_count,
+            "denials": state.denials,
+            "queued_count": len(state.inbox.messages),
+            "pause_requested": state.inbox.pause_requested,
+            "answer_count": state.inbox.answer_count,
+        }
+        of_job = {
+            "rules_snapshot": state.policy.snapshot,
+            "finish_by": state.finish_by,
+            "lane": state.lane,
+        }
+        if not rows.writes().run_if(connection, runs, changes, same, _SAME_JOB, of_job):
             return None
-        if not applied:
-            return _Done(before, step, jobs_read)
-        after, rows, changes = self._rows(connection, row, before, applied, now)
-        same = {name: getattr(row, name) for name in _GUARDED}
-        lease, writes = self.lease, rows.writes()
-        same |= {"id": lease.run_id, "attempt": lease.attempt, "worker_id": lease.worker_id}
-        if not writes.run_if_same(connection, runs, changes, state="running", **same):
-            return None
-        return _Done(after, step, jobs_read, Stored(self.lease, row.job_id, applied, now))
+        stored = Stored(lease, job_id, applied, now)
+        return _Done(after, step, self.jobs.on(connection), stored)
 
     def locked(self, connection: Connection) -> _Done[T]:
         """Commit in a transaction that holds the run's row, and what else the commit is about."""
-        row = self._guard(connection, _GUARD)
+        row = self._guard(connection)
         jobs_read = self.jobs.on(connection)
         budget = None
         if self.state.spec.budget.is_set:
@@ -242,7 +275,7 @@ class _Commit(Generic[T]):
             applied, step = _decided(before, self.entries, self.decide, now)
         if not applied:
             return _Done(before, step, jobs_read)
-        after, rows, changes = self._rows(connection, row, before, applied, now)
+        after, rows, changes = self._rows(connection, row.job_id, before, applied, now)
         writes = rows.writes()
         writes.change(runs, changes, id=self.lease.run_id)
         if after.money.budget is not None and after.money.budget != budget:
@@ -256,9 +289,9 @@ class _Commit(Generic[T]):
             budgets.let_siblings_start(connection, row.job_id, now)
         return _Done(after, step, jobs_read, Stored(self.lease, row.job_id, applied, now))
 
-    def _guard(self, connection: Connection, query: Select[Any]) -> Any:
-        """The guard's row. Raises ``LeaseLost`` and ``StaleState``."""
-        row, run_id = _held(connection, query, self.lease), self.lease.run_id
+    def _guard(self, connection: Connection) -> Any:
+        """The guard's row, locked. Raises ``LeaseLost`` and ``StaleState``."""
+        row, run_id = _held(connection, _GUARD, self.lease), self.lease.run_id
         if row.revision != self.state.revision:
             raise StaleState(f"{run_id} is at {row.revision}, the state at {self.state.revision}")
         return row
@@ -266,16 +299,21 @@ class _Commit(Generic[T]):
     def _rows(
         self,
         connection: Connection,
-        row: Any,
+        job_id: str,
         before: RunState,
         applied: Sequence[Applied],
         now: float,
     ) -> tuple[RunState, Rows, dict[str, Any]]:
         """The state after the entries, their rows, and the changes of the run's own."""
-        after = replace(applied[-1].after, revision=before.revision + 1)
-        rows = Rows(self.lease, row.job_id, now, row.event_count)
+        rows = Rows(self.lease, job_id, now, before.event_count)
         rows.add(applied)
-        changes = _run_changes(after, rows, row.denials)
+        after = replace(
+            applied[-1].after,
+            revision=before.revision + 1,
+            event_count=rows.event_count,
+            denials=before.denials + rows.denials,
+        )
+        changes = _run_changes(after, rows)
         return after, rows, changes | place_with_children(connection, before, after)
 
 
@@ -333,6 +371,8 @@ def _load(
         finish_by=row.finish_by,
         lane=row.lane or "realtime",
         revision=row.revision,
+        event_count=row.event_count,
+        denials=row.denials,
     )
     if state.lane != "realtime" or awaits_batch(state):
         state = _with_batches(connection, row.job_id, state)
@@ -402,11 +442,17 @@ def _as_it_stands(
         )
     if row.rules_snapshot != policy.snapshot:
         policy = policy_of(jobs_read, row.job_id, run_id, row.rules_snapshot)
-    lane = row.lane or "realtime"
-    found = calls, policy, _inbox(connection, run_id, row), row.finish_by, lane
-    if found != (state.calls, state.policy, state.inbox, state.finish_by, state.lane):
-        names = ("calls", "policy", "inbox", "finish_by", "lane")
-        state = replace(state, **dict(zip(names, found, strict=True)))
+    found: dict[str, Any] = {
+        "calls": calls,
+        "policy": policy,
+        "inbox": _inbox(connection, run_id, row),
+        "finish_by": row.finish_by,
+        "lane": row.lane or "realtime",
+        "event_count": row.event_count,
+        "denials": row.denials,
+    }
+    if any(getattr(state, name) != value for name, value in found.items()):
+        state = replace(state, **found)
     if not state.children.started:
         return state
     return _with_family(state, family_of(connection, run_id))
@@ -442,14 +488,14 @@ def _needs_cap(row: Any, before: RunState, applied: Sequence[Applied]) -> bool:
     return row.day_cap is not None and begins
 
 
-def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:
+def _run_changes(state: RunState, rows: Rows) -> dict[str, Any]:
     return {
         "revision": state.revision,
-        "event_count": rows.event_count,
+        "event_count": state.event_count,
         "message_count": len(state.messages),
         "queued_count": len(state.inbox.messages),
         "turns": state.turns,
-        "denials": denials + rows.denials,
+        "denials": state.denials,
         **state.money.usage.by_kind(),
         "charged_tokens": state.money.charged_tokens,
         "progress": run_state.progress_to_json(state),

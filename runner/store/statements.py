@@ -185,17 +185,24 @@ class Writes:
             values = chain.from_iterable(self._values[part])
             execute(connection, _write_statement(tuple(self._shapes[part])), _numbered(values))
 
-    def run_if_same(
-        self, connection: Connection, table: Table, changes: Mapping[str, Any], **same: Any
+    def run_if(
+        self,
+        connection: Connection,
+        table: Table,
+        changes: Mapping[str, Any],
+        same: Mapping[str, Any],
+        condition: ColumnElement[bool],
+        values: Mapping[str, Any],
     ) -> bool:
-        """Change the row that still has the values of ``same``, and write the others only then: in one
-        statement, on Postgres. Returns False, with nothing written, if it has others by now.
-        Raises ``DBAPIError``."""
+        """Change the row that still has the values of ``same`` and meets a condition (kept by the caller,
+        with ``values`` for its parameters), and write the others only then: in one statement, on
+        Postgres. Returns False, with nothing written, if there is none by now. Raises ``DBAPIError``."""
         if len(self._shapes) >= _WRITES_PER_STATEMENT:
             return False
         row = _Shape(table, tuple(changes), key=tuple(same))
-        values = chain(same.values(), changes.values(), *self._values)
-        return bool(execute(connection, _guarded(row, tuple(self._shapes)), _numbered(values)))
+        numbered = _numbered(chain(same.values(), changes.values(), *self._values))
+        statement = _guarded(row, condition, tuple(self._shapes))
+        return bool(execute(connection, statement, {**numbered, **values}))
 
 
 def _numbered(values: Iterable[Any]) -> dict[str, Any]:
@@ -241,12 +248,14 @@ def _write_statement(shapes: tuple[_Shape, ...]) -> Insert | Update:
 
 
 @lru_cache(maxsize=256)
-def _guarded(row: _Shape, shapes: tuple[_Shape, ...]) -> Select[Any]:
-    """One statement that changes a row, then writes the other shapes if it did. They read what the change
-    returns, so the row is locked before any of them."""
+def _guarded(
+    row: _Shape, condition: ColumnElement[bool], shapes: tuple[_Shape, ...]
+) -> Select[Any]:
+    """One statement that changes a row under a condition, then writes the other shapes if it did. They
+    read what the change returns, so the row is locked before any of them."""
     numbers = count()
     there = literal_column("1", Integer).label("there")
-    changed = row.definition(numbers).returning(there).cte("changed")
+    changed = row.definition(numbers, condition).returning(there).cte("changed")
     is_changed = exists(select(changed.c.there))
     writes = (shape.definition(numbers, is_changed) for shape in shapes)
     named = (one.cte(f"write_{number}") for number, one in enumerate(writes))

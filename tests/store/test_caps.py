@@ -312,10 +312,9 @@ def test_a_run_that_begins_to_wait_while_the_cap_is_raised_is_woken(
     assert lease is not None
     person, watcher = open_database(), open_database()
     raised: list[Future[Any]] = []
-    looks = iter(range(9))
 
     def decides(state: Any, now: float) -> Any:
-        if next(looks) == 1:  # with the cap locked
+        if state.money.cap is not None and not raised:  # it is locked
             raised.append(pool.submit(set_cap, person, 50.0))
             while not waiting_for_locks(watcher):
                 assert not raised[0].done()

@@ -32,7 +32,7 @@ def test_a_run_of_one_turn_costs_few_round_trips(database: Database, tmp_path: P
     sent = [line.split("\t")[1:4] for line in trace.read_text().splitlines() if "\t" in line]
     trips = [message for who, _, message in sent if who == "F" and message in {"Sync", "Query"}]
     assert run_row(database, run_id).state == "succeeded"
-    assert len(trips) <= 13, "3 of them look for the worker, 2 read the job"
+    assert len(trips) <= 11, "3 of them look for the worker, 2 read the job"
 
 
 def test_a_claim_is_not_stored_without_its_event(database: Database) -> None:
