@@ -27,7 +27,9 @@ class NoDatabaseError(UsageError):
     """No database exists yet where the settings say, given as ``where``."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"no jobs yet in {where}: start one with `runner run SPEC`")
+        super().__init__(
+            f"no jobs yet in {where}: start one with `runner run SPEC`, which `runner init` writes"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def set_cap(app: App, usd: float, zone: str | None, author: Author) -> CapStatus
     try:
         zone = row.zone if row is not None and zone is None else zone_named(zone)
     except BadValueError as error:
-        raise UsageError(f"--zone {error}") from error
+        raise UsageError(f"--tz {error}") from error
     began, _ = bounds_of(day_of(app.now(), zone))
     today = (model_calls.c.started_at >= began,)
     spent = total_of(costs_by(app.database, app.prices(), "job", conditions=today))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from runner.queries.transcript import StoredCompaction
 
 _LONGEST_LINE = 200
+SHORT_ID = 8  # characters of an id that people see: its end
+# An id by itself, not within a path: its end, and the numbers of a sub-agent and a call.
+ID = re.compile(
+    r"(?<![\w/.-])(?:run|job|call|apr|sch|worker)_([0-9a-z]{26})"
+    r"((?:\.[0-9]+)*+(?:_[0-9]+_[0-9]+)?+)(?![\w-]|\.[a-z])"
+)
 
 
 def cell(value: Any) -> str:
@@ -38,6 +45,11 @@ def cell(value: Any) -> str:
 def lines(text: str) -> str:
     """Return a text of several lines, tabs expanded."""
     return "\n".join(map(visible, text.expandtabs(8).split("\n")))
+
+
+def short_ids(text: str) -> str:
+    """Return a text in which ids are cut to their ends, which every command takes for them."""
+    return ID.sub(lambda found: found[1][-SHORT_ID:] + found[2], text)
 
 
 def first_line(text: str) -> str:
@@ -327,7 +339,7 @@ class Note:
     tone: Tone = "plain"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "words", visible(self.words))
+        object.__setattr__(self, "words", visible(short_ids(self.words)))
 
 
 def run_state(run: Mapping[str, Any]) -> Note:

@@ -36,7 +36,6 @@ from runner.queries.runs import Verification, last_verifications
 from runner.store.workspaces import RunWorkspace, workspaces_of_job
 from runner.workspace.changes import DiffStat
 
-_SHORT_ID = 8
 _LONGEST_CODE = 100
 _MOST_EXCERPT_LINES = 12
 
@@ -56,7 +55,7 @@ class ReportedRun:
 
     @property
     def short_id(self) -> str:
-        return str(self.run["id"])[-_SHORT_ID:]
+        return str(self.run["id"])[-humanize.SHORT_ID :]
 
     @property
     def seconds(self) -> float | None:
@@ -320,7 +319,7 @@ def code(value: Any, longest: int = _LONGEST_CODE) -> Markup:
     """Return a value from outside as code on one line; nothing for nothing, numbers as they are."""
     if isinstance(value, Markup | int):
         return Markup(value)
-    text = humanize.cell(value).strip()
+    text = humanize.short_ids(humanize.cell(value)).strip()
     if not text:
         return Markup()
     if len(text) > longest:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from runner.app import workspaces
 from runner.app.handle import App
-from runner.app.humanize import DiffKind, cell, diff_kinds
+from runner.app.humanize import DiffKind, cell, diff_kinds, short_ids
 from runner.app.page import digest, environment, shown
 from runner.app.report import Report, ReportedRun, report_filters
 from runner.core.run import STATES
@@ -131,7 +131,7 @@ def _code(value: Any, longest: int = _LONGEST_CODE) -> Markup:
     """Return a value from outside as code on one line; nothing for nothing, numbers as they are."""
     if isinstance(value, Markup | int):
         return Markup(value)
-    text = cell(value).strip()
+    text = short_ids(cell(value)).strip()
     if not text:
         return Markup()
     short = text if len(text) <= longest else f"{text[: longest - 1]}…"

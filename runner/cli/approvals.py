@@ -13,7 +13,7 @@ from runner.app import handle
 from runner.app.humanize import cell, decider, duration, plural
 from runner.cli import exit_codes
 from runner.cli.control import note_unworked
-from runner.cli.options import JOB_OR_RUN, json_option, signed_with, with_app, with_listing
+from runner.cli.options import JOB_OR_RUN, json_option, signed_with, with_app
 from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.commands import Reply
 from runner.core.run import Author
@@ -26,7 +26,7 @@ _LONGEST_KEY = 80
 @click.command()
 @click.argument("id", type=JOB_OR_RUN, metavar="[JOB|RUN]", required=False)
 @json_option
-@with_listing
+@with_app
 def approvals(app: handle.App, id: str | None, as_json: bool) -> None:
     """List tool calls waiting for approval, grouped by request.
 

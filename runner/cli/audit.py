@@ -21,9 +21,8 @@ import click
 from runner.app import handle
 from runner.app.humanize import cell, iso_time, lines
 from runner.app.tables import MOST_ROWS, csv_values, shown
-from runner.cli.options import RUN, Command, filter_options, seconds, with_app, with_listing
+from runner.cli.options import Command, filter_options, seconds, with_app
 from runner.cli.terminal import note, say, say_table
-from runner.core.prices import BY
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def say_rows(rows: Rows, format: str) -> None:
             say("\n]" if between == ",\n" else "[]")
         case "jsonl":
             for row in rows:
-                say(_json_row(columns, row))
+                sys.stdout.write(_json_row(columns, row) + "\n")
         case "csv":
             _say_csv_row([column.name for column in columns])
             for row in rows:
@@ -132,9 +131,7 @@ def audit() -> None:
     """
 
 
-def question(
-    *takes: Callable[[Command], Command], limit: int = 100, hidden: bool = False
-) -> Callable[[Callable[[], None]], click.Command]:
+def question(*takes: Callable[[Command], Command]) -> Callable[[Callable[[], None]], click.Command]:
     """Make a command that prints the rows of the ``runner.audit.Audit`` method with its name, and
     has parameters beside the common ones."""
 
@@ -144,14 +141,13 @@ def question(
             from runner.audit import Audit
 
             ask = getattr(Audit.of(app), described.__name__)
-            subject = [options.pop("id")] if "id" in options else []
-            say_rows(ask(*subject, **options, **only), format)
+            say_rows(ask(**options, **only), format)
 
         command: Any = run
-        all_take: Any = (with_listing, format_options, limit_option(limit), filter_options)
+        all_take: Any = (with_app, format_options, limit_option(100), filter_options)
         for take in (*all_take, *takes):
             command = take(command)
-        return audit.command(hidden=hidden)(command)
+        return audit.command()(command)
 
     return decorate
 
@@ -278,31 +274,6 @@ def limits() -> None:
     """
 
 
-# Older spellings of `runner costs` and `runner events`.
-
-
-@question(
-    click.option("--by", type=click.Choice(BY), default="job", help="A row for each."), hidden=True
-)
-def costs() -> None:
-    """Show the cost of model calls: the rows of `runner costs`.
-
-    \b
-    Example:
-      runner audit costs --by day --since 30d
-    """
-
-
-@question(click.argument("id", type=RUN, metavar="RUN"), limit=0, hidden=True)
-def timeline() -> None:
-    """List all events of a run: the rows of `runner events`.
-
-    \b
-    Example:
-      runner audit timeline k3x9f2 --format csv
-    """
-
-
 @question()
 def models() -> None:
     """Show calls, failures and cost of each model.
@@ -347,7 +318,7 @@ def sql(app: handle.App, sql: str | None, file: IO[str] | None, format: str, **b
 
     \b
     Example:
-      runner audit sql 'SELECT item, turns FROM v_runs ORDER BY turns DESC LIMIT 10'
+      runner audit sql 'SELECT item, turns FROM v_runs ORDER BY turns DESC'
       runner audit sql 'SELECT * FROM v_costs' --limit 0 --format csv > costs.csv
     """
     from runner.audit import Audit

@@ -80,19 +80,9 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 )
 @click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
 @click.option(
-    "--tokens",
-    "--token-ceiling",
-    "token_ceiling",
-    type=_ceiling,
-    metavar="N",
-    help="New limit of tokens.",
+    *("--tokens", "token_ceiling"), type=_ceiling, metavar="N", help="New limit of tokens."
 )
-@click.option(
-    *("--usd", "--cost-ceiling", "cost_ceiling_usd"),
-    type=usd,
-    metavar="N",
-    help="New limit of cost.",
-)
+@click.option(*("--usd", "cost_ceiling_usd"), type=usd, metavar="N", help="New limit of cost.")
 @click.option("--working-time", type=seconds, metavar="D", help="New limit of working time: 8h.")
 @changing
 def retry(

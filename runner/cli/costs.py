@@ -24,13 +24,12 @@ from runner.app.humanize import (
 )
 from runner.cli.audit import format_option, say_rows
 from runner.cli.control import note_unworked
-from runner.cli.options import JOB, changing, filters, json_option, open_app, usd, with_settings
+from runner.cli.options import JOB, changing, filters, json_option, usd, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import EVERY_CALL, JobBudget, billionths
 from runner.core.prices import BY, By
 from runner.core.run import Author
 from runner.errors import UsageError
-from runner.settings import Settings
 
 
 @click.command()
@@ -44,9 +43,9 @@ from runner.settings import Settings
 @filters("run", "since", "until", "tool", "item", "model")
 @format_option
 @json_option
-@with_settings
+@with_app
 def costs(
-    settings: Settings, job: str | None, by: By | None, only: Any, format: str | None, as_json: bool
+    app: handle.App, job: str | None, by: By | None, only: Any, format: str | None, as_json: bool
 ) -> None:
     """Say what model calls have used and cost, of all jobs or of one.
 
@@ -66,17 +65,14 @@ def costs(
       runner costs last --by model
       runner costs --by day --since 30d --format csv
     """
-    handle.check_prices(settings)
     if only or format:
         from runner.audit import Audit
 
-        with open_app(settings) as app:
-            of_job: Any = {"job": job} if job else {}
-            rows = Audit.of(app).costs(by or ("run" if job else "job"), **of_job, **only)
-            say_rows(rows, "json" if as_json else format or "table")
+        of_job: Any = {"job": job} if job else {}
+        rows = Audit.of(app).costs(by or ("run" if job else "job"), **of_job, **only)
+        say_rows(rows, "json" if as_json else format or "table")
         return
-    with open_app(settings) as app:
-        found = app_costs.costs(app, job, by)
+    found = app_costs.costs(app, job, by)
     if as_json:
         say_json(found.as_json())
         return
@@ -124,7 +120,9 @@ def costs(
 )
 @click.option("--all", "of_all", is_flag=True, help="The cap on all jobs together, of each day.")
 @click.option("--per", type=click.Choice(["day"]), help="With --all: what --usd is for.")
-@click.option("--zone", metavar="ZONE", help="With --all: of its days (default: this host's).")
+@click.option(
+    "--tz", "zone", metavar="ZONE", help="With --all: of its days (default: this host's)."
+)
 @click.option("--remove", is_flag=True, help="With --all: remove the cap.")
 @changing
 def budget(
@@ -154,7 +152,7 @@ def budget(
       runner budget job_01jd9k
       runner budget job_01jd9k --usd 40
       runner budget job_01jd9k --write-off --reason "the console shows less"
-      runner budget --all --usd 50 --per day --zone Europe/Berlin
+      runner budget --all --usd 50 --per day --tz Europe/Berlin
     """
     if of_all == (job is not None):
         raise UsageError("name one job, or say --all for the cap on all jobs together")
@@ -164,7 +162,7 @@ def budget(
     if job is None:
         raise UsageError("--write-off is of one job: name it")
     if per or zone or remove:
-        raise UsageError("--per, --zone and --remove are of the cap on all jobs: say --all")
+        raise UsageError("--per, --tz and --remove are of the cap on all jobs: say --all")
     status = app_costs.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)
     if as_json:
         say_json(status.as_json())
@@ -205,9 +203,9 @@ def _budget_of_all(
     as_json: bool,
 ) -> None:
     if tokens is not None or (remove and (usd, zone) != (None, None)):
-        raise UsageError("--all takes --usd with or without --zone, or --remove alone")
+        raise UsageError("--all takes --usd with or without --tz, or --remove alone")
     if zone is not None and usd is None:
-        raise UsageError("--zone is set with the cap: give --usd too")
+        raise UsageError("--tz is set with the cap: give --usd too")
     if remove:
         status = caps.remove(app, author)
     else:

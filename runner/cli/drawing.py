@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.app.humanize import duration
+from runner.app.humanize import SHORT_ID, duration
 from runner.app.watch import RunLine, View
 from runner.cli.terminal import Line, Span, cells
 
@@ -13,7 +13,6 @@ _LONGEST_NAME, _LONGEST_WIDE_NAME = 20, 32
 _TURN, _TIME, _SLOW = 7, 7, "SLOW"
 _LEAST_NOTES = 3
 _TOLD_SECONDS = 10.0  # from which on it is said how long a run has been doing what it does
-_SHORT_ID = 8
 # From succeeded to not begun: without colours, too, they are told apart.
 _BAR = (
     (("succeeded",), "█", "green"),
@@ -68,7 +67,7 @@ def panel_room(height: int) -> int:
 
 
 def _head(view: View, width: int) -> Iterator[Line]:
-    left = f"{view.name}  {view.job_id[-_SHORT_ID:]}"
+    left = f"{view.name}  {view.job_id[-SHORT_ID:]}"
     right = duration(view.seconds)
     name = fit(left, max(0, width - len(right) - 1))
     yield [(name, "bold"), (" " + right, "")]

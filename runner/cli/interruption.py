@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from runner.app.humanize import short_ids
 from runner.cli import exit_codes
 
 if TYPE_CHECKING:
@@ -68,5 +69,5 @@ class Interruption:
             self.give_back()
         if self._how_to_go_on:
             # Not through sys.stderr: this handler may have interrupted a write to it.
-            os.write(sys.stderr.fileno(), f"{self._how_to_go_on}\n".encode())
+            os.write(sys.stderr.fileno(), f"{short_ids(self._how_to_go_on)}\n".encode())
         os._exit(exit_codes.INTERRUPTED)

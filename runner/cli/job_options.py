@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import click
 
 from runner.app import dry_run
-from runner.app.humanize import cell, duration, lines, plural
-from runner.cli.terminal import MARGIN, note, say, say_fields, say_json, say_table
+from runner.app.humanize import cell, duration, plural
+from runner.cli.terminal import MARGIN, note, say, say_content, say_fields, say_json, say_table
 from runner.core.spec import Submission
 from runner.errors import UsageError
 from runner.jobfile.overrides import Overrides
@@ -75,8 +76,7 @@ def say_plan(settings: Settings, submission: Submission, *, as_json: bool) -> No
     say_fields(_fields(plan))
     first = plan.runs[0]
     say(f"\nprompt of {cell(first.key)}:")
-    for line in lines(first.prompt.rstrip()).split("\n"):
-        say(f"{MARGIN}{line}")
+    say_content(textwrap.indent(first.prompt.rstrip(), MARGIN))
     say()
     if plan.decisions:
         columns = ("decision", "example", "because")

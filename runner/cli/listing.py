@@ -11,7 +11,7 @@ import click
 from runner.app import caps, forecast, handle, listing
 from runner.app import costs as app_costs
 from runner.app.humanize import counts, moment, tokens_of
-from runner.cli.options import JOB, RUN, filters, json_option, state_option, with_listing
+from runner.cli.options import JOB, RUN, filters, json_option, state_option, with_app
 from runner.cli.terminal import note, say_json, say_pages, say_table
 from runner.core.run import RunStatus
 from runner.errors import UsageError
@@ -30,7 +30,7 @@ from runner.errors import UsageError
 @click.option("--after", type=RUN, default="", metavar="RUN", help="Only the runs after this one.")
 @click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
 @json_option
-@with_listing
+@with_app
 def list_(
     app: handle.App,
     job: str | None,

@@ -10,7 +10,7 @@ from runner.app import handle
 from runner.app import notices as app_notices
 from runner.app.humanize import cell, moment
 from runner.cli import exit_codes
-from runner.cli.options import JOB, json_option, open_app, with_listing, with_settings
+from runner.cli.options import JOB, json_option, open_app, with_app, with_settings
 from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.notify import EVENTS, NoticeEvent
 from runner.settings import Settings
@@ -57,7 +57,7 @@ def test(settings: Settings, spec: str, event: NoticeEvent, as_json: bool) -> in
 @notify.command("list")
 @click.argument("job", type=JOB)
 @json_option
-@with_listing
+@with_app
 def list_(app: handle.App, job: str, as_json: bool) -> None:
     """List what has come up in a job that people are told of, and whether it was sent.
 

@@ -86,28 +86,19 @@ def _collect_new() -> None:
 
 
 def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the opened app as first argument, and take the global options."""
-
-    @wraps(command)
-    def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
-        with open_app(settings, slots=options.get("slots")) as app:
-            return command(app, *arguments, **options)
-
-    return with_settings(run)
-
-
-def with_listing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``with_app`` for a command that lists. Unless it names a job or a run, it prints nothing (as JSON
-    an empty list) and says so while no database exists."""
+    """Give a command the opened app as first argument, and take the global options. Where no database
+    exists, a command that shows something says so and what to do, and prints nothing (as JSON an empty
+    list): only a job or a run that it names is missing."""
 
     @wraps(command)
     def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
         try:
-            with open_app(settings) as app:
+            with open_app(settings, slots=options.get("slots")) as app:
                 return command(app, *arguments, **options)
         except NoDatabaseError as error:
-            named = {**options, **options.get("only", {})}
-            if any(named.get(name) for name in ("id", "job", "run")):
+            if "ids" in options or not {"as_json", "format"} & options.keys():
+                raise
+            if any((options | options.get("only", {})).get(each) for each in ("id", "job", "run")):
                 raise
             if options.get("as_json") or options.get("format") == "json":
                 say_json([])

@@ -28,7 +28,6 @@ from runner.cli.options import (
     output_option,
     state_option,
     with_app,
-    with_listing,
 )
 from runner.cli.terminal import (
     diff_lines,
@@ -241,7 +240,7 @@ def workspace() -> None:
 @workspace.command("list")
 @_job_option
 @json_option
-@with_listing
+@with_app
 def list_(app: handle.App, job: str | None, as_json: bool) -> None:
     """List workspaces: whose they are, how large, and what in them is saved nowhere else.
 

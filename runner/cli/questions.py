@@ -15,7 +15,7 @@ from typing import IO
 import click
 
 from runner.app import approvals, handle
-from runner.app.humanize import cell, decider, duration, input_lines
+from runner.app.humanize import cell, decider, duration, input_lines, short_ids
 from runner.cli.terminal import refuse
 from runner.core.commands import Question, Reply
 from runner.core.text import shorten
@@ -190,7 +190,7 @@ class Asker:
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
         wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
         place = f" as {label} of its tree" if (label := group.label(one)) else ""
-        yield f"\n{item}{place} {wish} ({one.run_id}, waiting {waited})"
+        yield f"\n{item}{place} {wish} ({short_ids(one.run_id)}, waiting {waited})"
         yield from shown[:_MOST_LINES]
         if len(shown) > _MOST_LINES:
             yield f"  … {len(shown) - _MOST_LINES} more lines are NOT shown: s shows all"

@@ -19,10 +19,10 @@ from runner.cli.options import (
     load_job,
     open_app,
     signed,
-    with_listing,
+    with_app,
     with_settings,
 )
-from runner.cli.terminal import note, say, say_json, say_table
+from runner.cli.terminal import note, say, say_json, say_table, say_whole
 from runner.core.run import Author
 from runner.settings import Settings
 
@@ -38,7 +38,7 @@ def schedule() -> None:
 
     \b
     Example:
-      runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz Europe/Berlin
+      runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz UTC
     """
 
 
@@ -56,7 +56,7 @@ def add(
 
     \b
     Example:
-      runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz Europe/Berlin
+      runner schedule add jobs/nightly.toml --cron "0 22 * * 1-5" --tz UTC
     """
     submission = load_job(settings, spec, before="submission")
     with open_app(settings, create=True) as app:
@@ -64,14 +64,14 @@ def add(
     if as_json:
         say_json(added)
     else:
-        say(added["id"])
+        say_whole(added["id"])
         note(f"first at {moment(added['next_at'])}, if a worker is running then")
 
 
 @schedule.command("list")
 @click.option("--all", "removed", is_flag=True, help="Removed schedules too.")
 @json_option
-@with_listing
+@with_app
 def list_(app: handle.App, removed: bool, as_json: bool) -> None:
     """List the schedules. In JSON each has the changes that people made to it, and who did.
 

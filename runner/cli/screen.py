@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, TextIO, cast
 
-from runner.app.humanize import cell, lines
+from runner.app.humanize import cell, lines, short_ids
 from runner.app.watch import Happening, View
 from runner.cli import osc
 from runner.cli.drawing import TONES, frame, panel_room
@@ -162,9 +162,10 @@ class Screen:
 
     def tell(self, happening: Happening) -> None:
         """Show a line of what happened, below the runs."""
-        self._add_note(happening.words, TONES[happening.tone])
+        words = short_ids(happening.words)
+        self._add_note(words, TONES[happening.tone])
         if happening.type in _TOLD_AFTERWARDS:
-            self._told.append(happening.words)
+            self._told.append(words)
 
     def note(self, words: str) -> None:
         """Show a line of Runner's own, in the panel if a question is open."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.app import handle
-from runner.app.humanize import cell, moment
+from runner.app.humanize import cell, moment, short_ids
 from runner.app.tables import MOST_ROWS
 from runner.cli.audit import format_options, limit_option, say_rows
-from runner.cli.options import filter_options, with_listing
-from runner.cli.terminal import console_on, note, say, with_short_ids
+from runner.cli.options import filter_options, with_app
+from runner.cli.terminal import note, print_lines
 from runner.core.search import ROLES, SOURCES
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _sources(text: str) -> tuple[str, ...]:
     help="Leave out this many at first.",
 )
 @format_options
-@with_listing
+@with_app
 def search(
     app: handle.App,
     text: tuple[str, ...],
@@ -121,28 +121,18 @@ def _query(text: Sequence[str], without: Iterable[str]) -> str:
 
 def _say_hit(hit: Hit) -> None:
     """Print where a hit is, and the excerpt on one line, what was looked for in another style."""
-    from rich.text import Text
-
     place = hit.place
     within = "" if place.kind in ("system", "session") else f"{place.kind} {place.message}"
     if hit.is_block:
         within = f"turn {hit.turn}, block {place.message}.{place.position}"
     source = hit.source if hit.role is None else f"{hit.role} {hit.source}"
     parts = (place.run_id or place.job_id, hit.item, within, source, hit.tool, hit.call_id)
-    (shown,) = with_short_ids([[cell(part) for part in (*parts, moment(hit.at)) if part]])
-    where = "  ".join(shown)
-    text, excerpt, at = Text("    "), hit.excerpt.text, 0
+    where = "  ".join(short_ids(cell(part)) for part in (*parts, moment(hit.at)) if part)
+    shown, excerpt, at = [("    ", "")], hit.excerpt.text, 0
     for start, end in hit.excerpt.marks:
-        text.append(cell(excerpt[at:start]))
-        text.append(cell(excerpt[start:end]), style="bold yellow")
+        shown += [(excerpt[at:start], ""), (excerpt[start:end], "bold yellow")]
         at = end
-    text.append(cell(excerpt[at:]))
-    if not sys.stdout.isatty():
-        say(f"{where}\n{text.plain}")
-        return
-    console = console_on(sys.stdout)
-    console.print(Text(where, style="bold"), soft_wrap=True)
-    console.print(text, soft_wrap=True)
+    print_lines([[(where, "bold")], [*shown, (excerpt[at:], "")]], paged=False)
 
 
 @contextmanager

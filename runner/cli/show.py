@@ -18,7 +18,7 @@ from runner.cli.audit import format_option, say_rows
 from runner.cli.costs import budget_fields
 from runner.cli.following import follow_in_words
 from runner.cli.options import JOB_OR_RUN, filters, json_option, with_app
-from runner.cli.terminal import note, say, say_fields, say_json, say_table
+from runner.cli.terminal import note, say, say_content, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.conversation import Usage
 from runner.core.run import ENDED
@@ -258,11 +258,14 @@ def _say_call(call: dict[str, Any]) -> None:
         by = f"by {cell(approval['answered_by'])}"
         inputs[f"ran with this input instead, {by}"] = approval["edited_input"]
     for heading, value in inputs.items():
-        say(f"\n{heading}:\n{json.dumps(value, indent=2, ensure_ascii=False)}")
+        say(f"\n{heading}:")
+        say_content(json.dumps(value, indent=2, ensure_ascii=False))
     if call["original"] is not None:
-        say(f"\nthe model was shown this instead, by a hook:\n{transcript.text_of(call['result'])}")
+        say("\nthe model was shown this instead, by a hook:")
+        say_content(transcript.text_of(call["result"]))
     if call["output"] is not None:
-        say(f"\noutput:\n{transcript.text_of(call['output'])}")
+        say("\noutput:")
+        say_content(transcript.text_of(call["output"]))
 
 
 @click.command()

@@ -20,7 +20,6 @@ from runner.cli.options import (
     json_option,
     seconds,
     with_app,
-    with_listing,
     with_settings,
 )
 from runner.cli.search import indexing
@@ -135,7 +134,7 @@ _NO_WORKER = "no worker is alive: start one with `runner worker`, or work a job 
 @click.option("--all", "ended", is_flag=True, help="Also those that have ended or died.")
 @click.option("--limits", is_flag=True, help="The rate limits that they share, and their changes.")
 @json_option
-@with_listing
+@with_app
 def workers(app: handle.App, ended: bool, limits: bool, as_json: bool) -> None:
     """List the workers that are alive, and how many runs each has in hand.
 

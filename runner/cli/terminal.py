@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -16,13 +15,12 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import chain, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from runner.app.humanize import DiffKind, cell, iso_time, lines
+from runner.app.humanize import ID, SHORT_ID, DiffKind, cell, iso_time, lines, short_ids
 from runner.errors import SpecError, UsageError
 from runner.settings import Settings
 
@@ -41,11 +39,7 @@ _WIDEST = 32
 _LEADING = 3  # columns that stay
 _LEAST_COLUMN = 8
 _LEAST_LAST_COLUMN = 24
-_SHORT_ID = 8
 _LONGEST_ID = 26
-_ID = re.compile(
-    r"(?:run|job|call|apr|sch|worker)_([0-9a-z]{26})((?:\.[0-9]+)*(?:_[0-9]+_[0-9]+)?)"
-)
 _LONGEST_NAME = 100
 _NOT_OURS = frozenset(
     (
@@ -70,16 +64,41 @@ _STATE_STYLES = {
 }
 
 
-def say(text: str = "") -> None:
-    """Print Runner's own words on stdout. Line breaks stay, so that a value that is not ours goes through
-    ``cell`` first; other control characters become visible here."""
-    sys.stdout.write(lines(text) + "\n")
+def say(text: str = "", *, indent: int | None = None) -> None:
+    """Print Runner's own words on stdout, with short ids. Line breaks stay, so that a value that is not
+    ours goes through ``cell`` first; other control characters become visible here. At a terminal long
+    lines go on below, by ``indent`` (two more than their own)."""
+    sys.stdout.write(_shown(text, sys.stdout, indent) + "\n")
+
+
+def say_whole(id: str) -> None:
+    """Print the id of something new: a script that reads it gets the whole one."""
+    sys.stdout.write(f"{short_ids(id) if sys.stdout.isatty() else id}\n")
 
 
 def note(text: str) -> None:
     """Print Runner's own words on stderr, as ``say`` does."""
-    sys.stderr.write(lines(text) + "\n")
+    sys.stderr.write(_shown(text, sys.stderr) + "\n")
     sys.stderr.flush()
+
+
+def _shown(text: str, stream: IO[str], indent: int | None = None) -> str:
+    shown = lines(short_ids(text))
+    if not stream.isatty():
+        return shown
+    room = shutil.get_terminal_size().columns
+    return "\n".join(row for line in shown.split("\n") for row in _rows(line, room, indent))
+
+
+def _rows(line: str, room: int, indent: int | None) -> Sequence[str]:
+    """Return the rows that a line takes. No word is cut: an address stays whole."""
+    if len(line) <= room:
+        return [line]
+    below = len(line) - len(line.lstrip()) + 2 if indent is None else indent
+    if room - below < _LEAST_LAST_COLUMN:
+        return [line]
+    how: Any = {"break_on_hyphens": False, "break_long_words": False}
+    return textwrap.wrap(line, room, subsequent_indent=" " * below, **how)
 
 
 def refuse(reason: object) -> None:
@@ -240,12 +259,12 @@ def _fitting(
 def with_short_ids(rows: list[list[str]]) -> list[list[str]]:
     """Return rows in which ids are cut to their ends, all to the same length, which tells them apart. The
     numbers of a sub-agent and of a call stay: ``k3x9f2ab.3.1``."""
-    found = {value: match for row in rows for value in row if (match := _ID.fullmatch(value))}
-    for length in range(_SHORT_ID, _LONGEST_ID + 1):
+    found = {value: match for row in rows for value in row if (match := ID.fullmatch(value))}
+    for length in range(SHORT_ID, _LONGEST_ID + 1):
         short = {value: match[1][-length:] + match[2] for value, match in found.items()}
         if len({*short.values()}) == len(short):
             break
-    return [[short.get(value, value) for value in row] for row in rows]
+    return [[short.get(value) or short_ids(value) for value in row] for row in rows]
 
 
 def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
@@ -253,18 +272,7 @@ def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
     shown = [(name, cell(value)) for name, value in fields if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        for head, line in zip(
-            chain((name,), repeat("")), _hanging(value, width + _GAP), strict=False
-        ):
-            say(f"{head:<{width}}  {line}")
-
-
-def _hanging(text: str, indent: int) -> Sequence[str]:
-    """Return the lines of a text that a terminal has room for beside an indent; piped, it has one."""
-    room = shutil.get_terminal_size().columns - indent
-    if not sys.stdout.isatty() or len(text) <= room or room < _LEAST_LAST_COLUMN:
-        return [text]
-    return textwrap.wrap(text, room, break_on_hyphens=False)
+        say(f"{name:<{width}}  {value}", indent=width + _GAP)
 
 
 def console_on(stream: IO[str]) -> Console:
@@ -279,14 +287,19 @@ def say_bytes(content: bytes, path: Path | None = None) -> None:
     if path is not None:
         write_file(path, content)
     elif sys.stdout.isatty():
-        shown = lines(content.decode(errors="backslashreplace"))
-        sys.stdout.write(shown if not content or content.endswith(b"\n") else shown + "\n")
+        if content:
+            say_content(content.decode(errors="backslashreplace").removesuffix("\n"))
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
 
 
 # Long texts at a terminal
+
+
+def say_content(text: str) -> None:
+    """Print a text that is not Runner's as it is, but for what a terminal would obey."""
+    print_lines(([(line, "")] for line in text.expandtabs(8).split("\n")), paged=False)
 
 
 def print_lines(lines: Iterable[Line], *, paged: bool) -> None:

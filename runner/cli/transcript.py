@@ -19,7 +19,7 @@ import click
 from runner.app import handle
 from runner.app import page as pages
 from runner.app import transcript as told
-from runner.app.humanize import Note, Tone, cell, edit_of, input_lines, moment
+from runner.app.humanize import Note, Tone, cell, edit_of, input_lines, moment, short_ids
 from runner.cli.following import follow_in_words
 from runner.cli.options import RUN, json_option, with_app
 from runner.cli.terminal import (
@@ -176,7 +176,7 @@ def lines_of(transcript: told.Transcript, *, is_folded: bool) -> Iterator[Line]:
     """Yield a transcript's lines as its parts are read; folded, long outputs lose their middle."""
     width = max((len(name) for name, _ in transcript.facts), default=0)
     for name, value in transcript.facts:
-        words = moment(value) if isinstance(value, float) else value
+        words = moment(value) if isinstance(value, float) else short_ids(value)
         style = _TONES[transcript.state.tone] if name == "state" else ""
         yield [(name.ljust(width), "dim"), ("  ", ""), (words, style)]
     yield []
@@ -239,7 +239,7 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
             yield from _text(piece.text or "(kept by the API)", is_folded, "dim")
         case told.ToolCall():
             label = f" {piece.label}" if piece.label else ""
-            yield [("[", "dim"), (piece.tool, _HEADING), (f"{label} {piece.id}]", "dim")]
+            yield [("[", "dim"), (piece.tool, _HEADING), (f"{label} {short_ids(piece.id)}]", "dim")]
             yield from _input(piece.arguments, is_folded)
             if piece.edited is not None:
                 yield [("[ran with this input instead]", "yellow")]
@@ -247,7 +247,7 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
             yield from map(_noted, (*piece.decided, *piece.started))
         case told.ToolResult():
             outcome = (piece.outcome.words, _TONES[piece.outcome.tone])
-            yield [(f"[result {piece.call_id}: ", "dim"), outcome, ("]", "dim")]
+            yield [(f"[result {short_ids(piece.call_id)}: ", "dim"), outcome, ("]", "dim")]
             content = piece.content
             blocks = content if isinstance(content, list) else []
             texts = [_encoded(block) or told.text_of([block]) for block in blocks]
@@ -256,7 +256,7 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
                 yield [("[a hook put this in the place of]", "dim")]
                 yield from _text(piece.original, is_folded)
             if piece.whole_bytes is not None:
-                whole = f"[all {piece.whole_bytes:,} bytes: runner show {piece.call_id}]"
+                whole = f"[all {piece.whole_bytes:,} bytes: runner show {short_ids(piece.call_id)}]"
                 yield [(whole, "dim")]
         case told.OtherBlock():
             yield [(f"[{piece.kind}]", "dim")]

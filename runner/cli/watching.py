@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import IO, Literal, Protocol
 
 from runner.app import handle
-from runner.app.humanize import cell, lines
+from runner.app.humanize import cell, lines, short_ids
 from runner.app.looks import LiveTexts, Looks, live_texts
 from runner.app.watch import Happening, Look, View, Watch, doing_now
 from runner.cli.questions import Asker, Ends, Terminal, asker_at_terminal
@@ -85,6 +85,8 @@ class Lines(AbstractContextManager["Lines"]):
         told = lines(happening.words)
         if self._form == "json":
             told = json.dumps({"type": happening.type, "words": told, **happening.data})
+        else:
+            told = short_ids(told)
         self._stream.write(told + "\n")
         self._stream.flush()
 

@@ -20,7 +20,7 @@ from runner.cli.options import (
     log_format_option,
     name_of,
     open_app,
-    with_listing,
+    with_app,
     with_settings,
 )
 from runner.cli.terminal import note, say, say_json, say_table
@@ -45,7 +45,7 @@ _SHORTEST_SECRET = 32
     show_default=True,
     help="And on this port; 0: any free one.",
 )
-@click.option("--person", metavar="NAME", help="Who does it (default: the system's user).")
+@click.option("--as", "person", metavar="NAME", help="Who does it (default: the system's user).")
 @click.option(
     "--auth",
     type=click.Choice(["users", "proxy"]),
@@ -79,7 +79,7 @@ def web(
     It prints a link that logs one browser in, once. Only this machine can reach it, and whoever opens the
     link may do all that you may. For others, let them log in: --auth users (see `runner users add`), or
     --auth proxy behind a proxy that sends RUNNER_WEB_PROXY_SECRET as X-Runner-Proxy-Secret. Needs
-    `pip install 'runner[web]'`.
+    `pip install '.[web]'` in Runner's folder.
 
     \b
     Example:
@@ -115,7 +115,7 @@ def _server() -> Any:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise UsageError(
-            f"{error.name} is not installed: `pip install 'runner[web]'` does"
+            f"{error.name} is not installed: `pip install '.[web]'` in Runner's folder does"
         ) from error
     return server
 
@@ -204,7 +204,7 @@ def add(
 @users.command("list")
 @click.option("--all", "removed", is_flag=True, help="Those who were removed, too.")
 @json_option
-@with_listing
+@with_app
 def list_(app: handle.App, removed: bool, as_json: bool) -> None:
     """List who can log in. In JSON each has the changes that others made, and who did.
 

@@ -33,7 +33,7 @@ from runner.cli.options import (
     with_app,
     with_settings,
 )
-from runner.cli.terminal import note, say, say_json
+from runner.cli.terminal import note, say_json, say_whole
 from runner.cli.watching import form_of
 from runner.core.run import Author
 from runner.errors import RunnerError, UsageError
@@ -83,8 +83,9 @@ def run(
     to go on; twice quits at once. q detaches: a worker in the background goes on.
 
     \b
-    Exit codes: 0 every run succeeded, 1 a run failed or was cancelled, 2 bad job file, 3 a run
-    waits, 4 a run was stopped by a limit, 5 a part could not be reached, 130 interrupted.
+    Exit codes: 0 every run succeeded, 1 a run failed or was cancelled, 2 bad
+    job file, 3 a run waits, 4 a run was stopped by a limit, 5 a part could not
+    be reached, 130 interrupted.
 
     \b
     Example:
@@ -170,7 +171,7 @@ def submit(
         if as_json:
             say_json(work.submitted(app, job_id), on_one_line=watch)
         else:
-            say(job_id)
+            say_whole(job_id)
         if watch:
             return watch_job(app, job_id, form_of(as_json, quiet), author, sys.stderr)
         return exit_codes.SUCCEEDED

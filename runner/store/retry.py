@@ -202,7 +202,7 @@ def _refuse_used_tokens(
         least = max(least, run.token_ceiling + 1)
         raise UsageError(
             f"{run.id} has used {charged:,} of {limits.token_ceiling:,} tokens: "
-            + _how_to_raise(run, "--token-ceiling N", f"at least {least}")
+            + _how_to_raise(run, "--tokens N", f"at least {least}")
         )
 
 
@@ -217,7 +217,7 @@ def _refuse_used_cost(run: Row[Any], cost: int, limits: budget.Limits) -> None:
         most = budget.in_usd(max(was or 0, cost))
         raise UsageError(
             f"{run.id} has used {budget.in_usd(cost)} of {budget.in_usd(ceiling)}: "
-            + _how_to_raise(run, "--cost-ceiling USD", f"more than {most}")
+            + _how_to_raise(run, "--usd N", f"more than {most}")
         )
 
 

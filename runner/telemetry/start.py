@@ -59,7 +59,8 @@ def start_telemetry(
         from runner.telemetry.spans import Spans
     except ImportError as error:
         logger.warning(
-            "a collector is named, but nothing is told: install runner[otel] (%s)", error
+            "a collector is named, but nothing is told: `pip install '.[otel]'` in Runner's folder (%s)",
+            error,
         )
         return None
     exporting = Exporting(traces=wanted.traces, metrics=wanted.metrics)

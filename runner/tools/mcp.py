@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from runner.tools.mcp_session import Session
     from runner.tools.sandbox import Contained
 
-MISSING = "the extra mcp is not installed here: pip install 'runner[mcp]'"
+MISSING = "the extra mcp is not installed here: `pip install '.[mcp]'` in Runner's folder"
 IDLE_SECONDS = 30.0  # that a job's server outlives its last run here
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 0.1

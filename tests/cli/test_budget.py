@@ -57,7 +57,7 @@ def test_a_budget_is_shown_with_what_waits_for_it(
     shown = command("budget", job_id)
     assert shown.code == 0
     assert "0 of 30,000 tokens used" in shown.out
-    assert f"1 run waits for it: runner budget {job_id} --tokens N" in shown.out
+    assert f"1 run waits for it: runner budget {job_id[-8:]} --tokens N" in shown.out
     told = command("budget", job_id, "--json").json
     assert (told["budget_tokens"], told["spent_tokens"], told["reserved_tokens"]) == (TOKENS, 0, 0)
     assert (told["budget_usd"], told["spent_usd"], told["waiting_runs"]) == (None, None, 1)
@@ -72,7 +72,7 @@ def test_a_raised_budget_wakes_what_waits_for_it(
     assert raised.code == 0
     assert "0 of 100,000 tokens used" in raised.out
     assert "1 run goes on" in raised.err
-    assert f"runner run --resume {job_id}" in raised.err
+    assert f"runner run --resume {job_id[-8:]}" in raised.err
     assert run_row(database, run_id).state == "queued"
     last = events_after(database, run_id)[-1]
     assert (last["type"], last["data"]["by"]) == ("resumed", "lena")
@@ -133,14 +133,14 @@ def test_everywhere_it_is_said_how_to_go_on(
     command: Callable[..., Result], database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id, run_id = waiting(database, Budget(usd=0.01))
-    how = f"runner budget {job_id} --usd N"
+    how = f"runner budget {job_id[-8:]} --usd N"
     listed = command("list", job_id).out
     assert "its next call may use " in listed
     assert f" left: {how}" in listed
     assert how in command("show", run_id).out
     resumed = command("resume", run_id)
     assert resumed.code == 0
-    assert f"runner budget {job_id}" in resumed.out
+    assert f"runner budget {job_id[-8:]}" in resumed.out
     assert run_row(database, run_id).state == "waiting"
     code = summarise_job(database, job_id)
     assert code == exit_codes.WAITING
@@ -161,11 +161,11 @@ def test_a_cost_ceiling_is_raised_only_where_there_is_a_price(
     command: Callable[..., Result], database: Database
 ) -> None:
     run_id = stopped_by_cost(database)
-    refused = command("retry", run_id, "--cost-ceiling", "2")
+    refused = command("retry", run_id, "--usd", "2")
     assert (refused.code, refused.out) == (exit_codes.USAGE, "")
     assert "'claude-test' has no price, so its cost cannot be limited" in refused.err
     run_id = stopped_by_cost(database, model="claude-opus-5-5")
-    retried = command("retry", run_id, "--cost-ceiling", "2.50")
+    retried = command("retry", run_id, "--usd", "2.50")
     assert retried.code == 0
     run = run_row(database, run_id)
     assert (run.state, run.cost_ceiling_usd) == ("queued", 2.5)
@@ -258,8 +258,10 @@ def test_list_and_show_say_how_many_items_do_not_begin_and_what_to_do(
     job_id, ids = submit(database, 12)
     finish(database, *ids[:9])
     half_done(database, ids[9])
-    said = f"what is left of the budget covers the begun ones: runner budget {job_id} --tokens N"
-    assert f"2 items do not begin: {said}" in command("show", job_id).out
+    left = "what is left of the budget covers the begun ones: runner budget {} --tokens N"
+    said = left.format(job_id)
+    shown = command("show", job_id).out
+    assert f"2 items do not begin: {left.format(job_id[-8:])}" in shown
     assert command("show", job_id, "--json").json["held_back"].startswith("2 items do not begin")
     listed = {job["id"]: job["waits_for"] for job in command("list", "--json").json}
     assert listed == {job_id: f"2 items do not begin: {said}"}
@@ -275,7 +277,7 @@ def test_show_says_that_items_would_take_longer_than_until_finish_by(
     half_done(database, ids[3])
     of_job = update(jobs).where(jobs.c.id == job_id)
     database.execute(of_job.values(finish_by=time.time() + 3_600))
-    said = f"is left before finish_by: runner finish-by {job_id} TIME"
+    said = f"is left before finish_by: runner finish-by {job_id[-8:]} TIME"
     shown = command("show", job_id).out
     assert "1 item does not begin: an item is expected to take longer than" in shown
     assert said in shown

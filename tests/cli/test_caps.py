@@ -30,7 +30,7 @@ def test_a_cap_is_set_shown_changed_and_removed(
 ) -> None:
     assert "none: set one with `runner budget --all --usd N" in command("budget", "--all").out
     assert command("budget", "--all", "--json").json is None
-    zone = ("--zone", "Europe/Berlin")
+    zone = ("--tz", "Europe/Berlin")
     given = command("budget", "--all", "--usd", "50", "--per", "day", *zone, "--as", "ada")
     assert given.code == 0
     assert "$50.00 per day, Europe/Berlin" in given.out
@@ -50,7 +50,7 @@ def test_a_cap_is_set_shown_changed_and_removed(
 def test_everywhere_it_is_said_that_runs_wait_for_the_cap_and_until_when(
     command: Callable[..., Result], database: Database
 ) -> None:
-    command("budget", "--all", "--usd", "0.01", "--zone", "Pacific/Kiritimati")
+    command("budget", "--all", "--usd", "0.01", "--tz", "Pacific/Kiritimati")
     run_id = take(database).state.run_id
     row = run_row(database, run_id)
     assert (row.state, row.reason) == ("queued", "cap")
@@ -78,7 +78,7 @@ def test_a_new_cap_begins_with_what_the_day_has_cost(
     earlier = update(model_calls).values(started_at=model_calls.c.started_at - 86_400)
     database.execute(earlier.where(model_calls.c.run_id == yesterday))
     take(database).append(replied(reply))
-    zone = ("--zone", "UTC")
+    zone = ("--tz", "UTC")
     told = command("budget", "--all", "--usd", "50", *zone, "--json").json
     both = command("costs", "--json").json["total"]["cost_usd"]
     assert told["spent_usd"] == pytest.approx(both / 2) != 0
@@ -89,11 +89,11 @@ def test_a_new_cap_begins_with_what_the_day_has_cost(
     [
         ((), "name one job, or say --all"),
         (("job_1", "--all"), "name one job, or say --all"),
-        (("job_1", "--zone", "UTC"), "say --all"),
+        (("job_1", "--tz", "UTC"), "say --all"),
         (("--all", "--tokens", "5"), "--all takes --usd"),
         (("--all", "--remove", "--usd", "5"), "or --remove alone"),
-        (("--all", "--zone", "UTC"), "give --usd too"),
-        (("--all", "--usd", "5", "--zone", "Europe/Berlim"), "did you mean Europe/Berlin?"),
+        (("--all", "--tz", "UTC"), "give --usd too"),
+        (("--all", "--usd", "5", "--tz", "Europe/Berlim"), "did you mean Europe/Berlin?"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(

@@ -29,7 +29,7 @@ def test_run_is_paused_resumed_and_cancelled(
     for name, state in (("pause", "waiting"), ("resume", "queued"), ("cancel", "cancelled")):
         result = command(name, run_id[-6:])
         assert result.code == 0
-        assert result.out.startswith(f"{run_id} (one): ")
+        assert result.out.startswith(f"{run_id[-8:]} (one): ")
         assert run_row(database, run_id).state == state
 
 
@@ -100,7 +100,7 @@ def test_resumed_run_that_nobody_works_says_how_to_go_on(
     run_id = submit_one(database)
     command("pause", run_id)
     job_id = run_row(database, run_id).job_id
-    assert f"runner run --resume {job_id}" in command("resume", run_id).err
+    assert f"runner run --resume {job_id[-8:]}" in command("resume", run_id).err
 
 
 def test_failed_runs_of_a_job_are_retried(
@@ -148,7 +148,7 @@ def test_fresh_run_is_named(command: Callable[..., Result], database: Database) 
 
 def test_message_is_queued(command: Callable[..., Result], database: Database) -> None:
     run_id = submit_one(database)
-    assert command("say", run_id, "Be quick.").out == f"{run_id}: message queued\n"
+    assert command("say", run_id, "Be quick.").out == f"{run_id[-8:]}: message queued\n"
     assert show_run(database, run_id)["queued_messages"][0]["text"] == "Be quick."
 
 

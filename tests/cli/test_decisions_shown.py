@@ -34,7 +34,7 @@ def test_denial_is_shown_with_its_rule_and_reason(command: Command, database: Da
     (run_id,) = submit_runs(database, "a")
     refuse(database, run_id, "rm -rf build")
     run = command("show", run_id)
-    assert f"{call_id(run_id)}  Bash rm -rf build: {WHY}" in run.out
+    assert f"{call_id(run_id)[-12:]}  Bash rm -rf build: {WHY}" in run.out
     (call,) = command("show", run_id, "--json").json["denied_calls"]
     assert (call["id"], call["rule"], call["why"]) == (
         call_id(run_id),
@@ -99,7 +99,7 @@ def test_question_is_shown_while_it_waits_and_with_its_answer(
 ) -> None:
     (run_id,) = submit_runs(database, "a")
     approval_id = ask(database, run_id)
-    assert f"{call_id(run_id)}  Bash uv lock" in command("show", run_id).out
+    assert f"{call_id(run_id)[-12:]}  Bash uv lock" in command("show", run_id).out
     assert "[waits for an answer]" in command("transcript", run_id).out
     assert "waits for an answer" in command("show", call_id(run_id)).out
     command("deny", run_id, "--as", "lena", "--reason", "Not today.")
@@ -172,7 +172,7 @@ def test_summary_counts_denials_by_reason_and_open_questions(
     assert "3 tool calls were denied, in 3 runs" in out
     assert "  1 × Bash uv lock: denied by lena: Not today." in out
     assert f"  2 × Bash rm -rf build: {WHY}" in out
-    assert f"2 tool calls wait for an answer, in 1 run: runner approvals {job_id}" in out
+    assert f"2 tool calls wait for an answer, in 1 run: runner approvals {job_id[-8:]}" in out
 
 
 def test_summary_as_json_has_denials_and_open_questions(

@@ -28,10 +28,10 @@ def test_fork_says_what_it_is_of(command: Command, database: Database) -> None:
     run_id = two_turns(database).lease.run_id
     result = command("fork", f"{run_id[-6:]}@1")
     fork_id = result.out.split()[0]
-    assert result.out == f"{fork_id} (one): forked from {run_id} after turn 1\n"
-    row = run_row(database, fork_id)
+    assert result.out == f"{fork_id} (one): forked from {run_id[-8:]} after turn 1\n"
+    row = run_row(database, command("show", fork_id, "--json").json["id"])
     assert (row.fork_of, row.fork_turn, row.state) == (run_id, 1, "queued")
-    assert f"runner run --resume {row.job_id}" in result.err
+    assert f"runner run --resume {row.job_id[-8:]}" in result.err
 
 
 def test_fork_as_json_is_an_object(command: Command, database: Database) -> None:

@@ -172,7 +172,7 @@ def test_denials_and_approvals_are_counted_and_what_waits_comes_first(
     page = command("report", asking).out
     assert section(page, "Approvals") == "- 1 approved (by person)\n- 1 waiting for an answer"
     assert section(page, "What to look at first").splitlines()[0] == (
-        f"- 1 tool call waits for an answer, in 1 run: `runner approvals {asking}`"
+        f"- 1 tool call waits for an answer, in 1 run: `runner approvals {asking[-8:]}`"
     )
     assert rows(page)["two"]["approvals"] == "1 waiting"
     denying = replace(ASKING, rules=(Rule("deny", "Bash(rm *)", why="too | dangerous"),))
@@ -232,6 +232,7 @@ def test_nothing_from_outside_means_anything(
     attempt.append(RunSettled(Ended("failed", "verify", INJECTION + STORABLE)))
     job = job_id(database, run_id)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "10000")
     page = command("report", job).out
     assert not any(map(steers, page.replace("\n", "")))
     outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", page, flags=re.DOTALL)
@@ -250,7 +251,7 @@ def test_a_report_is_written_to_a_file(
     assert (told.code, told.out) == (0, "")
     page = (folder / "morning.md").read_text()
     assert page.startswith("# Job `mend`\n")
-    assert job in page
+    assert f"`{job[-8:]}`" in page
 
 
 def test_runs_begun_afresh_are_left_out(command: Callable[..., Result], database: Database) -> None:

@@ -38,7 +38,7 @@ def test_ctrl_d_parks_and_exits_with_3(
     shown = person.screen.getvalue()
     assert "a asks to use Bash" in shown
     assert "1 tool call waits for an answer" in shown
-    assert f"runner approvals {job_id}" in shown
+    assert f"runner approvals {job_id[-8:]}" in shown
     assert approval_row(database, approval_id).answer is None
 
 
@@ -51,7 +51,7 @@ def test_ctrl_c_in_a_question_is_that_of_the_run(
         person.wait_for(PROMPT)
         person.type("\x03")
         assert process.wait(PATIENCE) == 130
-    assert f"go on with `runner run --resume {job_id}`" in person.screen.getvalue()
+    assert f"go on with `runner run --resume {job_id[-8:]}`" in person.screen.getvalue()
     assert approval_row(database, approval_id).answer is None
 
 
@@ -62,7 +62,7 @@ def test_with_no_input_nothing_is_asked(folder: Path, waiting: tuple[str, str]) 
         assert process.wait(PATIENCE) == 3
     shown = person.screen.getvalue()
     assert PROMPT not in shown
-    assert f"runner approvals {job_id}" in shown
+    assert f"runner approvals {job_id[-8:]}" in shown
 
 
 @pytest.mark.slow
@@ -71,7 +71,9 @@ def test_without_a_terminal_nothing_is_asked(start: Start, waiting: tuple[str, s
     result = finish(start("run", "--resume", job_id, stdin=subprocess.PIPE))
     assert result.code == 3
     assert PROMPT not in result.err
-    assert f"1 tool call waits for an answer, in 1 run: runner approvals {job_id}" in result.out
+    assert (
+        f"1 tool call waits for an answer, in 1 run: runner approvals {job_id[-8:]}" in result.out
+    )
 
 
 @pytest.mark.slow

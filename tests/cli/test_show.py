@@ -43,7 +43,6 @@ STORABLE_HOSTILE = HOSTILE.replace("\x00", "").replace("\ud800", "")
         ("report", "job_1"),
         ("results", "job_1"),
         ("patch", "job_1", "-o", "patches"),
-        ("workspace", "prune"),
         ("budget", "job_1"),
         ("budget", "job_1", "--usd", "4"),
         ("cancel", "run_1"),
@@ -62,6 +61,31 @@ def test_without_a_database_it_says_how_to_start_and_makes_none(
     result = command(*arguments)
     assert (result.code, result.out) == (2, "")
     assert "runner run SPEC" in result.err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            ("costs",),
+            ("costs", "--by", "day"),
+            ("budget", "--all"),
+            ("prune",),
+            ("workspace", "prune"),
+        ),
+        *(("list",), ("workers",), ("approvals",), ("search", "x"), ("audit", "sql", "SELECT 1")),
+        *(("users", "list"), ("schedule", "list"), ("workspace", "list"), ("audit", "tools")),
+    ],
+)
+def test_what_names_nothing_shows_nothing_without_a_database_and_says_how_to_start(
+    command: Callable[..., Result], folder: Path, arguments: tuple[str, ...]
+) -> None:
+    shown, as_json = command(*arguments), command(*arguments, "--json")
+    assert (shown.code, shown.out) == (0, "")
+    assert (as_json.code, as_json.json) == (0, [])
+    assert "runner run SPEC" in shown.err
+    assert "runner init" in shown.err
     assert list(folder.iterdir()) == []
 
 
@@ -117,7 +141,7 @@ def test_job_run_and_call_are_shown(command: Callable[..., Result], database: Da
     for thing, said in ((job_id, "mend"), (run_id, "1 of 50"), (call_id, "what is in it")):
         shown = command("show", thing)
         assert shown.code == 0
-        assert thing in shown.out
+        assert thing[-12 if thing.endswith("_1_1") else -8 :] in shown.out
         assert said in shown.out
         as_json = command("show", thing, "--json").json
         assert as_json["id"] == thing

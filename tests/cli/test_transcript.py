@@ -272,7 +272,7 @@ def test_a_reader_who_leaves_the_pager_ends_it_quietly(
     run_id = long_run(database, 300)
     monkeypatch.setenv("PAGER", "head -3")
     with at_terminal(folder, "transcript", run_id, "--full") as (process, person):
-        person.wait_for(run_id)
+        person.wait_for(run_id[-8:])
         assert process.wait() == 0
     assert "Traceback" not in person.screen.getvalue()
 

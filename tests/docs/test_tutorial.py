@@ -17,7 +17,7 @@ _AUTHOR = {"NAME": "Ada", "EMAIL": "ada@example.com"}
 # What differs from one time to the next: ids, times, tokens, who runs it, and the width of columns.
 _CHANGING = (
     (r" \([\d,]+ unknown\)", ""),  # whether a call was cut off when its worker was killed
-    (r"(?m)(^|(?<= ))[0-9a-hjkmnp-tv-z]{8}(?= |_1_1)", "SHORT_ID"),
+    (r"(?m)(^|(?<= ))[0-9a-hjkmnp-tv-z]{8}(?= |_1_1|$)", "SHORT_ID"),
     (r"\b(job|run|apr|call|grp)_[0-9a-z_]+", r"\1_ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
     (r"\b\d+(\.\d+)?(ms|s|m)\b", "DURATION"),

@@ -155,7 +155,7 @@ def test_no_day_costs_more_than_its_cap_with_16_runs_at_once_that_die(
     noon = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"  # the day does not end meanwhile
     items = tuple("abcdefghijklmnop")
     job = here.submit("free", items)
-    here.site.run("budget", "--all", "--usd", "0.6", "--per", "day", "--zone", noon)
+    here.site.run("budget", "--all", "--usd", "0.6", "--per", "day", "--tz", noon)
     done, waits = {("succeeded", "end_turn")}, {("queued", "cap")}
     with CapWatch(here.database, [job]) as watch:
         here.work_and_die(lambda: watch.wrong or here.states(job) <= done | waits, 9, "6")

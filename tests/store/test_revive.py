@@ -98,7 +98,7 @@ def test_reply_cut_by_the_ceiling_goes_on_when_it_is_raised(database: Database) 
     used = Usage(input_tokens=500, output_tokens=3_000)
     claim(database, run_id).reply(text("Half a"), stop="max_tokens", usage=used)
     assert run_row(database, run_id).reason == "token_ceiling"
-    with pytest.raises(UsageError, match="--token-ceiling"):
+    with pytest.raises(UsageError, match="--tokens N"):
         retry(database, Target("run", run_id), NOW)
     retry(database, Target("run", run_id), NOW, raised=Raised(token_ceiling=50_000))
     assert isinstance(claim(database, run_id).effect, CallModel)
@@ -313,10 +313,10 @@ def test_used_up_cost_needs_a_higher_ceiling(database: Database) -> None:
     assert (run.state, run.reason, run.cost_ceiling_usd) == ("stopped", "cost_ceiling", 0.05)
     for too_low in (None, 0.01, 0.05):
         with pytest.raises(
-            UsageError, match=r"\$0.0360 of \$0.0\d00.*--cost-ceiling USD. .more than \$0.0500"
+            UsageError, match=r"\$0.0360 of \$0.0\d00.*--usd N. .more than \$0.0500"
         ):
             retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=too_low))
-    with pytest.raises(UsageError, match="--cost-ceiling"):
+    with pytest.raises(UsageError, match="--usd N"):
         say(database, run_id, "Once more.", NOW)
     retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=0.5))
     again = claim(database, run_id, NOW, priced)

@@ -69,4 +69,4 @@ def test_without_the_extra_a_worker_says_what_to_install_and_works() -> None:
         f"assert start_telemetry({ENDPOINT!r}, list) is None"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "install runner[otel]" in done.stderr
+    assert "pip install '.[otel]'" in done.stderr

@@ -23,7 +23,7 @@ Command = Callable[..., Result]
 QUESTIONS = (
     *("tools", "commands", "files", "connections", "errors"),
     *("decisions", "approvals", "limits"),
-    *("costs", "models"),
+    "models",
 )
 
 
@@ -33,7 +33,7 @@ def job(database: Database) -> Job:
 
 
 def test_every_question_is_in_the_group_and_is_tested_here() -> None:
-    assert set(audit.commands) == {*QUESTIONS, "timeline", "sql", "views"}
+    assert set(audit.commands) == {*QUESTIONS, "sql", "views"}
 
 
 @pytest.mark.parametrize("name", sorted(audit.commands))
@@ -43,7 +43,7 @@ def test_help_has_an_example(command: Command, name: str) -> None:
     assert f"Example:\n    runner audit {name}" in told.out
 
 
-@pytest.mark.parametrize("name", [*QUESTIONS, "timeline"])
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_every_question_takes_the_same_options(name: str) -> None:
     options = {
         option
@@ -71,7 +71,7 @@ def test_every_question_answers_in_every_format(command: Command, job: Job) -> N
 @pytest.mark.slow
 def test_timeline_tells_of_a_run(command: Command, job: Job) -> None:
     run_id = job.runs[0]
-    rows = command("audit", "timeline", run_id[-8:], "--json").json
+    rows = command("events", run_id[-8:], "--format", "json").json
     events = command("events", run_id, "--json").json
     assert [row["event"] for row in rows] == [event["type"] for event in events]
 

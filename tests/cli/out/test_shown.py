@@ -45,7 +45,7 @@ def test_a_run_is_shown_with_branch_commit_files_and_verdict(
     assert told["commit"] == git(repository, "rev-parse", "runner/mend/one")
     assert told["files"] == f"tree {row.start_tree} became {work.tree}"
     assert told["verified"] == "passed, 1.5s (verification 2, after turn 4)"
-    assert f"runner diff {work.id}" in shown.out
+    assert f"runner diff {work.id[-8:]}" in shown.out
     as_json = command("show", work.id, "--json").json
     assert as_json["tree"] == work.tree
     assert as_json["commit"] == told["commit"]
@@ -117,11 +117,11 @@ def test_a_fork_is_shown_with_its_origin_and_its_model(
 ) -> None:
     forked = fork(work.database, work.id, 1, NOW, text=None, model="claude-other")
     told = fields(command("show", forked.id).out)
-    assert told["fork of"] == f"{work.id}@1"
+    assert told["fork of"] == f"{work.id[-8:]}@1"
     assert told["model"] == "claude-other"
     job_id = run_row(work.database, work.id).job_id
     line = command("list", job_id, "--state", "queued").out.splitlines()[1]
-    assert line.endswith(f"fork of {work.id}@1")
+    assert line.endswith(f"fork of {work.id[-8:]}@1")
     (row,) = command("list", job_id, "--state", "queued", "--json").json
     assert (row["model"], row["fork_of"], row["fork_turn"]) == ("claude-other", work.id, 1)
     assert "+zwei" in command("diff", forked.id).out
