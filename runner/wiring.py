@@ -90,6 +90,7 @@ def load_submission(
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
     from runner.tools.mcp import list_tools
+    from runner.tools.media import media_of_file
     from runner.tools.registry import resolve_hooks, resolve_tools
     from runner.workspace.submission import inspect_repository
 
@@ -98,6 +99,7 @@ def load_submission(
         resolve_tools=resolve_tools,
         resolve_hooks=resolve_hooks,
         list_mcp_tools=list_tools,
+        read_media=media_of_file,
         look_at_repository=partial(
             inspect_repository, home=settings.home, environment=tool_environment(os.environ)
         ),

@@ -99,20 +99,25 @@ def apply(state: RunState, entry: Entry) -> RunState:
 
 
 def opening(
-    spec: JobSpec, prompt: str, shared: ContextState | None = None, *, warms_cache: bool = False
+    spec: JobSpec,
+    prompt: str,
+    attached: Iterable[conversation.Block] = (),
+    shared: ContextState | None = None,
+    *,
+    warms_cache: bool = False,
 ) -> tuple[tuple[conversation.Message, ...], Progress]:
     """Return a run's first message, and a progress that counts the first request. ``shared`` is the
     context of the spec without messages, for many runs that begin with it."""
-    block = conversation.text_block(prompt)
-    text, alone = conversation.content_text(block), shared or context_of(spec, ())
+    blocks = (conversation.text_block(prompt), *attached)
+    alone, per_token = shared or context_of(spec, ()), spec.context.chars_per_token
     context = ContextState(
-        estimate=alone.estimate + estimate_text(text, spec.context.chars_per_token),
-        appended_bytes=alone.appended_bytes + conversation.text_bytes(text),
+        estimate=alone.estimate + sum(estimate(block, per_token) for block in blocks),
+        appended_bytes=alone.appended_bytes + sum(map(conversation.content_bytes, blocks)),
     )
     progress = Progress(context=context)
     if warms_cache:  # else as all new runs have it, which ``progress_to_json`` knows
         progress = replace(progress, model=ModelState(warms_cache=True))
-    return (conversation.Message("user", (block,)),), progress
+    return (conversation.Message("user", blocks),), progress
 
 
 def context_of(spec: JobSpec, sent: Sequence[conversation.Message]) -> ContextState:

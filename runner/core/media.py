@@ -128,13 +128,15 @@ def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dic
 
 
 def without_bytes(block: dict[str, Any]) -> tuple[dict[str, Any], tuple[Media, ...]]:
-    """Return a block as it is stored, and the media in it whose bytes are stored apart. What is no image
-    or PDF that the API takes stays as it is."""
+    """Return a block from outside as it is stored, and the media in it whose bytes are stored apart. What
+    is no image or PDF that the API takes stays as it is; one that names bytes elsewhere becomes a line."""
     content = block.get("content")
     if isinstance(content, list):
         found = [without_bytes(part) if isinstance(part, dict) else (part, ()) for part in content]
         media = tuple(each for _, some in found for each in some)
-        return ({**block, "content": [part for part, _ in found]}, media) if media else (block, ())
+        return {**block, "content": [part for part, _ in found]}, media
+    if any(media_blocks(block)):
+        return {"type": "text", "text": media_line(block)}, ()
     if block.get("type") not in ("image", "document"):
         return block, ()
     source = block.get("source")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
 from types import UnionType
@@ -11,9 +11,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE, AgentType, Coordinator
 from runner.core.budget import Budget, Limits
 from runner.core.context import Context, estimate_text
-from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
+from runner.core.conversation import Block, Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.hooks import Hook
 from runner.core.mcp import McpServer, source_parts
+from runner.core.media import Media
 from runner.core.notify import Notify
 from runner.core.pauses import Breaker, Pilot
 from runner.core.rate_limits import Caps
@@ -216,6 +217,7 @@ class NewRun:
     item: Any
     prompt: str  # rendered
     commit_message: str = ""  # rendered, of the commit that it ends with; empty: one is made up
+    attached: Sequence[Block] = ()  # blocks of media that follow the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ class Submission:
     runs: tuple[NewRun, ...]
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
     examples: tuple[str, ...] = ()  # calls that its rules name as examples
+    media: tuple[Media, ...] = ()  # what its runs' attached blocks name
 
 
 # The limits that a type of sub-agent can set.

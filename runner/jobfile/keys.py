@@ -316,6 +316,7 @@ _moment = time_as(read_moment, "time", r"[0-9]:[0-9]{2}")
 _window = time_as(read_window, "window", r"[0-9]:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}")
 _path = text(words="path")
 _template = text(words="[template](#prompts)")
+_templates = list_of(text(), words="[templates](#prompts)")
 _line = text(MOST_NAME)
 _mcp_text = checked("string", {"type": "string"}, _mcp_text_problem)
 _script_text = checked("string", {"type": "string"}, _script_text_problem)
@@ -635,6 +636,8 @@ TOP = Table("", (
         "needed when scripted"),
     Key("prompt", _template, None, "What each run is asked to do.", "one of the two is needed"),
     Key("prompt_file", _path, None, "The same from a file.", ""),
+    Key("images", _templates, [], "Files that follow each prompt, relative to the job file: images, and "
+        "PDF documents of at most 20 pages.", example=["{{ item.shot }}"]),
     Key("system", text(), None, "The system prompt of every run: not a template, but the same for all, "
         "so that it is cached."),
     Key("system_file", _path, None, "The same from a file; at most one of the two.", ""),

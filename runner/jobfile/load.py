@@ -23,6 +23,7 @@ from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook, is_rule
 from runner.core.mcp import PREFIX as MCP_PREFIX
+from runner.core.media import Media
 from runner.core.notify import Notify
 from runner.core.pauses import Breaker, Pilot
 from runner.core.prices import PriceList
@@ -41,7 +42,13 @@ from runner.core.workspace import (
 from runner.errors import Problem, SpecError, UsageError
 from runner.jobfile import table, values
 from runner.jobfile.check import check, note_misfits
-from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
+from runner.jobfile.items import (
+    MOST_TEXTS_REPORTED,
+    Keyed,
+    note_taken_keys,
+    read_items,
+    render_texts,
+)
 from runner.jobfile.keys import MOST_NAME, REPLY
 from runner.jobfile.lines import Excerpts, locate
 from runner.jobfile.mcp import ListMcpTools, choose_tools, read_servers
@@ -61,12 +68,16 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 # each as the job stores it, and (name, what is wrong with it) for each other name.
 ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
+# Returns the image or PDF in a file. Raises ``UsageError``.
+ReadMedia = Callable[[Path], Media]
+
 # Takes a job and its runs. Returns why this host cannot work it, or why it cannot begin.
 Preflight = Callable[[JobSpec, Sequence[NewRun]], Iterable[Problem]]
 
 # Deny rules are stored and listed first, because they are checked first.
 EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _IS_RESULT_TOOL = f"{RESULT_TOOL} is how results of output_schema are submitted: rename {{}} tool"
+_MOST_MEDIA_BYTES = 500_000_000  # of all items: they are in memory together
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -76,6 +87,7 @@ def load(
     resolve_tools: ResolveTools,
     resolve_hooks: ResolveHooks,
     list_mcp_tools: ListMcpTools,
+    read_media: ReadMedia,
     look_at_repository: LookAtRepository,
     prices: PriceList,
     preflight: Preflight | None = None,
@@ -96,7 +108,7 @@ def load(
     job = _Job(top, name, path, resolve_tools, list_mcp_tools)
     source_notes = job.find_workspace(look_at_repository)
     keyed = overrides.chosen(job.items(), job.templates, top.problems)
-    runs = job.runs(keyed)
+    runs, media = job.runs(keyed, read_media)
     spec, notes = job.spec([key for key, _ in keyed], resolve_hooks)
     note_misfits(top, spec.agents, prices)
     if preflight is not None and not top.at("model").is_wrong() | top.at("provider").is_wrong():
@@ -111,7 +123,8 @@ def load(
     if spec.sandbox is not None:
         spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
     notes = (*notes, *source_notes, *job.mcp_notes, *_network_notes(top, spec))
-    return Submission(str(path), text, spec, runs, notes, tuple(_examples(top["permissions"])))
+    examples = tuple(_examples(top["permissions"]))
+    return Submission(str(path), text, spec, runs, notes, examples, media)
 
 
 def _sandbox(section: Section) -> Sandbox:
@@ -425,11 +438,13 @@ class _Job:
     def templates(self) -> list[str]:
         """The texts of the templates that can use an item."""
         workspace = self.top["workspace"]
-        texts = (self.prompt, workspace and workspace["commit_message"])
+        texts = (self.prompt, workspace and workspace["commit_message"], *self.top["images"])
         return [text for text in texts if text]
 
-    def runs(self, keyed: Sequence[Keyed]) -> tuple[NewRun, ...]:
-        """Return the runs with their texts from templates; none with problems."""
+    def runs(
+        self, keyed: Sequence[Keyed], read_media: ReadMedia
+    ) -> tuple[tuple[NewRun, ...], tuple[Media, ...]]:
+        """Return the runs with their texts from templates, and their images; none with problems."""
         top, workspace = self.top, self.top["workspace"]
         render = partial(render_texts, keyed=keyed, has_items="items" in top)
         at = top.at("prompt_file" if "prompt_file" in top else "prompt")
@@ -437,12 +452,42 @@ class _Job:
         messages: Sequence[str] = [""] * len(keyed)
         if workspace and (message := workspace["commit_message"]):
             messages = render(message, workspace.at("commit_message"), what="commit message")
+        at = top.at("images")
+        paths = [render(text, at, what="path of an image") for text in top["images"]]
         if top.problems:
-            return ()
-        return tuple(
-            NewRun(key, item, prompt, message)
-            for (key, item), prompt, message in zip(keyed, prompts, messages, strict=True)
+            return (), ()
+        media = self._media(dict.fromkeys(path for some in paths for path in some), read_media)
+        if top.problems:
+            return (), ()
+        of_items = zip(*paths, strict=True) if paths else [()] * len(keyed)
+        runs = tuple(
+            NewRun(key, item, prompt, message, tuple(media[path].block() for path in attached))
+            for (key, item), prompt, message, attached in zip(
+                keyed, prompts, messages, of_items, strict=True
+            )
         )
+        return runs, tuple(media.values())
+
+    def _media(self, paths: Iterable[str], read_media: ReadMedia) -> dict[str, Media]:
+        """Return what is in files, by path; without those that have a problem."""
+        at, found, size = self.top.at("images"), dict[str, Media](), 0
+
+        def read(path: str) -> Media:
+            try:
+                return read_media(self.folder / path)
+            except UsageError as error:
+                raise BadValueError(str(error)) from error
+
+        with at.noting_at_most(MOST_TEXTS_REPORTED, "and so for {} more files"):
+            for path in paths:
+                if (media := at.attempt(read, path)) is not None:
+                    found[path], size = media, size + len(media.data)
+                if size > _MOST_MEDIA_BYTES:
+                    at.note(
+                        f"the files have more than {_MOST_MEDIA_BYTES:,} bytes: make several jobs"
+                    )
+                    break
+        return found
 
     def _read(
         self, section: Section, key: str, read_file: Callable[[Path], Any] = values.read_text

@@ -7,15 +7,15 @@ with their job.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, select
+from sqlalchemy import Connection, and_, delete, select
 
-from runner.core.media import Media
+from runner.core.media import Media, without_bytes
 from runner.store.database import Database
 from runner.store.statements import insert_or
 from runner.store.tables import blobs, job_blobs
-
-_DATA = select(blobs.c.data).where(blobs.c.sha256 == bindparam("sha256"))
 
 
 def store_media(connection: Connection, job_id: str, media: Iterable[Media], now: float) -> None:
@@ -34,9 +34,25 @@ def store_media(connection: Connection, job_id: str, media: Iterable[Media], now
 
 def load_blob(database: Database, sha256: str) -> bytes:
     """Return the bytes with a digest. Raises ``LookupError`` if they are not stored."""
-    for row in database.find(_DATA, {"sha256": sha256}):
-        return bytes(row.data)
-    raise LookupError(f"the bytes with the digest {sha256} are not stored")
+    return database.read(partial(blob_of, sha256=sha256), snapshot=False)
+
+
+def blob_of(connection: Connection, sha256: str) -> bytes:
+    """``load_blob`` in a transaction."""
+    data = connection.scalar(select(blobs.c.data).where(blobs.c.sha256 == sha256))
+    if data is None:
+        raise LookupError(f"the bytes with the digest {sha256} are not stored")
+    return bytes(data)
+
+
+def store_bytes(
+    connection: Connection, job_id: str, rows: Iterable[dict[str, Any]], now: float
+) -> None:
+    """Make blocks that come from outside what is stored of them, and store the bytes of their media."""
+    for row in rows:
+        row["content"], media = without_bytes(row["content"])
+        row["type"] = row["content"]["type"]
+        store_media(connection, job_id, media, now)
 
 
 def delete_unused(connection: Connection, before: float) -> None:

@@ -23,6 +23,12 @@ IS_OPEN_APPROVAL = and_(
 )
 
 
+# The images and documents that an item carries, after the prompt.
+IS_ATTACHED = and_(
+    blocks.c.message == 0, blocks.c.turn == 0, blocks.c.type.in_(("image", "document"))
+)
+
+
 def of_call(table: Table) -> ColumnElement[bool]:
     """True for the row of a table that is keyed by call and the row of the same call in ``tool_calls``."""
     key = ("run_id", "message", "position")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,10 +24,12 @@ from sqlalchemy import (
 )
 
 from runner.core.agents import lineage, tree_order
+from runner.core.media import with_bytes
 from runner.core.prices import PriceList
 from runner.errors import NotFoundError
 from runner.exchange.lines import TableFormat, file_lines
 from runner.exchange.recorded import Recorded
+from runner.store.blobs import blob_of
 from runner.store.conditions import in_tree
 from runner.store.database import Database, reads
 from runner.store.specs import JobCache
@@ -102,10 +105,19 @@ def _lines(
     after: ColumnElement[bool] = true()
     while True:
         page = connection.execute(query.where(after)).mappings().all()
-        yield from map(FORMATS[table.name].line, page)  # type: ignore[arg-type]  # keys are names
+        rows = [dict(row) for row in page]
+        if table.name == "blocks":
+            _add_bytes(connection, rows, "name")
+        yield from map(FORMATS[table.name].line, rows)
         if len(page) < ROWS_AT_ONCE:
             return
         after = tuple_(*order) > tuple_(*(literal(page[-1][column]) for column in order))
+
+
+def _add_bytes(connection: Connection, rows: Sequence[dict[str, Any]], *names: str) -> None:
+    """Put the bytes of media into the blocks of rows, with fields of their sources."""
+    for row in rows:
+        row["content"] = with_bytes(row["content"], partial(blob_of, connection), *names)
 
 
 def _selected(
@@ -144,6 +156,7 @@ def load_recorded(connection: Connection, run_id: str, prices: PriceList) -> Rec
     items, blocks, calls, model_calls, compactions, verifications = (
         _rows(connection, table, table.c.run_id == run_id) for table in tables
     )
+    _add_bytes(connection, blocks)
     children: dict[tuple[int, int] | None, tuple[str, ...]] = {}
     below = _rows(connection, runs, and_(runs.c.parent_run == run_id, in_tree(run_id)))
     for child in sorted(below, key=lambda row: tree_order(row["id"])):
@@ -204,6 +217,7 @@ def load_since(connection: Connection, recorded: Recorded, message: int) -> Reco
         return _rows(connection, table, and_(table.c.run_id == recorded.id, since))
 
     blocks = rows("blocks", "message", message)
+    _add_bytes(connection, blocks)
     calls = rows("tool_calls", "message", message - 1)
     return replace(
         recorded,

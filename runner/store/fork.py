@@ -27,6 +27,7 @@ from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store import run_state
 from runner.store.changes import event_rows, refuse_child
+from runner.store.conditions import IS_ATTACHED
 from runner.store.database import writes
 from runner.store.jobs import OpenedRun, insert_runs, open_run, refuse_unstorable, spec_to_go_on
 from runner.store.notices import arm
@@ -172,7 +173,7 @@ def _is_copied(turn: int) -> ColumnElement[bool]:
     not what was said after them. The first block of all is the prompt."""
     of_turn = or_(blocks.c.role == "assistant", blocks.c.type == "tool_result")
     is_prompt = and_(blocks.c.message == 0, blocks.c.position == 0)
-    return or_(is_prompt, blocks.c.turn < turn, and_(blocks.c.turn == turn, of_turn))
+    return or_(is_prompt, IS_ATTACHED, blocks.c.turn < turn, and_(blocks.c.turn == turn, of_turn))
 
 
 def _model_call(connection: Connection, run: Row[Any], turn: int) -> Row[Any] | None:

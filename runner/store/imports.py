@@ -28,6 +28,7 @@ from runner.errors import UsageError
 from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
 from runner.exchange.lines import Reader, parsed
 from runner.permissions import ToolContext
+from runner.store.blobs import store_bytes
 from runner.store.changes import store_change, tell_of_job
 from runner.store.control import cancel_locked
 from runner.store.database import Database
@@ -205,6 +206,8 @@ def import_file(
         for table, of_table in groupby(rows, key=lambda each: each[0]):
             values = (row for _, row in of_table)
             while batch := list(islice(values, ROWS_AT_ONCE)):
+                if table.name == "blocks":
+                    store_bytes(connection, job.id, batch, now)
                 connection.execute(insert(table), batch)
         if section is job:
             stored = select(jobs.c.spec, jobs.c.workspace_id).where(jobs.c.id == job.id)

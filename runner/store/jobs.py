@@ -23,6 +23,7 @@ from runner.core.state import ContextState
 from runner.core.text import is_storable, shorten
 from runner.errors import UsageError
 from runner.store import budgets, ids
+from runner.store.blobs import store_media
 from runner.store.changes import event_rows, tell_of_job
 from runner.store.database import Database, writes
 from runner.store.notices import arm
@@ -107,6 +108,7 @@ def insert_job(
         connection.execute(insert(job_budgets).values(job_id=job_id, **budget))
     if spec.pilot is not None and spec.pilot.items < len(submission.runs):
         insert_pilot(connection, job_id, spec.pilot, len(submission.runs), now)
+    store_media(connection, job_id, submission.media, now)
     opened = _open_runs(job_id, submission, workspace_id, now, author)
     while lot := [*islice(opened, _OPENED_AT_ONCE)]:
         insert_runs(connection, lot)
@@ -187,7 +189,7 @@ def open_run(
         run_id: its id; None: a new one.
         told: what else its first event tells.
     """
-    (message,), progress = opening(spec, new.prompt, shared, warms_cache=warms)
+    (message,), progress = opening(spec, new.prompt, new.attached, shared, warms_cache=warms)
     run_id = run_id or ids.new("run", now)
     workspace = spec.workspace
     run = {

@@ -33,7 +33,7 @@ from runner.store.changes import (
     unchanged,
 )
 from runner.store.children import family_of
-from runner.store.conditions import IS_ITEM_RUN
+from runner.store.conditions import IS_ATTACHED, IS_ITEM_RUN
 from runner.store.database import Database, in_lots, writes
 from runner.store.jobs import insert_runs, open_run, refuse_unstorable, spec_to_go_on
 from runner.store.notices import arm
@@ -245,7 +245,14 @@ def _begin_afresh(
         .where(run_items.c.run_id == run.id)
     )
     stored = connection.execute(query).one()
-    new = NewRun(run.item_key, stored.item, stored.content["text"], stored.commit_message or "")
+    attached = select(blocks.c.content).where(blocks.c.run_id == run.id, IS_ATTACHED)
+    new = NewRun(
+        run.item_key,
+        stored.item,
+        stored.content["text"],
+        stored.commit_message or "",
+        connection.scalars(attached.order_by(blocks.c.position)).all(),
+    )
     opened = open_run(run.job_id, new, spec, stored.workspace_id, now, author)
     opened.run.update(fresh_of=run.id, **raised.of(run))
     insert_runs(connection, [opened])

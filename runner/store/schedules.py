@@ -82,6 +82,10 @@ def add(
             raise UsageError(
                 f"{name} {moment} is on one day only: give a scheduled job a time of day, such as 07:00"
             )
+    if submission.media:
+        raise UsageError(
+            "a schedule keeps no files: leave out `images`, and let the runs Read them"
+        )
     times.at_submission(now)
     row = {
         "id": (schedule_id := ids.new("sch", now)),

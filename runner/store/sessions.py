@@ -29,6 +29,7 @@ from runner.exchange.session_lines import as_object
 from runner.exchange.session_runs import TABLES, Happened, SessionRun
 from runner.exchange.sessions import READER, Files, Session
 from runner.store import ids
+from runner.store.blobs import store_bytes
 from runner.store.changes import tell_of_job
 from runner.store.database import Database
 from runner.store.exports import lines_of_sessions
@@ -293,6 +294,7 @@ class _Import:
             self._connection.execute(update(run_items).where(where).values(item=run.item))
             if is_legacy:
                 self._check_legacy(run)
+        store_bytes(self._connection, self._job_id, run.rows["blocks"], run.started_at)
         changed = sum(self._store_rows(metadata.tables[name], run) for name in TABLES)
         told = self._new_events(run)
         what: ImportOutcome = "imported" if here is None else "continued"

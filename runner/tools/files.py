@@ -221,9 +221,9 @@ def read(call: ToolCall, places: Places, interrupt: Interrupt, host: Starter) ->
 
     shown, seen, media = _Shown(), 0, tuple[Media, ...]()
     with explained(path), open(open_file(real, path), "rb") as opened:
-        file, opener = opened, Opener(call, host, interrupt)
+        file, opener = opened, Opener.of(call, host, interrupt)
         if is_media(file.peek(_LOOKED_AT)):
-            return read_media(file, path, opener)
+            return read_media(file, path, call.input.get("pages") or "", opener)
         if path.endswith(".ipynb"):
             text, media = notebook_cells(read_whole(file, path), path, opener)
             file = BufferedReader(BytesIO(text.encode("utf-8", "replace")))

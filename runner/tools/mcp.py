@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.core.conversation import Tool, ToolOutcome, ToolResult
 from runner.core.mcp import McpServer, source_parts
+from runner.core.media import Media, shown_text
 from runner.core.run import Lease, Outcome
 from runner.core.text import plain
 from runner.errors import HostFaultError, HostLacks
@@ -25,6 +26,7 @@ from runner.ports import Claimed, Interrupt, NoOutcome, Observer, ToolCall
 from runner.tools.environment import tool_environment
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import MOST_OUTPUT_BYTES, Ended, Start, Starter, ToolHost, boot_needs
+from runner.tools.media import MOST_SHOWN, Opener, decoded_image
 from runner.tools.output import present
 
 if TYPE_CHECKING:
@@ -63,9 +65,12 @@ class McpServers(Observer):
         self._held: dict[str, str] = {}  # runs in hand, with their jobs
         self._servers: dict[tuple[str, str], _Server] = {}  # by job or run, and name
 
-    def call(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
-        """Call a tool of a server. The server's process is started by ``inside`` if there is none.
-        Raises ``ToolFailure``, ``HostFaultError``, ``Interrupted``."""
+    def call(
+        self, call: ToolCall, inside: Contained, host: Starter, interrupt: Interrupt
+    ) -> ToolResult:
+        """Call a tool of a server. The server's process is started by ``inside`` if there is none, and
+        those that open its images by ``host``. Raises ``ToolFailure``, ``HostFaultError`` and
+        ``Interrupted``."""
         server, parts = call.server, source_parts(call.tool.source)
         if server is None or parts is None:
             raise ToolFailure(f"{call.tool.name} is of an MCP server that its job does not have")
@@ -77,7 +82,7 @@ class McpServers(Observer):
             if found is None:
                 found = _Server(server, owner, self._environment(), self._path)
                 self._servers[owner, server.name] = found
-        return found.call(call, parts[1], inside, interrupt)
+        return found.call(call, parts[1], inside, host, interrupt)
 
     def claimed(self, claimed: Claimed) -> None:
         with self._lock:
@@ -129,7 +134,7 @@ class _Server:
         self._containment: str | None = None
 
     def call(
-        self, call: ToolCall, tool: str, inside: Contained, interrupt: Interrupt
+        self, call: ToolCall, tool: str, inside: Contained, host: Starter, interrupt: Interrupt
     ) -> ToolResult:
         from runner.tools.mcp_session import CallFailed, CallTimedOut, SessionForgotten, SessionLost
 
@@ -160,11 +165,12 @@ class _Server:
             except CallFailed as error:
                 raise ToolFailure(f"{name}: {self._told(str(error))}") from error
             self._losses = 0
-            printed = self._told(_rendered(result)).encode("utf-8", "replace")
+            rendered, media = _rendered(result, tool, Opener.of(call, host, interrupt))
+            printed = self._told(rendered).encode("utf-8", "replace")
             kept = printed[:MOST_OUTPUT_BYTES]
             content, output = present(kept, copy, cut=len(printed) > len(kept))
             outcome: ToolOutcome = "failed" if result.is_error else "succeeded"
-            return ToolResult(content, outcome, output)
+            return ToolResult(content, outcome, output, media=media)
 
     def close(self) -> None:
         with self._lock:
@@ -371,15 +377,23 @@ def _unknown(why: str) -> ToolResult:
     return ToolResult(text, "unknown")
 
 
-def _rendered(result: Any) -> str:
+def _rendered(result: Any, tool: str, opener: Opener) -> tuple[str, tuple[Media, ...]]:
     """Return a result of the SDK as text: its blocks in order, then its structured content unless a
-    block has it."""
-    texts = [*map(_block_text, result.content)]
+    block has it; and its images."""
+    texts, media = list[str](), list[Media]()
+    for block in result.content:
+        if block.type != "image" or len(media) == MOST_SHOWN:
+            texts.append(_block_text(block))
+            continue
+        image = decoded_image(block.data, f"image {len(media) + 1} of {tool}", opener)
+        if isinstance(image, Media):
+            media.append(image)
+        texts.append(shown_text([image.block()] if isinstance(image, Media) else image))
     if (structured := result.structured_content) is not None and not any(
         _is_same(text, structured) for text in texts
     ):
         texts.append(json.dumps(structured, ensure_ascii=False))
-    return "\n".join(texts)
+    return "\n".join(texts), tuple(media)
 
 
 def _block_text(block: Any) -> str:

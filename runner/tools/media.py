@@ -11,6 +11,7 @@ import binascii
 import importlib.util
 import json
 import re
+import subprocess
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -28,13 +29,16 @@ from runner.core.media import (
     shown_text,
 )
 from runner.core.text import plain
+from runner.errors import UsageError
 from runner.ports import Interrupt, ToolCall
 from runner.tools import media_child
-from runner.tools.file_access import ToolFailure
-from runner.tools.host import Start, Starter, boot, reported
+from runner.tools.file_access import ToolFailure, explained
+from runner.tools.host import Ended, Start, Starter, boot, reported
 
 MOST_FILE_BYTES = 64 << 20
 MOST_SHOWN = 20  # media of one result
+
+_SUBMIT_SECONDS = 60.0
 
 _MISSING = "the extra images is not installed here (pip install 'runner[images]')"
 _BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff")
@@ -43,11 +47,19 @@ _PAGES = re.compile(r"[1-9][0-9]{0,5}(-([1-9][0-9]{0,5})?)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Makes media of bytes for a call, by the tool host's child process if the extra is installed."""
+    """Makes media of bytes, in a child process if the extra is installed."""
 
-    call: ToolCall
+    tool: str  # that the media are for, in errors
+    folder: Path  # that the child runs in
+    run_id: str
+    timeout: float  # seconds
     host: Starter
     interrupt: Interrupt
+
+    @classmethod
+    def of(cls, call: ToolCall, host: Starter, interrupt: Interrupt) -> Opener:
+        folder = call.surroundings.workspace or Path("/")
+        return cls(call.tool.name, folder, call.run_id, call.timeout, host, interrupt)
 
     def image(self, data: bytes, name: str) -> Media:
         """Return an image within the API's sizes. Raises ``ToolFailure``."""
@@ -95,15 +107,9 @@ class Opener:
     def _open(
         self, action: str, wanted: str, data: bytes, name: str
     ) -> tuple[dict[str, Any], bytes]:
-        surroundings, call = self.call.surroundings, self.call
-        start = Start(
-            boot(media_child.__name__, action, wanted, site=True),
-            surroundings.workspace or Path("/"),
-            call.run_id,
-            call.timeout,
-            stdin=data,
-        )
-        outcome, told, _ = reported(call.tool.name, start, self.host, self.interrupt)
+        command = boot(media_child.__name__, action, wanted, site=True)
+        start = Start(command, self.folder, self.run_id, self.timeout, stdin=data)
+        outcome, told, _ = reported(self.tool, start, self.host, self.interrupt)
         if outcome != "succeeded":
             raise ToolFailure(f"{name} {plain(told.decode('utf-8', 'replace'))}")
         about, _, shown = told.partition(b"\n")
@@ -120,10 +126,9 @@ def is_media(beginning: bytes) -> bool:
     return beginning.startswith((*_BEGINNINGS, b"%PDF-")) or is_webp
 
 
-def read_media(file: BufferedReader, path: str, opener: Opener) -> ToolResult:
+def read_media(file: BufferedReader, path: str, pages: str, opener: Opener) -> ToolResult:
     """Return the result of a Read of an image or a PDF. Raises ``ToolFailure``."""
-    data, pages = read_whole(file, path), str(opener.call.input.get("pages") or "")
-    name = path.rpartition("/")[2]
+    data, name = read_whole(file, path), path.rpartition("/")[2]
     if data.startswith(b"%PDF-"):
         document = opener.document(data, name, pages)
         return ToolResult(f"{plain(path)}: a PDF document", media=(document,))
@@ -132,6 +137,37 @@ def read_media(file: BufferedReader, path: str, opener: Opener) -> ToolResult:
         _, width, height = look_at(data) or ("", 0, 0)
         told += f", scaled down from {width}x{height}"
     return ToolResult(told, media=(image,))
+
+
+def media_of_file(path: Path) -> Media:
+    """Return the image or PDF in a file of the person who submits a job. Raises ``UsageError``."""
+    opener = Opener("submit", Path("/"), "", _SUBMIT_SECONDS, _Alone(), Interrupt())
+    try:
+        with explained(str(path)), open(path, "rb") as file:
+            if is_media(file.peek(16)):
+                (media,) = read_media(file, str(path), "", opener).media
+                return media
+    except ToolFailure as failure:
+        raise UsageError(plain(str(failure))) from failure
+    raise UsageError(f"{plain(str(path))} is no PNG, JPEG, GIF, WebP or PDF")
+
+
+class _Alone:
+    """Starts processes without a tool host, where there is no worker."""
+
+    def call(self, start: Start, interrupt: Interrupt) -> Ended:
+        try:
+            done = subprocess.run(
+                start.arguments,
+                input=start.stdin,
+                capture_output=True,
+                cwd=start.folder,
+                timeout=start.timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Ended("timed_out")
+        return Ended("exited", done.returncode, done.stdout, done.stderr)
 
 
 def read_whole(file: BufferedReader, path: str) -> bytes:

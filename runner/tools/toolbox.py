@@ -153,7 +153,7 @@ class LocalTools:
     def _dispatch(self, call: ToolCall, inside: Contained, interrupt: Interrupt) -> ToolResult:
         name, source = call.tool.name, call.tool.source
         if call.server is not None:
-            return self.servers.call(call, inside, interrupt)
+            return self.servers.call(call, inside, self.host, interrupt)
         if source != BUILTIN_SOURCE:
             own = OwnSource.stored(source)
             if own is None:

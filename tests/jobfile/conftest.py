@@ -16,6 +16,7 @@ from runner.core.spec import Submission
 from runner.core.workspace import Asked, Found
 from runner.errors import SpecError
 from runner.jobfile.load import load
+from runner.tools.media import media_of_file
 
 _RATES = Rates(*map(Decimal, (1, 2, 3, 0, 5)))
 PRICES = PriceList(
@@ -82,6 +83,7 @@ def load_text(tmp_path: Path) -> Load:
             resolve_tools=resolve_names,
             resolve_hooks=find_functions,
             list_mcp_tools=list_tools,
+            read_media=media_of_file,
             look_at_repository=find_repository,
             prices=PRICES,
         )

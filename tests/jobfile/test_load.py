@@ -13,6 +13,7 @@ from runner.core.workspace import TOOL_CACHES, Workspace
 from runner.errors import SpecError
 from runner.jobfile.load import load
 from runner.permissions import Rule
+from runner.tools.media import media_of_file
 
 from .conftest import (
     PRICES,
@@ -163,6 +164,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
                 resolve_tools=resolve_names,
                 resolve_hooks=find_functions,
                 list_mcp_tools=list_tools,
+                read_media=media_of_file,
                 look_at_repository=find_repository,
                 prices=PRICES,
             )

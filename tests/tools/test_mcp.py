@@ -77,9 +77,11 @@ def ours(patient: Workbench) -> Ours:
 
 def test_results_of_every_kind_become_text(ours: Ours) -> None:
     assert ours.call("say", text="häl\x1b[31mlo").content == "häl\\x1b[31mlo"
-    kinds = ours.call("kinds").content.splitlines()
+    given = ours.call("kinds")
+    assert [(media.media_type, media.width) for media in given.media] == [("image/png", 1)]
+    kinds = given.content.splitlines()
     assert kinds[0] == "one"
-    assert kinds[1].startswith("[image, image/png: ")
+    assert kinds[1] == "[image: image 1 of kinds, 1x1]"
     assert kinds[2:] == ["[resource file:///a]", "inside", "[resource b: file:///b]"]
     assert json.loads(ours.call("structured").content) == {"a": 1}
     wrong = ours.call("wrong")

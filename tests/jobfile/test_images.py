@@ -1,0 +1,53 @@
+"""Files that items carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobfile.conftest import Load, Problems
+from tests.media import image, opened, pdf
+
+JOB = """
+model = "claude-test"
+prompt = "Look at {{ item.key }}."
+images = ["{{ item.shot }}", "logo.gif"]
+[[items.list]]
+key = "a"
+shot = "shots/a.png"
+[[items.list]]
+key = "b"
+shot = "shots/b.pdf"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shots").mkdir()
+    (tmp_path / "shots/a.png").write_bytes(image())
+    (tmp_path / "shots/b.pdf").write_bytes(pdf(2))
+    (tmp_path / "logo.gif").write_bytes(image("GIF"))
+    return tmp_path
+
+
+def test_files_follow_the_prompt_of_their_item(load_text: Load, folder: Path) -> None:
+    found = load_text(JOB)
+    kinds = [[block["source"]["media_type"] for block in run.attached] for run in found.runs]
+    assert kinds == [["image/png", "image/gif"], ["application/pdf", "image/gif"]]
+    assert sorted(media.data for media in found.media) == sorted([image(), pdf(2), image("GIF")])
+
+
+def test_a_large_image_is_scaled_down_at_the_submission(load_text: Load, folder: Path) -> None:
+    (folder / "logo.gif").write_bytes(image("PNG", (3_840, 2_160)))
+    logo = load_text(JOB).media[2]
+    assert opened(logo.data).size == (1_568, 882)
+
+
+def test_a_file_that_is_none_is_a_problem_of_the_key(problems_of: Problems, folder: Path) -> None:
+    (folder / "shots/a.png").unlink()
+    (folder / "shots/b.pdf").write_text("words")
+    first, second = problems_of(JOB)
+    assert "images" in first
+    assert "does not exist" in first
+    assert "is no PNG, JPEG, GIF, WebP or PDF" in second
