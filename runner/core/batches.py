@@ -53,13 +53,14 @@ def refusal(error: ModelCallError) -> Mapping[str, Any]:
 
 def usage_in(result: Mapping[str, Any]) -> Usage | None:
     """Return the tokens that the API billed for a call, by its result; None if that does not say."""
-    if result["type"] == "lost":
-        return None
-    if result["type"] != "succeeded":
-        return Usage()
-    told = result["message"]["usage"]
-    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    return Usage(*(int(told.get(name) or 0) for name in (*names, "output_tokens")))
+    match result:
+        case {"type": "succeeded", "message": {"usage": {**told}}}:
+            names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+            counts: list[Any] = [told.get(name) or 0 for name in (*names, "output_tokens")]
+            return Usage(*counts) if all(type(count) is int for count in counts) else None
+        case {"type": "errored" | "expired" | "canceled" | "refused" | "withdrawn"}:
+            return Usage()
+    return None
 
 
 _UNKNOWN_TURNS = 10  # that are left, as long as no item of the job has succeeded

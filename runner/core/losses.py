@@ -19,7 +19,7 @@ from runner.core.prices import PriceList, Rates, Spending, Terms
 
 _NO_USD = Decimal(0)
 _CACHE_SECONDS, _HOUR_CACHE_SECONDS = 300.0, 3600.0
-_BATCH_SHARE = Decimal("0.5")  # of the price, that the Batch API saves
+_BATCH_SHARE = Decimal("0.5")  # of the price, that batches save at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Losses:
 def losses(calls: Iterable[PricedCall], prices: PriceList) -> Losses:
     """Return the losses among calls, which are ordered by run and number."""
     expired, repeated, failed, by_run = Loss(), Loss(), Loss(), list[list[PricedCall]]()
-    hour = rewritten = _NO_USD
+    hour = rewritten = one_by_one = _NO_USD
     for _, of_run in groupby(calls, key=lambda call: call.run_id):
         by_run.append(run := list(of_run))
         again = {(call.turn, call.purpose): at for at, call in enumerate(run)}
@@ -93,6 +93,7 @@ def losses(calls: Iterable[PricedCall], prices: PriceList) -> Losses:
                 hour += loss
             compactions += call.compacted
             rewritten += loss if call.compacted and compactions > 1 else 0
+            one_by_one += 0 if call.terms.batch else call.spending.usd
             cost = Loss(1, call.spending.usd, call.spending.at_most)
             if call.failed:
                 failed += cost
@@ -107,9 +108,7 @@ def losses(calls: Iterable[PricedCall], prices: PriceList) -> Losses:
             'cache_control = { type = "ephemeral", ttl = "1h" } under [model_options]', hour
         ),
         CheaperWay("a smaller keep_messages under [context]", rewritten, at_most=True),
-        CheaperWay(
-            "the Batch API, for runs of one turn (Runner does not use it)", _batched(by_run)
-        ),
+        CheaperWay('lane = "batch"', one_by_one * _BATCH_SHARE, at_most=True),
         *_summarised(by_run, prices),
     ]
     cheaper = sorted((way for way in ways if way.usd > 0), key=lambda way: -way.usd)
@@ -153,11 +152,6 @@ def _hour_extra(call: PricedCall, loss: Decimal, before: PricedCall | None) -> D
     if loss and not call.compacted and _gap(call, before) > _CACHE_SECONDS:
         needed -= _missed(call, before)[1]  # these would have been read
     return ((call.rates.cache_write_1h - call.rates.cache_write_5m) * needed).scaleb(-6)
-
-
-def _batched(by_run: Iterable[Sequence[PricedCall]]) -> Decimal:
-    """Return half the cost of the runs of one call: in others each turn might wait for a day."""
-    return sum((run[0].spending.usd for run in by_run if len(run) == 1), _NO_USD) * _BATCH_SHARE
 
 
 def _summarised(by_run: Iterable[Sequence[PricedCall]], prices: PriceList) -> Iterable[CheaperWay]:

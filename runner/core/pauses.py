@@ -59,47 +59,28 @@ class EndedRun:
 
 def tripped(breaker: Breaker, newest: Sequence[EndedRun]) -> str | None:
     """Return why the job is to pause, given its newest ended runs, the newest first; None: it goes on."""
-    failures = [run.failure for run in newest]
-    return (
-        _all_alike(breaker.same_failure, newest, failures)
-        or _failing(breaker.failure_rate, newest, failures)
-        or _denied(breaker.denied_rate, newest)
+    most, failures = breaker.same_failure, [run.failure for run in newest]
+    alike = most is not None and len(newest) >= most and len({*failures[:most]}) == 1
+    if most is not None and alike and failures[0] is not None:
+        return f"{most} runs in a row {failures[0]} (first: {_named(newest[most - 1])})"
+    denied = ["had calls denied" if run.denials else None for run in newest]
+    return _reached(breaker.failure_rate, newest, failures, "failed") or _reached(
+        breaker.denied_rate, newest, denied, "had calls denied"
     )
 
 
-_Failures = Sequence[str | None]
-
-
-def _all_alike(most: int | None, newest: Sequence[EndedRun], failures: _Failures) -> str | None:
-    if most is None or len(newest) < most or failures[0] is None or len({*failures[:most]}) > 1:
-        return None
-    return f"{most} runs in a row {failures[0]} (first: {_named(newest[most - 1])})"
-
-
-def _failing(rate: Rate | None, newest: Sequence[EndedRun], failures: _Failures) -> str | None:
-    bad = _reached(rate, newest, [each is not None for each in failures])
-    if rate is None or not bad:
-        return None
-    [(common, times)] = Counter(filter(None, failures[: rate.of])).most_common(1)
-    often = f"; most often: {common}" if times > 1 else ""
-    return f"{len(bad)} of the newest {rate.of} runs failed{often} (first: {_named(bad[-1])})"
-
-
-def _denied(rate: Rate | None, newest: Sequence[EndedRun]) -> str | None:
-    bad = _reached(rate, newest, [run.denials > 0 for run in newest])
-    if rate is None or not bad:
-        return None
-    return f"{len(bad)} of the newest {rate.of} runs had calls denied (first: {_named(bad[-1])})"
-
-
 def _reached(
-    rate: Rate | None, newest: Sequence[EndedRun], is_bad: Sequence[bool]
-) -> list[EndedRun]:
-    """Return the bad runs among those that a rate counts, if they reach it; else none."""
+    rate: Rate | None, newest: Sequence[EndedRun], faults: Sequence[str | None], did: str
+) -> str | None:
+    """Return in words that so many of the newest runs have faults, if they reach the rate."""
     if rate is None or len(newest) < rate.of:
-        return []
-    bad = [run for run, is_it in zip(newest[: rate.of], is_bad, strict=False) if is_it]
-    return bad if 100 * len(bad) / rate.of >= rate.percent else []
+        return None
+    bad = [(run, fault) for run, fault in zip(newest[: rate.of], faults, strict=False) if fault]
+    if not bad or 100 * len(bad) / rate.of < rate.percent:
+        return None
+    [(common, times)] = Counter(fault for _, fault in bad).most_common(1)
+    often = f"; most often: {common}" if times > 1 and common != did else ""
+    return f"{len(bad)} of the newest {rate.of} runs {did}{often} (first: {_named(bad[-1][0])})"
 
 
 def _named(run: EndedRun) -> str:

@@ -225,19 +225,9 @@ class Spending:
     unpriced: frozenset[str] = frozenset()  # models without a price: in neither sum
 
     def __add__(self, other: Spending) -> Spending:
-        return Spending(
-            self.calls + other.calls,
-            self.scripted + other.scripted,
-            self.usage + other.usage,
-            self.usd + other.usd,
-            self.unknown + other.unknown,
-            self.unknown_tokens + other.unknown_tokens,
-            self.at_most + other.at_most,
-            self.written_off + other.written_off,
-            self.written_off_tokens + other.written_off_tokens,
-            self.written_off_usd + other.written_off_usd,
-            self.unpriced | other.unpriced,
-        )
+        *summed, _ = Spending.__slots__
+        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
+        return Spending(**sums, unpriced=self.unpriced | other.unpriced)
 
     @property
     def cache_share(self) -> float | None:

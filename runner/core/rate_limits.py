@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from runner.core.run import INTERRUPTED
@@ -100,11 +100,7 @@ class Pool:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; ``from_json`` gives it back."""
-        buckets = {
-            kind: {name: getattr(bucket, name) for name in Bucket.__slots__}
-            for kind, bucket in self.buckets.items()
-        }
-        return {name: getattr(self, name) for name in Pool.__slots__} | {"buckets": buckets}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Pool:

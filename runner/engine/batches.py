@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from runner.core import batches as core
 from runner.core.agents import lineage
@@ -260,40 +261,41 @@ class Collector:
         jobs: Mapping[str, Sendable],
         busy: Collection[str],
         now: float,
-    ) -> list[WaitingCall]:
-        """The calls of a wave whose jobs need no cache warm-up (any more). Of the other jobs, one call goes
-        alone, and writes the prefix that the rest then reads."""
+    ) -> Iterator[WaitingCall]:
+        """Yield the calls of a wave but those of jobs whose cache is being warmed up."""
         by_job: dict[str, list[WaitingCall]] = {}
         for call in wave:
             by_job.setdefault(call.job_id, []).append(call)
-        for job_id, calls in list(by_job.items()):
-            tokens, since = jobs[job_id].shared_tokens, self._warming.get(job_id)
-            if len(calls) == 1 or not core.is_worth_warming(tokens, tokens, len(calls) - 1):
-                continue
-            if store.used_cache(self.database, job_id, now - core.CACHE_SECONDS):
-                self._warming.pop(job_id, None)
-            elif since is None:
-                if self._warms(calls, tokens):
-                    self._warming[job_id] = now
-                    del by_job[job_id]
-            elif job_id in busy and now - since < core.MOST_WARMING_SECONDS:
-                del by_job[job_id]
+        for job_id, calls in by_job.items():
+            since = self._warming.get(job_id)
+            may_wait = since is None or (job_id in busy and now - since < core.MOST_WARMING_SECONDS)
+            if may_wait and self._is_cold(job_id, calls, jobs[job_id].shared_tokens, now):
+                self._warming.setdefault(job_id, now)
             else:
-                del self._warming[job_id]
-        return [call for calls in by_job.values() for call in calls]
+                self._warming.pop(job_id, None)
+                yield from calls
 
-    def _warms(self, calls: Sequence[WaitingCall], shared_tokens: int) -> bool:
-        """Let the first call of an item go alone if that pays. True if it does."""
-        for call in calls:
-            if len(lineage(call.run_id)) == 1 and (state := self.look(call.run_id)) is not None:
-                prompt = state.context.tokens
-                pays = core.is_worth_warming(shared_tokens, prompt, len(calls) - 1)
-                if pays:
-                    store.withdraw(self.database, call, core.GOES_ALONE)
-                return pays
-        return False
+    def _is_cold(
+        self, job_id: str, calls: Sequence[WaitingCall], shared_tokens: int, now: float
+    ) -> bool:
+        """True if the calls of a job wait until one of them, which goes alone, has written the prefix
+        that they share."""
+        pays = partial(core.is_worth_warming, shared_tokens, others=len(calls) - 1)
+        is_warming = job_id in self._warming
+        if not (pays(shared_tokens) or is_warming) or store.used_cache(
+            self.database, job_id, now - core.CACHE_SECONDS
+        ):
+            return False
+        first = next((call for call in calls if len(lineage(call.run_id)) == 1), None)
+        if is_warming or first is None:
+            return is_warming
+        state = self.look(first.run_id)
+        if state is None or not pays(state.context.tokens):
+            return False
+        store.withdraw(self.database, first, core.GOES_ALONE)
+        return True
 
-    def _send_wave(self, kind: str, wave: Sequence[WaitingCall], job: Sendable) -> None:
+    def _send_wave(self, kind: str, wave: Iterable[WaitingCall], job: Sendable) -> None:
         bodies: dict[WaitingCall, bytes] = {}
         size = 0
         for call in wave:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from runner.errors import NotFoundError
 from runner.store import caps
 from runner.store.budgets import look_into, sums, wake_for_budget
 from runner.store.changes import changed, locked_runs, store_change, unchanged
-from runner.store.database import MOST_AT_ONCE, Database, in_lots
+from runner.store.database import MOST_AT_ONCE, Database, in_lots, writes
 from runner.store.exports import IMPORTED
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.tables import batch_calls, events, job_budgets, jobs, model_calls, runs
@@ -116,50 +116,55 @@ def _write_off_run(
 ) -> tuple[int, Counter[str], int]:
     """Write off charges of a locked run. Returns the tokens, their cost by the day that it was charged to,
     and the number of calls."""
-    of_run = model_calls.c.run_id == run.id
-    of_call = () if number is None else (model_calls.c.number == number,)
     unknown = (model_calls.c.charged_tokens - _COUNTED).label("unknown")
-    query = select(model_calls.c.number, unknown).where(of_run, _IS_UNKNOWN, *of_call)
-    found = connection.execute(query.order_by(model_calls.c.number)).all()
-    charged = _charged_to(connection, run.id)
-    costs = Counter[str]()
-    happened = []
-    for call in found:
+    query = select(model_calls.c.number, unknown).where(model_calls.c.run_id == run.id, _IS_UNKNOWN)
+    if number is not None:
+        query = query.where(model_calls.c.number == number)
+    charged, less = _charged_to(connection, run.id), list[_Less]()
+    for call in connection.execute(query.order_by(model_calls.c.number)).all():
         day, cost = charged.get(call.number, (_NO_DAY, 0))
-        costs[day] += cost
-        written_off = {"tokens": call.unknown, "cost": cost}
-        happened.append(
-            signed_event("charge_written_off", author, {"call": call.number}, old=written_off)
-        )
-        connection.execute(
-            update(model_calls)
-            .where(of_run, model_calls.c.number == call.number)
-            .values(
-                charged_tokens=model_calls.c.charged_tokens - call.unknown,
-                written_off_tokens=call.unknown,
-            )
-        )
-    tokens = sum(call.unknown for call in found)
-    _change_run(connection, run, now, happened, tokens, costs.total())
-    return tokens, costs, len(found)
+        old = {"tokens": call.unknown, "cost": cost}
+        event = signed_event("charge_written_off", author, {"call": call.number}, old=old)
+        left = {"charged_tokens": _COUNTED, "written_off_tokens": call.unknown}
+        less.append(_Less(call.number, call.unknown, cost, day, left, event))
+    return (*_take_off(connection, run, less, now), len(less))
 
 
-def _change_run(
+@dataclass(frozen=True, slots=True)
+class _Less:
+    """What a call of a run is charged less."""
+
+    number: int
+    tokens: int
+    cost: int
+    day: str  # that it was charged to
+    columns: Mapping[str, Any]  # of the call, as they change
+    event: Event
+
+
+def _take_off(
     connection: Connection,
     run: Row[Any],
+    less: Sequence[_Less],
     now: float,
-    happened: Sequence[Event],
-    tokens: int,
-    cost: int,
     counted: Usage | None = None,
-) -> None:
-    """Take charges off a locked run; ``counted`` is what the API has counted of them."""
-    progress = progress_from_row(run)
-    money = replace(progress.money, charged_cost=progress.money.charged_cost - cost)
-    changes = {} if counted is None else (progress.money.usage + counted).by_kind()
-    kept = progress_to_json(replace(progress, money=money))
-    left = run.charged_tokens - tokens
-    store_change(connection, run, now, happened, charged_tokens=left, progress=kept, **changes)
+) -> tuple[int, Counter[str]]:
+    """Take charges off a locked run and its calls; ``counted`` is what the API has counted of them. Returns
+    the tokens, and their cost by day."""
+    costs = Counter[str]()
+    for each in less:
+        this = model_calls.c.run_id == run.id, model_calls.c.number == each.number
+        connection.execute(update(model_calls).where(*this).values(each.columns))
+        costs[each.day] += each.cost
+    tokens, progress = sum(each.tokens for each in less), progress_from_row(run)
+    money = replace(progress.money, charged_cost=progress.money.charged_cost - costs.total())
+    changes: dict[str, Any] = {}
+    if counted is not None:
+        changes |= (progress.money.usage + counted).by_kind()
+    changes |= {"charged_tokens": run.charged_tokens - tokens}
+    changes |= {"progress": progress_to_json(replace(progress, money=money))}
+    store_change(connection, run, now, [each.event for each in less], **changes)
+    return tokens, costs
 
 
 def _charged_to(connection: Connection, run_id: str) -> dict[int, tuple[str, int]]:
@@ -199,50 +204,43 @@ def charged_by_results(database: Database) -> list[str]:
     return [row.run_id for row in database.find(_GIVEN_UP, {})]
 
 
+@writes
 def charge_by_results(
-    database: Database, run_id: str, tariffs: Callable[[JobSpec], Mapping[str, Tariff]], now: float
-) -> None:
-    """Charge the calls in batches that a run gave up what their results say. A charge that a person wrote
-    off, or of a run that is being worked on, does not change."""
-
-    def work(connection: Connection) -> None:
-        for run in locked_runs(connection, [run_id], runs.c.state != "running"):
-            _charge_by_results(connection, run, tariffs, now)
-
-    database.write(work)
-
-
-def _charge_by_results(
     connection: Connection,
-    run: Row[Any],
+    run_id: str,
     tariffs: Callable[[JobSpec], Mapping[str, Tariff]],
     now: float,
 ) -> None:
-    names = ("number", "model", "hour_cache", "charged_tokens", "written_off_tokens")
-    columns = (*(model_calls.c[name] for name in names), batch_calls.c.result)
-    given_up = batch_calls.c.run_id == run.id, _given_up
-    query = select(*columns).join(batch_calls, _of_call).where(*given_up)
-    found = connection.execute(query.order_by(model_calls.c.number)).all()
-    spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == run.job_id)).scalar_one()
-    charged, counted, tokens, costs = _charged_to(connection, run.id), Usage(), 0, Counter[str]()
-    happened = []
-    for call in found:
-        usage = usage_in(call.result)
-        if usage is None or call.written_off_tokens is not None or call.charged_tokens is None:
-            continue
-        own = replace(JobSpec.from_json(spec), model=call.model)
-        tariff = tariffs(own).get(call.model, FREE).in_lane(batch=True)
-        cost = tariff.cost(usage, hour_cache=bool(call.hour_cache))
-        day, old_cost = charged.get(call.number, (_NO_DAY, 0))
-        old = {"tokens": call.charged_tokens, "cost": old_cost}
-        new = {"tokens": usage.total, "cost": cost}
-        happened.append(Event("charge_corrected", {"call": call.number, "old": old, "new": new}))
-        costs[day] += old_cost - cost
-        tokens, counted = tokens + call.charged_tokens - usage.total, counted + usage
-        this = model_calls.c.run_id == run.id, model_calls.c.number == call.number
-        real = {**usage.by_kind(), "charged_tokens": usage.total}
-        connection.execute(update(model_calls).where(*this).values(real))
-    connection.execute(update(batch_calls).where(*given_up).values(result=None))
-    if happened:
-        _change_run(connection, run, now, happened, tokens, costs.total(), counted)
-        _take_back(connection, run.job_id, tokens, costs, now)
+    """Charge the calls in batches that a run gave up what their results say. A charge that a person wrote
+    off, or of a run that is being worked on, does not change."""
+    for run in locked_runs(connection, [run_id], runs.c.state != "running"):
+        names = ("number", "model", "hour_cache", "charged_tokens", "written_off_tokens")
+        given_up = batch_calls.c.run_id == run.id, _given_up
+        query = select(*(model_calls.c[name] for name in names), batch_calls.c.result)
+        query = query.join(batch_calls, _of_call).where(*given_up).order_by(model_calls.c.number)
+        spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == run.job_id)).scalar_one()
+        charged, counted, less = _charged_to(connection, run.id), Usage(), list[_Less]()
+        for call in connection.execute(query).all():
+            usage = usage_in(call.result)
+            if usage is None or call.written_off_tokens is not None or call.charged_tokens is None:
+                continue
+            own = replace(JobSpec.from_json(spec), model=call.model)
+            tariff = tariffs(own).get(call.model, FREE).in_lane(batch=True)
+            cost = tariff.cost(usage, hour_cache=bool(call.hour_cache))
+            less.append(_corrected(call, usage, cost, *charged.get(call.number, (_NO_DAY, 0))))
+            counted += usage
+        connection.execute(update(batch_calls).where(*given_up).values(result=None))
+        if less:
+            tokens, costs = _take_off(connection, run, less, now, counted)
+            _take_back(connection, run.job_id, tokens, costs, now)
+
+
+def _corrected(call: Any, usage: Usage, cost: int, day: str, old_cost: int) -> _Less:
+    told = {
+        "call": call.number,
+        "old": {"tokens": call.charged_tokens, "cost": old_cost},
+        "new": {"tokens": usage.total, "cost": cost},
+    }
+    real = {**usage.by_kind(), "charged_tokens": usage.total}
+    tokens, event = call.charged_tokens - usage.total, Event("charge_corrected", told)
+    return _Less(call.number, tokens, old_cost - cost, day, real, event)

@@ -17,7 +17,10 @@ from runner.core.batches import (
     choose_lane,
     custom_id,
     due_waves,
+    is_worth_warming,
+    usage_in,
 )
+from runner.core.conversation import Usage
 from runner.core.prices import Rates, Tariff
 from runner.core.state import Rounds
 from runner.core.times import Times, Window
@@ -125,3 +128,31 @@ def test_a_call_in_a_batch_costs_half_of_each_price() -> None:
     assert tariff.in_lane(batch=False) == tariff
     half = tariff.in_lane(batch=True)
     assert half.standard == half.long == one.times(prices.batch)
+
+
+@pytest.mark.parametrize(
+    ("result", "usage"),
+    [
+        ({"type": "errored", "error": {}}, Usage()),
+        ({"type": "canceled"}, Usage()),
+        ({"type": "lost"}, None),
+        ({"type": "something new"}, None),
+        ({"type": "succeeded", "message": {}}, None),
+        ({"type": "succeeded", "message": {"usage": {"input_tokens": "3"}}}, None),
+        (
+            {
+                "type": "succeeded",
+                "message": {"usage": {"input_tokens": 3, "output_tokens": 4, "new": {}}},
+            },
+            Usage(input_tokens=3, output_tokens=4),
+        ),
+    ],
+)
+def test_a_result_says_what_its_call_cost_or_nothing(result: Any, usage: Usage | None) -> None:
+    assert usage_in(result) == usage
+
+
+def test_a_call_goes_alone_before_others_where_they_save_more_than_it_costs() -> None:
+    assert is_worth_warming(2_000, 10_000, 5)
+    assert not is_worth_warming(2_000, 10_001, 5)
+    assert not is_worth_warming(1_000, 100, 500)  # no model caches so little

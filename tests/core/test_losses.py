@@ -22,7 +22,7 @@ PRICES = PriceList(
 )
 WRITES = Usage(cache_creation_tokens=100_000, output_tokens=100)
 READS = Usage(cache_read_tokens=100_000, output_tokens=100)
-HOUR, SUMMARY, BATCH = "ttl", "summary_model", "Batch"
+HOUR, SUMMARY, BATCH = "ttl", "summary_model", "lane"
 
 
 def call(at: float, usage: Usage = READS, model: str = "large", **options: Any) -> PricedCall:
@@ -105,12 +105,12 @@ def test_summaries_are_priced_with_the_cheapest_model_and_no_cache() -> None:
     assert saved(losses([call(0, WRITES), too_long, call(60)], PRICES), SUMMARY) is None
 
 
-def test_batches_are_advised_for_runs_of_one_turn_only() -> None:
-    one, two = call(0, WRITES, run_id="run_2"), [call(0, WRITES), call(10)]
-    way = saved(losses([*two, one], PRICES), BATCH)
+def test_batches_save_at_most_half_of_what_went_one_by_one() -> None:
+    alone, batched = call(0, WRITES), call(10, terms=Terms(batch=True))
+    way = saved(losses([alone, batched], PRICES), BATCH)
     assert way is not None
-    assert way.usd == one.spending.usd / 2
-    assert saved(losses(two, PRICES), BATCH) is None
+    assert (way.usd, way.at_most) == (alone.spending.usd / 2, True)
+    assert saved(losses([batched], PRICES), BATCH) is None
 
 
 def test_fewer_kept_messages_save_at_most_the_later_compactions() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.core.batches import create_body
+from runner.core.batches import GOES_ALONE, create_body
 from runner.core.entries import PROMPT_TOO_LONG
 from runner.errors import ModelCallError
 from runner.llm.batches import AnthropicBatches, read_result
@@ -124,6 +124,7 @@ def test_a_batch_is_not_there_where_nobody_listens() -> None:
         ({"type": "lost"}, "batch_lost", True),
         ({"type": "something new"}, "batch_lost", True),
         ({"type": "withdrawn"}, "withdrawn", False),
+        (GOES_ALONE, "warms_cache", False),
         ({"type": "errored", "error": None}, "api_error", False),
         (
             {"type": "errored", "error": {"error": {"type": "overloaded_error"}}},
