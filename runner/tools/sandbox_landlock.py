@@ -8,8 +8,6 @@ https://docs.kernel.org/userspace-api/landlock.html
 Keepers are forked with this module in them: it imports little, and only the standard library.
 """
 
-# ruff: noqa: PTH120
-
 from __future__ import annotations
 
 import os
@@ -43,7 +41,7 @@ _CAPABILITIES_VERSION = 0x20080522
 _READ = _EXECUTE | _READ_FILE
 _WRITE = _ALL_FILES & ~_MAKE_DEVICES
 _DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
-_HIDDEN = ("private", "hide", "deny")
+HIDDEN = ("private", "hide", "deny")  # kinds of a plan
 
 
 def grants(plan: Mapping[str, str], tmp: str) -> list[tuple[int, str]]:
@@ -55,18 +53,18 @@ def grants(plan: Mapping[str, str], tmp: str) -> list[tuple[int, str]]:
         tmp: the folder for the process's temporary files.
     """
     writable = [path for path, kind in plan.items() if kind in ("write", "pin")]
-    hidden = {path for path, kind in plan.items() if kind in _HIDDEN} | {"/dev"}
-    hidden = {path for path in hidden if not any(_is_in(path, each) for each in writable)}
-    above = {folder for path in hidden for folder in _above(path)}
+    hidden = {path for path, kind in plan.items() if kind in HIDDEN} | {"/dev"}
+    hidden = {path for path in hidden if {path, *folders_above(path)}.isdisjoint(writable)}
+    parents = {folder for path in hidden for folder in folders_above(path)}
     readable = ["/", *(path for path, kind in plan.items() if kind == "read")]
     found = [(_READ_DIR, "/"), *((_WRITE, path) for path in (*writable, tmp))]
     found += [(_READ_FILE | _WRITE_FILE | _TRUNCATE, path) for path in _DEVICES]
-    return found + [(_READ, path) for top in readable for path in _beside(top, hidden, above)]
+    return found + [(_READ, path) for top in readable for path in _beside(top, hidden, parents)]
 
 
-def _beside(top: str, hidden: set[str], above: set[str]) -> Iterator[str]:
+def _beside(top: str, hidden: set[str], parents: set[str]) -> Iterator[str]:
     """Yield paths that together are all of a folder but the hidden ones, links left out."""
-    if top not in above:
+    if top not in parents:
         yield top
         return
     try:
@@ -75,17 +73,14 @@ def _beside(top: str, hidden: set[str], above: set[str]) -> Iterator[str]:
         return
     for path in entries:
         if path not in hidden:
-            yield from _beside(path, hidden, above)
+            yield from _beside(path, hidden, parents)
 
 
-def _above(path: str) -> Iterator[str]:
+def folders_above(path: str) -> Iterator[str]:
+    """Yield the folders that an absolute path is in, the nearest first."""
     while path != "/":
-        path = os.path.dirname(path)
+        path = path[: path.rindex("/")] or "/"  # a fifth of the time of dirname
         yield path
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def abi() -> int:

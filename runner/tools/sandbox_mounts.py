@@ -35,7 +35,7 @@ from runner.permissions.decisions import Policy
 from runner.tools import sandbox_caches
 from runner.tools.file_access import ToolFailure, inside, open_folder
 from runner.tools.sandbox_denials import Denied, denials_of
-from runner.tools.sandbox_landlock import grants
+from runner.tools.sandbox_landlock import HIDDEN, folders_above, grants
 from runner.tools.sandbox_seccomp import seccomp_program
 
 SECCOMP_DESCRIPTOR = 100  # that bubblewrap reads its filter from
@@ -100,7 +100,6 @@ _CLOCK_STEP_NS = 50_000_000  # a file's time may be that of the last tick
 # "hide": nothing is there; "deny": nothing is there, nor anything of it elsewhere in the plan;
 # "pin": writable, and cannot be renamed.
 _Kind = Literal["read", "write", "pin", "private", "hide", "deny"]
-_HIDDEN = ("private", "hide", "deny")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +241,7 @@ class Mounts:
         self.exposed = any(  # what is hidden, and can be read all the same
             kind == "landlock" and _kind_at(needed, os.path.dirname(path)) in ("write", "pin")
             for path, each in needed.items()
-            if each in _HIDDEN
+            if each in HIDDEN
         )
         top = self._workspace or ""
         # Where somebody may put a link in the place of a folder before it is mounted on.
@@ -267,7 +266,7 @@ class Mounts:
             self._add("write", [self._workspace])
             self._add_repository(self._workspace)
         files = (os.path.realpath(path) for path in view.read_only)
-        self._add("read", (path for path in files if _kind_at(self._plan, path) not in _HIDDEN))
+        self._add("read", (path for path in files if _kind_at(self._plan, path) not in HIDDEN))
 
     def remove_denied(self) -> str:
         """Remove what the call made at paths that rules deny to Edit, in a workspace that is recorded,
@@ -364,10 +363,10 @@ class Mounts:
                 )
             if not os.path.exists(path) or (inside(workspace, path) and each.is_link):
                 continue
-            if self._plan.get(path) not in _HIDDEN:
+            if self._plan.get(path) not in HIDDEN:
                 self._plan[path] = "deny" if each.reading else "read"
             if inside(path, workspace):
-                pinned.update(folder for folder in _above(path) if inside(folder, workspace))
+                pinned.update(folder for folder in folders_above(path) if inside(folder, workspace))
         for path in pinned - {workspace}:
             self._plan.setdefault(path, "pin")
         if len(below) + len(elsewhere) + len(pinned) > MOST_DENIED:
@@ -421,7 +420,7 @@ def _content(path: str) -> str:
 
 def _kind_at(plan: Mapping[str, _Kind], path: str) -> _Kind:
     """Return the kind of the plan's entry that a path is in."""
-    return next((plan[each] for each in (path, *_above(path)) if each in plan), "read")
+    return next((plan[each] for each in (path, *folders_above(path)) if each in plan), "read")
 
 
 def _remove(path: str, link: str, since: int) -> None:
@@ -451,7 +450,7 @@ def _needed(plan: Mapping[str, _Kind]) -> dict[str, _Kind]:
     kept: dict[str, _Kind] = {}
     for path in sorted(plan, key=lambda path: path.split("/")):
         kind, above = plan[path], _kind_at(kept, os.path.dirname(path))
-        nothing_there = above == "deny" or (kind in _HIDDEN and above in _HIDDEN and path != _TMP)
+        nothing_there = above == "deny" or (kind in HIDDEN and above in HIDDEN and path != _TMP)
         fixed = (kind, above) == ("pin", "read") or (kind == above and kind != "pin")
         if not nothing_there and not fixed:
             kept[path] = kind
@@ -461,7 +460,10 @@ def _needed(plan: Mapping[str, _Kind]) -> dict[str, _Kind]:
 def _mounts(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> Iterator[Mount]:
     """Yield a plan's mounts."""
     parents = {
-        above for path in kept for above in _above(path) if kept.get(above) in ("hide", "private")
+        above
+        for path in kept
+        for above in folders_above(path)
+        if kept.get(above) in ("hide", "private")
     }
     for path, kind in kept.items():
         match kind:
@@ -479,12 +481,6 @@ def _mounts(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> Iter
                 yield Mount(path, None)
             case _:
                 yield Mount(path, blanks.folder if os.path.isdir(path) else blanks.file)
-
-
-def _above(path: str) -> Iterator[str]:
-    while path != "/":
-        path = path[: path.rindex("/")] or "/"  # a fifth of the time of dirname
-        yield path
 
 
 def _variables(environment: Mapping[str, str], view: View, tmp: str) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from runner.permissions.shell import programs
 from runner.permissions.shell.harmless import is_make_assignment, is_plain_sed
 from runner.permissions.shell.programs import RISKY, RUNNERS, WRAPPERS, Options
-from runner.permissions.shell.spellings import is_option, starts
+from runner.permissions.shell.spellings import git_parts, is_option, starts
 from runner.permissions.shell.words import Assignment, Word, names
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
@@ -324,18 +324,16 @@ def _reads_config(values: Sequence[str]) -> bool:
 
 
 def _git(arguments: Sequence[Word]) -> str:
-    at = 0
-    while at < len(arguments) and arguments[at].value.startswith("-"):
-        word, following = arguments[at], arguments[at + 1 : at + 2]
-        inside = word.value == "-C" and following and _is_inside(following[0])
-        if not inside and word.value not in programs.GIT_GLOBAL:
-            return f"git reads other configuration by {word.value}"
-        at += 2 if word.value in programs.GIT_GLOBAL_VALUED else 1
-    if at >= len(arguments):
+    options, following = git_parts(arguments)
+    for option, *value in options:
+        inside = option.value == "-C" and value and _is_inside(value[0])
+        if not inside and option.value not in programs.GIT_GLOBAL:
+            return f"git reads other configuration by {option.value}"
+    if not following:
         return ""
-    if not arguments[at].exact:
+    if not following[0].exact:
         return "the subcommand of git is not literal"
-    name, rest = arguments[at].value, arguments[at + 1 :]
+    name, rest = following[0].value, following[1:]
     values, literal = [word.value for word in rest], all(word.exact for word in rest)
     first = rest[0].value if rest and rest[0].exact else ""
     any_command = name in programs.GIT_RUNS or programs.GIT_INTERNAL.fullmatch(name)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from runner.permissions.shell import programs
+from runner.permissions.shell.spellings import git_parts
 from runner.permissions.shell.usages import Role, Usage, usage_of
 from runner.permissions.shell.words import DEVICES, Word, path_of
 
@@ -79,15 +80,14 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
 
 def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
     """Return a name of git's subcommand, the folder it is in, and its arguments."""
-    folder, at = "", 0
-    while at < len(arguments) and arguments[at].value.startswith("-"):
-        valued = arguments[at].value in programs.GIT_GLOBAL_VALUED
-        if arguments[at].value == "-C" and at + 1 < len(arguments):
-            folder = joined(folder, path_of(arguments[at + 1]))
-        at += 2 if valued else 1
-    if at >= len(arguments):
+    options, following = git_parts(arguments)
+    folder = ""
+    for option, *value in options:
+        if option.value == "-C" and value:
+            folder = joined(folder, path_of(value[0]))
+    if not following:
         return "git", folder, ()
-    return f"git-{arguments[at].value}", folder, arguments[at + 1 :]
+    return f"git-{following[0].value}", folder, following[1:]
 
 
 def joined(folder: str, path: str) -> str:

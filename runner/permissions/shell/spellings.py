@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 from runner.permissions.shell import programs
+from runner.permissions.shell.words import Word
 
 _SIGNS = ("-", "+")
 _MOST = 48  # forms of one command
@@ -53,6 +54,17 @@ def starts(values: Sequence[str]) -> list[int]:
 def is_option(value: str) -> bool:
     """True if the word begins like an option, or like a toolchain (``cargo +nightly``)."""
     return value[:1] in _SIGNS and value != "-"
+
+
+def git_parts(arguments: Sequence[Word]) -> tuple[list[Sequence[Word]], Sequence[Word]]:
+    """Return git's own options, each with its value if it takes one, and the words from the subcommand
+    on."""
+    options, at = [], 0
+    while at < len(arguments) and arguments[at].value.startswith("-"):
+        taken = 2 if arguments[at].value in programs.GIT_GLOBAL_VALUED else 1
+        options.append(arguments[at : at + taken])
+        at += taken
+    return options, arguments[at:]
 
 
 def _shortened(head: list[str], rest: list[str], deep: int) -> Iterator[list[str]]:
