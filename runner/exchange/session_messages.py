@@ -190,21 +190,21 @@ class Conversation:
             self._places[uuid] = len(self.messages) - 1
 
     def end(self) -> None:
-        """Note what a person typed and the session never took."""
+        """Note what a person typed and the session never took, and which calls were denied as only the
+        last word of ``stream-json`` tells."""
         for at, text in self._queued:
             self._note_unsaid(at, text)
+        denials = self.result.fields.get("permission_denials") if self.result is not None else None
+        for each in denials or ():
+            reply, place = self.calls.get(as_object(each).get("tool_use_id", ""), (None, 0))
+            if reply is not None and place in reply.results:
+                reply.results[place].denial = reply.results[place].denial or "the permission mode"
 
     def last(self, name: str) -> str | None:
         return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
 
     def first(self, name: str) -> str | None:
         return next((text for line in self.lines if (text := line.text(name))), None)
-
-    def denied_by_words(self) -> Mapping[str, str]:
-        """Return who denied calls that only the last word of ``stream-json`` tells of."""
-        denials = self.result.fields.get("permission_denials") if self.result is not None else None
-        ids = (as_object(each).get("tool_use_id") for each in denials or ())
-        return {id_: "the permission mode" for id_ in ids if isinstance(id_, str)}
 
     def _note(self, line: Line, kind: str, text: str | None) -> None:
         if text:

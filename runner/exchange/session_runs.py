@@ -53,8 +53,8 @@ class About:
 
 
 class Parent(NamedTuple):
-    run: SessionRun
-    use_id: str | None
+    run_id: str
+    call: Mapping[str, Any] | None  # the row of the call that started the agent
     type: str
 
 
@@ -96,7 +96,7 @@ class SessionRun:
             SESSION: {
                 "session_id": session.id,
                 "agent_id": talk.agent,
-                "title": session.title if talk.agent is None else None,
+                "title": session.title,
                 "cwd": cwd,
                 "git_branch": talk.last("gitBranch"),
                 "version": talk.last("version"),
@@ -113,7 +113,6 @@ class SessionRun:
         self.events: list[Happened] = []  # what Runner would have recorded, in order
         self._numbers: list[int] = []  # of the messages
         self._under_reported = 0
-        self._denied = talk.denied_by_words()
         self._add_messages(talk)
         for note in talk.notes:
             data = {"kind": shorten(note.kind, 60), "text": shorten(note.text, _LONGEST_NOTE)}
@@ -130,26 +129,22 @@ class SessionRun:
         place = place_of(self.id)
         if parent is None or place["parent"] is None:
             return {}
-        at = parent.run.place_of_call(parent.use_id)
         return {
-            "parent_run": parent.run.id,
-            "parent_message": at and at[0],
-            "parent_position": at and at[1],
+            "parent_run": parent.run_id,
+            "parent_message": parent.call and parent.call["message"],
+            "parent_position": parent.call and parent.call["position"],
             "root_run": place["root"],
             "depth": place["depth"],
             "child_number": int(self.id.rpartition(".")[2]),
             "agent_type": visible(parent.type or "general-purpose"),
         }
 
-    def place_of_call(self, use_id: str | None) -> tuple[int, int] | None:
-        """Return the message and the position of a call of its own."""
-        rows = (row for row in self.rows["tool_calls"] if row["tool_use_id"] == use_id)
-        return next(((row["message"], row["position"]) for row in rows), None)
-
-    def add_child(self, child: SessionRun) -> None:
-        place = child.place["parent_message"], child.place["parent_position"]
+    def call(self, use_id: str | None) -> Mapping[str, Any] | None:
+        """Return the row of a call of its own, by the API's id."""
         rows = self.rows["tool_calls"]
-        call = next((row for row in rows if (row["message"], row["position"]) == place), None)
+        return next((row for row in rows if row["tool_use_id"] == use_id), None)
+
+    def add_child(self, child: SessionRun, call: Mapping[str, Any] | None) -> None:
         data = {"child": child.id, "agent_type": child.place["agent_type"]}
         if call is not None:
             data |= {"turn": call["turn"], "call_index": call["position"], "name": call["name"]}
@@ -172,15 +167,14 @@ class SessionRun:
         self.events.sort(key=lambda each: each.at)
         self.message_count = len({row["message"] for row in self.rows["blocks"]})
         session, talk = self._session, self._talk
-        is_agent = self.agent is not None
         self._add(
             "sessions",
             session_id=session.id,
             agent_id=self.agent,
-            title=None if is_agent else session.title,
+            title=session.title,
             system=talk.system or "",
             notes="\n".join(f"{note.kind}: {note.text}" for note in talk.notes),
-            stated_usd=None if is_agent else session.stated_usd,
+            stated_usd=session.stated_usd,
             under_reported=self._under_reported,
         )
 
@@ -279,8 +273,7 @@ class SessionRun:
         data = of_call | {"input": audit.summarise_input(use.block["input"])}
         self._add_event(use.at, "tool_started", data)
         if result is not None:
-            denier = result.denial or self._denied.get(use.block["id"])
-            call["denial"] = None
+            denier, call["denial"] = result.denial, None
             shown, ended_at = shown_text(result.block["content"]), max(result.at, use.at)
             outcome, duration = _outcome(result, denier, shown), ended_at - use.at
             call |= {"ended_at": ended_at, "duration": duration, "outcome": outcome}

@@ -81,6 +81,7 @@ class Session:
         self.forked_from = forked_from
         cwd = self._main.first("cwd")
         self._about = About(self.id, title, cwd, forked_from, stated_usd)
+        self._about_agents = replace(self._about, title=None, stated_usd=None)
         for one in self._conversations:
             one.end()
 
@@ -117,8 +118,9 @@ class Session:
         """
         made: dict[str | None, SessionRun] = {}
         if not self._main.messages:
+            about = self._about_agents
             made = {
-                name: SessionRun(self._about, one, known.get(name), None, counted)
+                name: SessionRun(about, one, known.get(name), None, counted)
                 for name, one in self._agents.items()
             }
         else:
@@ -136,23 +138,23 @@ class Session:
         known: Mapping[str | None, str],
         counted: Mapping[str, str],
     ) -> None:
-        links = self._links()
+        links, about = self._links(), self._about_agents
         waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
         numbers: Counter[str] = Counter()
         for each in known.values():
-            if (above := place_of(each)["parent"]) is not None:
-                numbers[above] = max(numbers[above], int(each.rpartition(".")[2]))
+            if (parent_id := place_of(each)["parent"]) is not None:
+                numbers[parent_id] = max(numbers[parent_id], int(each.rpartition(".")[2]))
         while waiting:
             # An agent that names itself, or one that is not there, is the session's own.
             for name in [each for each in waiting if links[each].owner in made] or waiting:
                 link = links[name]
-                parent = made.get(link.owner, root)
-                numbers[parent.id] += name not in known
-                run_id = known.get(name) or child_id(parent.id, numbers[parent.id])
-                child = Parent(parent, link.use_id, link.type)
-                made[name] = SessionRun(self._about, self._agents[name], run_id, child, counted)
+                above = made.get(link.owner, root)
+                numbers[above.id] += name not in known
+                run_id = known.get(name) or child_id(above.id, numbers[above.id])
+                parent = Parent(above.id, call := above.call(link.use_id), link.type)
+                made[name] = SessionRun(about, self._agents[name], run_id, parent, counted)
                 if place_of(run_id)["parent"] is not None:
-                    parent.add_child(made[name])
+                    above.add_child(made[name], call)
             waiting = [name for name in waiting if name not in made]
 
     def _links(self) -> dict[str, _Link]:
