@@ -120,10 +120,11 @@ def _progress_of(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     data = as_object(value.get("data"))
     if value.get("type") != "progress" or data.get("type") != "agent_progress":
         return ()
-    common = {name: each for name, each in value.items() if name not in ("data", "uuid")}
+    own = ("data", "type", "uuid", "parentUuid", "timestamp")
+    common = {name: each for name, each in value.items() if name not in own}
     common |= {"agentId": data.get("agentId"), "isSidechain": True}
-    said = data.get("normalizedMessages") or [data.get("message")]
-    return [{**common, **each} for each in said if isinstance(each, dict)]
+    said = as_list(data.get("normalizedMessages")) or [data.get("message")]
+    return [{**each, **common} for each in said if isinstance(each, dict)]
 
 
 def blocks_of(message: Any) -> Iterator[Block]:
@@ -171,10 +172,14 @@ def as_object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
 def shown_text(content: Any) -> str:
     """Return the texts of a message's content or of a tool's result."""
-    parts = [{"text": content}] if isinstance(content, str) else content
-    texts = (as_object(part).get("text") for part in parts or ())
+    parts = [{"text": content}] if isinstance(content, str) else as_list(content)
+    texts = (as_object(part).get("text") for part in parts)
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
@@ -208,7 +213,7 @@ def given_by(line: Line) -> tuple[SpokenBy, Sequence[Block]]:
     if kind not in _GIVEN:
         return "machine", ()
     rendered = line.fields.get("rendered")
-    contents = (as_object(each).get("content") for each in rendered or ()) if rendered else ()
+    contents = (as_object(each).get("content") for each in as_list(rendered))
     texts = [each if isinstance(each, str) else shown_text(each) for each in contents]
     text = "\n".join(filter(None, texts)) or attachment_text(attachment)
     if not text or (kind == "hook_success" and not attachment.get("content")):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from runner.core.conversation import Block
 from runner.core.text import visible
 from runner.exchange import session_lines as kept
-from runner.exchange.session_lines import Line, SpokenBy, as_object, as_text, shown_text
+from runner.exchange.session_lines import Line, SpokenBy, as_list, as_object, as_text, shown_text
 
 SYNTHETIC = "<synthetic>"  # the model that Claude Code names for words of its own
 TOKENS = {
@@ -194,11 +194,12 @@ class Conversation:
         last word of ``stream-json`` tells."""
         for at, text in self._queued:
             self._note_unsaid(at, text)
-        denials = self.result.fields.get("permission_denials") if self.result is not None else None
-        for each in denials or ():
-            reply, place = self.calls.get(as_object(each).get("tool_use_id", ""), (None, 0))
-            if reply is not None and place in reply.results:
-                reply.results[place].denial = reply.results[place].denial or "the permission mode"
+        told = self.result.fields if self.result is not None else {}
+        for each in as_list(told.get("permission_denials")):
+            call = self.calls.get(as_text(as_object(each).get("tool_use_id")) or "")
+            result = call and call[0].results.get(call[1])
+            if result:
+                result.denial = result.denial or "the permission mode"
 
     def last(self, name: str) -> str | None:
         return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
@@ -285,7 +286,7 @@ class Conversation:
             uuids = preserved.get("allUuids") or preserved.get("uuids") or [segment.get("headUuid")]
             places = [
                 self._places[uuid]
-                for uuid in uuids
+                for uuid in as_list(uuids)
                 if isinstance(uuid, str) and uuid in self._places
             ]
             boundary = Boundary(len(self.messages), line.at, before, after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
@@ -275,32 +276,72 @@ _anything = st.recursive(
 )
 
 
+def everything() -> list[Line]:
+    """A line of each kind, and each attachment, that is read."""
+    session = usual()
+    session.user("Again.", forkedFrom={"sessionId": "s"}, origin={"kind": "human"})
+    for kind in (
+        "queued_command",
+        "file",
+        "hook_blocking_error",
+        "prompt_snapshot",
+        "hook_success",
+    ):
+        told = {"prompt": "And now?", "content": {"file": {"content": "x"}}, "toolUseID": "toolu_1"}
+        told |= {"systemPrompt": ["You are brief."], "blockingError": {"blockingError": "no"}}
+        rendered = [{"content": [text("As shown.")]}]
+        session.add("attachment", attachment={"type": kind, **told}, rendered=rendered)
+    for operation in ("enqueue", "enqueue", "remove", "dequeue", "popAll"):
+        session.add("queue-operation", operation=operation, content="Wait.")
+    said = {"type": "user", "uuid": "a", "message": {"role": "user", "content": "Part 1."}}
+    data = {
+        "type": "agent_progress",
+        "agentId": "a1",
+        "message": said,
+        "normalizedMessages": [said],
+    }
+    session.add("progress", data=data, parentToolUseID="toolu_1")
+    kept = {"preTokens": 9, "preservedMessages": {"uuids": ["u"]}, "preservedSegment": {}}
+    session.add("system", subtype="compact_boundary", compactMetadata=kept)
+    session.user("Summed up.", isCompactSummary=True)
+    session.add("system", subtype="api_error", error={"cause": {"code": "x"}}, retryAttempt=1)
+    session.add("ai-title", aiTitle="The cart")
+    usage = {"claude-opus-4-5-20251101": {"inputTokens": 99}}
+    denials = [{"tool_use_id": "toolu_1"}]
+    session.add("result", modelUsage=usage, permission_denials=denials, total_cost_usd=1.5)
+    return session.lines
+
+
+def objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a value that have something in them, the outer ones first."""
+    if isinstance(value, dict) and value:
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from objects_in(inner)
+
+
 @pytest.mark.slow
 @settings(deadline=None)
 @given(
-    places=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), _anything), max_size=4),
+    places=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 99), _anything), max_size=4),
     order=st.randoms(use_true_random=False),
 )
 def test_whatever_a_session_holds_it_is_read_or_refused(
     places: list[tuple[int, int, Any]], order: Any
 ) -> None:
-    lines = json.loads(json.dumps(usual().lines))
+    lines = json.loads(json.dumps(everything()))
     for at, name, value in places:
-        within = lines[at % len(lines)]
-        for step in ("message", "content", 0)[: name % 4]:
-            try:
-                within = within[step]
-            except (KeyError, IndexError, TypeError):
-                break
-        if isinstance(within, dict) and within:
-            within[sorted(within)[name % len(within)]] = value
+        found = list(objects_in(lines))
+        within = found[at % len(found)]
+        within[sorted(within)[name % len(within)]] = value
     if places:
         order.shuffle(lines)
     try:
-        found = runs_of(lines)
+        runs = runs_of(lines)
     except ValueError:
         return
-    for run in found:
+    for run in runs:
         keys = [(row["message"], row["position"]) for row in run.rows["blocks"]]
         assert len(keys) == len(set(keys))
         assert run.started_at >= 0
