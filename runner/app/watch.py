@@ -317,6 +317,8 @@ class Watch:
         read = sum(run["cache_read_tokens"] for run in runs)
         prompt = sum(sum(run[name] for name in _PROMPT_TOKENS) for run in runs)
         yield tokens_in_words(look) + (f", {read / prompt:.0%} cached" if prompt else "")
+        if denials := sum(run["denials"] for run in runs):
+            yield f"{plural(denials, 'call')} denied"
         (first_at, first), (last_at, last) = self._turns[0], self._turns[-1]
         if (seconds := last_at - first_at) >= _LEAST_RATE_SECONDS:
             yield f"{(last - first) * 60 / seconds:.0f} turns/min"

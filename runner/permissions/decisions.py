@@ -261,7 +261,9 @@ def _sum(
     if unmatched is not None and not trusted and not asks:
         reason = unmatched.doubt or unmatched.access.obstacle
         if not reason and (whose or len(verdicts) > 1):
-            shown = quoted(unmatched.access.shown)
+            access = unmatched.access
+            of = "" if "Bash" in access.tools else f"{access.tools[0]} of "
+            shown = of + quoted(access.shown)
             reason = f"no permission rule of {whose or 'this job'} allows {shown}"
         return Decision(policy.default, (), policy.snapshot, reason)
     if "ask" in first:

@@ -40,6 +40,7 @@ def run(key: str, state: str = "running", **columns: Any) -> dict[str, Any]:
         "input_tokens": 100,
         "cache_read_tokens": 300,
         "cache_creation_tokens": 0,
+        "denials": 0,
     }
     return {**defaults, **columns}
 
