@@ -27,7 +27,8 @@ class JobCache:
 
     def specs(self, database: Database, job_ids: Collection[str]) -> dict[str, JobSpec]:
         """The specs of jobs that are stored, by id; no query if all of them are known."""
-        found = {id_: self._kept["spec", id_] for id_ in job_ids if ("spec", id_) in self._kept}
+        known = {job_id: self._kept.get(("spec", job_id)) for job_id in job_ids}
+        found = {job_id: spec for job_id, spec in known.items() if spec is not None}
         if unknown := [job_id for job_id in job_ids if job_id not in found]:
             query = select(jobs.c.id, jobs.c.spec)
             rows = database.rows_in(query, jobs.c.id, unknown)
