@@ -22,8 +22,7 @@ from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
 from runner.settings import Settings
 from runner.store import ids, migrate
-from runner.store.database import POSTGRES_CONNECTIONS, Database, connections_for
-from runner.store.leases import DatabaseClock
+from runner.store.database import POSTGRES_CONNECTIONS, Database, DatabaseClock, connections_for
 
 if TYPE_CHECKING:
     from runner.core.prices import PriceList

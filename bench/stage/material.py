@@ -14,8 +14,7 @@ from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.workspace import Workspace
 from runner.permissions import Rule
 from runner.store import jobs
-from runner.store.database import Database
-from runner.store.leases import DatabaseClock
+from runner.store.database import Database, DatabaseClock
 from runner.store.tables import runs
 from runner.tools.registry import BUILTIN
 from runner.workspace.folders import identify

@@ -20,9 +20,8 @@ from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt, Model
 from runner.settings import Settings
 from runner.store import ids, leases, runs
-from runner.store.database import Database
+from runner.store.database import Database, DatabaseClock
 from runner.store.journal import StoredJournal
-from runner.store.leases import DatabaseClock
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.messages_api import API_KEY

@@ -17,9 +17,8 @@ from runner.core.prices import FREE
 from runner.core.run import Ended, Lease
 from runner.core.shares import Shares
 from runner.store import ids, leases, runs
-from runner.store.database import Database, connections_for
+from runner.store.database import Database, DatabaseClock, connections_for
 from runner.store.journal import StoredJournal
-from runner.store.leases import DatabaseClock
 
 THREADS = 4  # of a worker's slots, at most: more than it has connections find none
 RENEW_SECONDS = 5.0

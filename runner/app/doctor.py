@@ -27,7 +27,7 @@ from runner.queries.workers import (
     WorkerSummary,
     backlog,
     live_workers,
-    newest_events,
+    newest_pool_events,
     pools,
 )
 from runner.queries.workers import list_workers as stored_workers
@@ -67,7 +67,7 @@ def list_workers(app: App, *, ended: bool) -> list[WorkerSummary]:
 
 def list_rate_limits(app: App) -> tuple[list[PoolSummary], list[PoolEventRow]]:
     """Return the rate limits in use, and the newest of their changes, the oldest first."""
-    return pools(app.database, app.now()), newest_events(app.database)
+    return pools(app.database, app.now()), newest_pool_events(app.database)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from runner.queries.names import Found, Kind, completions, find
 from runner.queries.workers import live_workers
 from runner.settings import Settings
 from runner.store import migrate
-from runner.store.database import Database
-from runner.store.leases import DatabaseClock
+from runner.store.database import Database, DatabaseClock
 
 if TYPE_CHECKING:
     from runner.core.prices import PriceList

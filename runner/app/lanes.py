@@ -11,8 +11,9 @@ from runner.core.batches import choose_lane, refused_options
 from runner.core.run import Author
 from runner.core.spec import JobSpec, Lane
 from runner.errors import UsageError
-from runner.queries import jobs
-from runner.queries.jobs import BatchedCall, show_job
+from runner.queries import batches
+from runner.queries.batches import BatchedCall
+from runner.queries.jobs import show_job
 from runner.store.batches import set_lane
 
 
@@ -37,7 +38,7 @@ def lane(app: App, name: str, lane: Lane | None, author: Author) -> tuple[str, s
 def lane_line(app: App, job_id: str, spec: JobSpec) -> str | None:
     """Return a job's lane, why ``auto`` takes which, and what waits, in words; None if it has only ever
     called the API one by one."""
-    found, now = jobs.lane_of(app.database, job_id), app.now()
+    found, now = batches.lane_of(app.database, job_id), app.now()
     if found.lane == "realtime" and not found.sent + found.unsent:
         return None
     finish_by, parts = show_job(app.database, job_id)["finish_by"], list[str]()
@@ -62,7 +63,8 @@ def waits_for_batches(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, 
     if not waiting:
         return {}
     return {
-        run_id: _words(call) for run_id, call in jobs.waiting_calls(app.database, waiting).items()
+        run_id: _words(call)
+        for run_id, call in batches.waiting_calls(app.database, waiting).items()
     }
 
 

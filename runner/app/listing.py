@@ -15,7 +15,6 @@ from runner.core.run import ENDED, RunStatus
 from runner.queries import jobs, runs, workers
 from runner.queries.jobs import JobSummary, RunSummary
 from runner.store.database import in_lots
-from runner.store.workspaces import workspaces_of_job
 
 RUNS_ON_A_PAGE = 200
 
@@ -157,6 +156,8 @@ def columns_of(app: App, job_id: str) -> list[str]:
 
 
 def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    from runner.store.workspaces import workspaces_of_job  # late: it slows other commands
+
     limits, now = jobs.times_of(app.database, [job_id])[job_id].spec["limits"], app.now()
     database, names = app.database, ("model", "fork_of", "fork_turn", "branch", "commit")
     with_files = []

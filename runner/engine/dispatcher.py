@@ -30,9 +30,8 @@ from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, leases, notices, pauses, runs, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import wake_overdue
-from runner.store.database import Database
+from runner.store.database import Database, DatabaseClock
 from runner.store.depth import hold, wake_held
-from runner.store.leases import DatabaseClock
 from runner.store.notices import DueNotice
 from runner.store.questions import announce
 from runner.store.specs import JobCache

@@ -6,7 +6,7 @@ What is returned has the tables' column names, and ``id`` and ``state`` where a 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,15 +15,11 @@ from sqlalchemy import Connection, Row, Select, case, func, or_, select
 from runner.core.agents import place_of, tree_order
 from runner.core.conversation import Usage
 from runner.core.run import ENDED, STATES, RunStatus
-from runner.core.state import Rounds
 from runner.queries.runs import UNKNOWN_TOKENS, Descendants, descendants_by_run
 from runner.store import tables
-from runner.store.batches import rounds_of
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
 from runner.store.database import Database, reads
 from runner.store.tables import (
-    batch_calls,
-    batches,
     blocks,
     compactions,
     job_budgets,
@@ -330,53 +326,3 @@ def superseded(database: Database, job_ids: Sequence[str]) -> set[str]:
     """Return the runs that were started afresh: their successors stand for them."""
     query = select(runs.c.fresh_of).where(runs.c.fresh_of.is_not(None))
     return {str(row.fresh_of) for row in database.rows_in(query, runs.c.job_id, job_ids)}
-
-
-# --- Message Batches ---
-
-
-_IS_OPEN = batch_calls.c.ended_at.is_(None), batch_calls.c.result.is_(None)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchedCall:
-    """A call that waits for its result. Times are in seconds since the epoch."""
-
-    asked_at: float
-    api_id: str | None  # of its batch; None without one, or while nobody knows if it was made
-    count: int | None  # of the calls of its batch; None: it waits for others
-    expires_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOfJob:
-    lane: str
-    unsent: int  # calls that no batch has yet
-    sent: int  # calls in batches
-    batches: int  # that have not ended
-    rounds: Rounds
-
-
-def waiting_calls(database: Database, run_ids: Collection[str]) -> dict[str, BatchedCall]:
-    """Return, by run, the calls of runs that wait for a batch."""
-    query = select(
-        batch_calls.c.run_id,
-        batch_calls.c.asked_at,
-        *(batches.c[name] for name in ("api_id", "count", "expires_at")),
-    ).outerjoin(batches, batches.c.id == batch_calls.c.batch_id)
-    found = database.rows_in(query.where(*_IS_OPEN), batch_calls.c.run_id, run_ids)
-    return {run_id: BatchedCall(*rest) for run_id, *rest in found}
-
-
-@reads
-def lane_of(connection: Connection, job_id: str) -> LaneOfJob:
-    """Return the lane of a job by now, and what waits in it."""
-    lane = connection.execute(select(jobs.c.lane).where(jobs.c.id == job_id)).scalar()
-    counts = select(
-        func.count(),
-        func.count(batch_calls.c.batch_id),
-        func.count(batch_calls.c.batch_id.distinct()),
-    ).where(batch_calls.c.job_id == job_id, *_IS_OPEN)
-    calls, sent, count = connection.execute(counts).one()
-    rounds = rounds_of(connection, job_id)
-    return LaneOfJob(lane or "realtime", calls - sent, sent, count, rounds)

@@ -222,7 +222,7 @@ def pools(database: Database, now: float) -> list[PoolSummary]:
     return found
 
 
-def newest_events(database: Database) -> list[PoolEventRow]:
+def newest_pool_events(database: Database) -> list[PoolEventRow]:
     """Return the newest changes of pools, the oldest first."""
     newest = select(rate_events).order_by(rate_events.c.id.desc()).limit(MOST_EVENTS)
     return [

@@ -7,12 +7,11 @@ read its replies: only of a dead one it is known when they ended.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from runner.core.events import Event, usage_of
 from runner.core.run import LEASE_SECONDS, Lease
@@ -218,34 +217,3 @@ def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
         workers.c.id != worker_id, workers.c.ended_at.is_(None) | workers.c.id.in_(holds)
     )
     return [tuple(row) for row in database.rows(query)]
-
-
-# --- The clock ---
-
-
-class DatabaseClock:
-    """The process's clock, corrected by its offset against the database's (``runner.ports.Clock``).
-
-    SQLite's clock is the process's own.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._offset = 0.0
-
-    def now(self) -> float:
-        return time.time() + self._offset
-
-    def monotonic(self) -> float:
-        if hasattr(time, "CLOCK_BOOTTIME"):
-            return time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.monotonic()
-
-    def measure(self) -> None:
-        """Ask the database for its time. Raises ``UnreachableError``."""
-        if self._database.dialect == "sqlite":
-            return
-        query = text("SELECT extract(epoch FROM clock_timestamp())")
-        before = time.time()
-        theirs = self._database.read(lambda c: float(c.execute(query).scalar_one()))
-        self._offset = theirs - (before + time.time()) / 2

@@ -26,9 +26,9 @@ from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, ToolCall
 from runner.store import control, ids, jobs, runs
-from runner.store.database import Database
+from runner.store.database import Database, DatabaseClock
 from runner.store.journal import StoredJournal
-from runner.store.leases import DatabaseClock, HostFault, give_back_for_host
+from runner.store.leases import HostFault, give_back_for_host
 from runner.store.tables import events, tool_calls
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table

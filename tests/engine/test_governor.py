@@ -23,8 +23,7 @@ from runner.llm.anthropic import AnthropicModel
 from runner.llm.scripted import ScriptedModel
 from runner.ports import Clock, Interrupt, RateLimits
 from runner.store import jobs, leases, runs
-from runner.store.database import Database
-from runner.store.leases import DatabaseClock
+from runner.store.database import Database, DatabaseClock
 from runner.store.rate_limits import StoredRateLimits
 from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import ports  # noqa: F401 - a fixture

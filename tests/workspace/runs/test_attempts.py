@@ -25,9 +25,9 @@ from runner.permissions import Rule
 from runner.ports import Command, Interrupt, Workspaces
 from runner.store import ids
 from runner.store.approvals import answer
-from runner.store.database import Database
+from runner.store.database import Database, DatabaseClock
 from runner.store.journal import StoredJournal
-from runner.store.leases import DatabaseClock, HostFault, give_back_for_host
+from runner.store.leases import HostFault, give_back_for_host
 from runner.store.questions import waiting
 from runner.store.retry import retry
 from runner.store.tables import blocks, events, tool_calls
