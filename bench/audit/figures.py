@@ -11,6 +11,7 @@ from bench.audit.asking import ask
 from bench.audit.generate import Generated, generate
 from bench.audit.indexing import index
 from bench.audit.searching import search
+from bench.audit.sessions import QUICK_SESSIONS, SESSIONS, bring
 from bench.audit.slowing import slow
 from bench.stage.databases import Databases
 from bench.tables import Table
@@ -27,6 +28,10 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
         "audit search", f"(h) milliseconds of a search's first page, {blocks:,} blocks"
     )
     asked = Table("audit questions", f"(h) seconds of a ready question, {blocks:,} blocks")
+    most = QUICK_SESSIONS if quick else SESSIONS
+    imported = Table(
+        "audit sessions", f"(h) seconds of a ready question, {most:,} imported sessions"
+    )
     slowed = Table(
         "audit turns", "(h) milliseconds per turn, with and without an indexer beside it"
     )
@@ -36,6 +41,11 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
             indexed.rows.append({"database": kind, **index(url, made)})
             searched.rows += [{"database": kind, **row} for row in search(url, quick=quick)]
             asked.rows += [{"database": kind, **row} for row in ask(url)]
+            with databases.empty(kind) as other:
+                sessions = bring(url, other, most)
+                imported.rows += [
+                    {"database": kind, "sessions": sessions, **row} for row in ask(other)
+                ]
         slowed.rows.append({"database": kind, **slow(databases, kind, folder, quick=quick)})
     indexed.notes += [
         "text: bytes that can be found; database: bytes with everything but the index",
@@ -50,7 +60,8 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     slowed.notes += [
         "an attempt and an indexer in one process, as in a worker; conversations in turns"
     ]
-    return [indexed, searched, asked, slowed]
+    imported.notes += ["the newest runs of the same record, exported as sessions"]
+    return [indexed, searched, asked, imported, slowed]
 
 
 def _made(kind: str, url: str, blocks: int) -> Generated:
