@@ -78,9 +78,9 @@ def media_blocks(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def media_line(block: dict[str, Any]) -> str:
     """Return the line that stands for a block of media in a text: ``[image: shot.png, 640x480]``."""
     source = block["source"]
-    size = f"{source.get('pages')} pages"
-    if block["type"] == "image":
-        size = f"{source.get('width')}x{source.get('height')}"
+    size = f"{source.get('width')}x{source.get('height')}"
+    if block["type"] == "document":
+        size = "1 page" if source.get("pages") == 1 else f"{source.get('pages')} pages"
     return f"[{block['type']}: {source.get('name')}, {size}]"
 
 

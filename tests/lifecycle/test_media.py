@@ -14,6 +14,7 @@ import pytest
 from tests.lifecycle.site import Site, wait_until
 from tests.media import image, opened, pdf, widths
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
+from tests.upgraded import Upgraded
 
 
 def read(request: Received, **given: Any) -> Reply:
@@ -98,6 +99,30 @@ def test_pages_of_a_document_are_sent(site: Site) -> None:
         assert server.refusals == []
         (block,) = media_in(server.requests[-1])
         assert (block["type"], widths(data_of(block))) == ("document", [2, 3])
+
+
+@pytest.mark.slow
+def test_an_item_carries_an_image_that_is_exported_and_comes_back(
+    site: Site, tmp_path: Path, upgraded: Upgraded
+) -> None:
+    with MessagesServer(lambda request: Reply([text("It is red.")])) as server:
+        path = live(site, server, images=["shots/{{ item }}.png"])
+        (site.folder / "shots").mkdir()
+        (site.folder / "shots/a.png").write_bytes(image(size=(2_500, 100)))
+        job = site.submit(path)
+        (site.folder / "shots/a.png").unlink()
+        site.run("worker", "--burst")
+        run = site.runs(job)["a"]
+        assert (run["state"], server.refusals) == ("succeeded", [])
+        (block,) = media_in(server.requests[-1])
+        assert opened(data_of(block)).size == (1_568, 63)
+    file = tmp_path / "run.jsonl"
+    site.run("export", run["id"], "-o", str(file))
+    other = Site(tmp_path / "other", upgraded)
+    other._make_database()
+    other.run("import", str(file))
+    (again,) = _media({"messages": other.json("transcript", run["id"])})
+    assert data_of(again) == data_of(block)
 
 
 @pytest.mark.slow

@@ -12,15 +12,22 @@ from typing import Any
 
 import pytest
 
+from runner.app.page import page
+from runner.app.transcript import transcript_of
 from runner.core.commands import Target
+from runner.core.conversation import ToolResult
+from runner.core.entries import ToolFinished
+from runner.core.media import PDF, Media
 from runner.core.run import Author
 from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.questions import ask, submit_runs
+from tests.media import image, pdf
 from tests.runner_process import RunnerProcess
 from tests.store.asked import run_ids
-from tests.store.attempts import claim, run_row, text
+from tests.store.attempts import claim, run_row, text, tool_use
 from tests.store.audit.played import bash, play, submit, turn
+from tests.store.examples import NOW
 from tests.web.conftest import Site
 from tests.web.hostile import hostile_record
 
@@ -196,6 +203,34 @@ def test_a_page_that_was_hidden_catches_up(open_page: Open, database: Database) 
     assert page.locator("#runs .chip", has_text="cancelled").count() == 0
     page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
     page.locator("#runs .chip", has_text="cancelled").wait_for()
+
+
+@pytest.mark.slow
+def test_images_are_shown_as_thumbnails(
+    open_page: Open, site: Site, database: Database, tmp_path: Path
+) -> None:
+    """In the pages of the server, and in a file that needs none."""
+    job = submit(database, "a.py")
+    attempt = claim(database, job.runs[0])
+    attempt.reply(tool_use(1, "Read", file_path="a.png"), stop="tool_use")
+    large = Media("image", "image/png", "<b>a</b>.png", image(size=(640, 1_280)), 640, 1_280)
+    report = Media("document", PDF, "a.pdf", pdf(1), pages=1)
+    attempt.append(ToolFinished(0, ToolResult("an image", media=(large, report))))
+    attempt.reply(text("It is red."))
+    file = tmp_path / "run.html"
+    file.write_text("".join(page(transcript_of(site.app, job.runs[0], NOW))))
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    opened = open_page(f"/runs/{job.runs[0]}")
+    for name in ("image-web", "image-file"):
+        opened.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+        shown = opened.locator("img")
+        shown.scroll_into_view_if_needed()
+        opened.wait_for_function("document.querySelector('img').naturalWidth > 0")
+        assert shown.evaluate("each => [each.naturalWidth, each.naturalHeight]") == [640, 1_280]
+        assert shown.evaluate("each => each.getBoundingClientRect().height") <= 320
+        opened.get_by_text("[document: a.pdf, 1 page]").wait_for()
+        opened.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+        opened.goto(file.as_uri())
 
 
 @pytest.mark.slow
