@@ -42,7 +42,7 @@ GOES_ALONE: Mapping[str, Any] = {"type": WARMS_CACHE}  # it was not sent
 
 CACHE_SECONDS = 3600.0  # that a prefix is cached since its last use, in this lane
 MOST_WARMING_SECONDS = 600.0  # that the calls of a job wait for the one that goes alone
-_LEAST_CACHED_TOKENS = 1_024  # no model caches a shorter prefix
+LEAST_CACHED_TOKENS = 1_024  # no model caches a shorter prefix
 
 
 def refusal(error: ModelCallError) -> Mapping[str, Any]:
@@ -160,7 +160,7 @@ def due_waves(
 def is_worth_warming(shared_tokens: int, prompt_tokens: int, others: int) -> bool:
     """True if one call of a job should go alone before a wave, so that ``others`` read the prefix that they
     share: half of the price of its prompt then buys what each other one would have paid to write it."""
-    return shared_tokens >= _LEAST_CACHED_TOKENS and others * shared_tokens >= prompt_tokens
+    return shared_tokens >= LEAST_CACHED_TOKENS and others * shared_tokens >= prompt_tokens
 
 
 def candidates(

@@ -29,6 +29,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
+from runner.core.batches import LEAST_CACHED_TOKENS
 from runner.core.budget import NOTICE_SECONDS, Charged, JobBudget, billionths, in_usd, written_in
 from runner.core.commands import Change
 from runner.core.events import Event
@@ -262,9 +263,6 @@ WARMING = "warming"  # why a sibling is queued
 MOST_SECONDS = 5.0  # that it waits
 MOST_BATCH_SECONDS = 600.0  # that it waits where the others go into a batch
 
-# Shorter prefixes are not cached by any model.
-_LEAST_CACHED_TOKENS = 1_024
-
 
 def is_worth_it(submission: Submission) -> bool:
     """True if the job's runs share a prefix that is worth the wait."""
@@ -272,7 +270,7 @@ def is_worth_it(submission: Submission) -> bool:
     if spec.lane != "realtime":  # the first reply proves the requests, too
         return True
     several = spec.provider == "anthropic" and len(submission.runs) > 1
-    return several and spec.shared_tokens >= _LEAST_CACHED_TOKENS
+    return several and spec.shared_tokens >= LEAST_CACHED_TOKENS
 
 
 def longest_wait(spec: JobSpec) -> float:
