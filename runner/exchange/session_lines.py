@@ -49,17 +49,6 @@ class Line:
         """Return a field that is a text and not empty, or None."""
         return as_text(self.fields.get(name))
 
-    @property
-    def spoken_by(self) -> SpokenBy | None:
-        """Who said the words of a user's line; None if it does not tell."""
-        origin = as_object(self.fields.get("origin")).get("kind")
-        if isinstance(origin, str):
-            return _ORIGINS.get(origin, "machine")
-        if self.fields.get("isMeta") is True or self.fields.get("isSidechain") is True:
-            return "machine"
-        source = self.text("promptSource")
-        return None if source is None else "machine" if source == "system" else "person"
-
 
 _ORIGINS: dict[str, SpokenBy] = {
     **dict.fromkeys(("human", "channel"), "person"),
@@ -73,8 +62,13 @@ _BY_MACHINES = re.compile(
 
 def speaker_of(line: Line, words: str) -> SpokenBy:
     """Who said words of a user's line; in older versions only the words tell."""
-    if (known := line.spoken_by) is not None:
-        return known
+    origin = as_object(line.fields.get("origin")).get("kind")
+    if isinstance(origin, str):
+        return _ORIGINS.get(origin, "machine")
+    if line.fields.get("isMeta") is True or line.fields.get("isSidechain") is True:
+        return "machine"
+    if source := line.text("promptSource"):
+        return "machine" if source == "system" else "person"
     if words.startswith("<teammate-message"):
         return "peer"
     return "machine" if _BY_MACHINES.match(words) else "person"

@@ -160,7 +160,7 @@ class SessionRun:
             rows = [row for run in runs for row in run.rows["model_calls"] if row["model"] == model]
             missing = {n: max(said[n] - sum(row[n] for row in rows), 0) for n in TOKENS}
             if any(missing.values()):
-                self._add_usage(self.turns, model, missing, "summary", self.ended_at)
+                self._add_usage(model, missing, "summary", self.ended_at)
 
     def finish(self) -> None:
         """Add what only the complete session tells."""
@@ -231,37 +231,38 @@ class SessionRun:
         ended_at = max(line.at for line in reply.lines)
         self._under_reported += reply.is_under_reported()
         request_id = next((id_ for line in reply.lines if (id_ := line.text("requestId"))), None)
-        shared = {
-            "turn": self.turns,
+        told: dict[str, Any] = {
             "stop_reason": visible(reply.stop_reason),
             "request_id": None if request_id is None else visible(request_id),
             "latency": max(ended_at - reply.asked_at, 0.0),
         }
-        row = self._add_usage(self.turns, visible(reply.model), reply.usage(), "turn", ended_at)
-        row |= shared | {
-            "started_at": reply.asked_at,
-            "hour_cache": reply.hour_cache(),
-            "message_id": reply.id,
-        }
+        own = {"started_at": reply.asked_at, "message_id": reply.id}
+        tokens, hour = reply.usage(), reply.hour_cache()
+        call = self._add_usage(
+            visible(reply.model), tokens, "turn", ended_at, hour_cache=hour, **told, **own
+        )
         short = {
-            "call": row["number"],
+            "turn": self.turns,
+            "call": call,
             "stop_reason": shorten(reply.stop_reason, audit.INPUT_SUMMARY_LENGTH),
-            "usage": audit.usage_of(Usage(**{name: row[name] for name in TOKENS})),
-            "latency": round(row["latency"], 3),
+            "usage": audit.usage_of(Usage(**tokens)),
+            "latency": round(told["latency"], 3),
         }
-        self._add_event(ended_at, "model_call_ended", shared | short)
+        self._add_event(ended_at, "model_call_ended", told | short)
 
     def _add_usage(
-        self, turn: int, model: str, tokens: Mapping[str, int], purpose: str, at: float
-    ) -> dict[str, Any]:
+        self, model: str, tokens: Mapping[str, int], purpose: str, at: float, **told: Any
+    ) -> int:
+        """Add a model call, with what is told of it, and return its number."""
         self.usage += Usage(**tokens)
-        total = sum(tokens.values())
+        total, number = sum(tokens.values()), len(self.rows["model_calls"]) + 1
+        unknown = dict.fromkeys(("latency", "request_id", "stop_reason", "message_id"))
         spent = {"max_tokens": 0, "worst_case": total, "charged_tokens": total, **tokens}
-        times = {"started_at": at, "ended_at": at, "latency": None, "hour_cache": False}
-        ids = {"request_id": None, "stop_reason": None, "message_id": None}
-        call = {"number": len(self.rows["model_calls"]) + 1, "attempt": 1, "purpose": purpose}
-        self._add("model_calls", **call, turn=turn, model=model, **times, **spent, **ids)
-        return self.rows["model_calls"][-1]
+        call = {"number": number, "attempt": 1, "purpose": purpose, "turn": self.turns}
+        times = {"started_at": at, "ended_at": at, "hour_cache": False}
+        row = {**call, "model": model, **times, **spent, **unknown, **told}
+        self._add("model_calls", **row)
+        return number
 
     def _add_call(self, message: int, position: int, use: Said, result: Said | None) -> None:
         place = {"message": message, "position": position}
