@@ -90,8 +90,7 @@ def _worst_case(
     models = {model for each in specs for model in (each.model, each.summary_model)}
     if spec.provider == "scripted" or models - tariffs.keys():
         return None, None, None, ""
-    longest = max((run.prompt for run in runs), key=len, default="")
-    call = first_call(spec, longest, prices)
+    call = first_call(spec, runs, prices)
     most = limits.token_ceiling
     bounds = [(most, 0), (0, most)]
     by_tokens = max(

@@ -31,8 +31,7 @@ def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iter
         yield Problem("sandbox.mode", missing)
     if meant := _meant(spec, prices):
         yield Problem("model", f"{shown(spec.model)} is no known model; did you mean {meant}?")
-    longest = max((run.prompt for run in runs), key=len, default="")
-    yield from _too_dear(spec, first_call(spec, longest, prices))
+    yield from _too_dear(spec, first_call(spec, runs, prices))
 
 
 def model_notes(spec: JobSpec, prices: PriceList) -> Iterator[str]:

@@ -5,6 +5,7 @@ Which failures are retried follows https://docs.claude.com/en/api/errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from runner.core import entries
@@ -28,10 +29,18 @@ from runner.core.compaction import (
     token_estimate,
 )
 from runner.core.context import Compaction
-from runner.core.conversation import Message, ModelRequest, Purpose, Usage, text_block, text_bytes
+from runner.core.conversation import (
+    Message,
+    ModelRequest,
+    Purpose,
+    Usage,
+    content_bytes,
+    text_block,
+    text_bytes,
+)
 from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.spec import JobSpec, Patience
+from runner.core.spec import JobSpec, NewRun, Patience
 from runner.core.state import OpenCall, RunState
 from runner.core.steps import AwaitPermit, CountTokens, Step, end, stop_at_deadline
 from runner.errors import ModelCallError
@@ -52,10 +61,12 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
     return tariffs
 
 
-def first_call(spec: JobSpec, prompt: str, prices: PriceList) -> Reservation | Ceiling:
-    """Return the least reservation of the first call of a run with this prompt, or the ceiling that
-    leaves no room for it."""
-    sent = spec.request_bytes([Message("user", (text_block(prompt),))])
+def first_call(spec: JobSpec, runs: Sequence[NewRun], prices: PriceList) -> Reservation | Ceiling:
+    """Return the least reservation of the first call of the run that begins with the most, or the ceiling
+    that leaves no room for it."""
+    begins = ([text_block(run.prompt), *run.attached] for run in runs)
+    longest = max(begins, key=lambda blocks: sum(map(content_bytes, blocks)), default=[])
+    sent = spec.request_bytes([Message("user", tuple(longest))])
     return reserve(
         spec.limits,
         Charged(0),

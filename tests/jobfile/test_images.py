@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.jobfile.conftest import Load, Problems
+from runner.core.budget import Reservation
+from runner.core.model_calls import first_call
+from tests.jobfile.conftest import PRICES, Load, Problems
 from tests.media import image, opened, pdf
 
 JOB = """
@@ -51,3 +54,14 @@ def test_a_file_that_is_none_is_a_problem_of_the_key(problems_of: Problems, fold
     assert "images" in first
     assert "does not exist" in first
     assert "is no PNG, JPEG, GIF, WebP or PDF" in second
+
+
+def test_the_bound_of_a_first_call_counts_what_the_item_carries(
+    load_text: Load, folder: Path
+) -> None:
+    found = load_text(JOB)
+    alone = [replace(run, attached=()) for run in found.runs]
+    counted, bare = (first_call(found.spec, runs, PRICES) for runs in (found.runs, alone))
+    assert isinstance(counted, Reservation)
+    assert isinstance(bare, Reservation)
+    assert counted.worst_case - bare.worst_case > 2 * 6_000  # two pages of a PDF
