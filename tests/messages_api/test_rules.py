@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
 
+from tests.media import image, pdf
 from tests.messages_api.conversation_rules import Refusal, sign
 from tests.messages_api.rules import check_headers, check_request
 
@@ -54,7 +56,16 @@ def body(*messages: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return whole
 
 
+def media(kind: str, media_type: str, data: bytes, **source: Any) -> dict[str, Any]:
+    encoded = {"type": "base64", "media_type": media_type, "data": b64encode(data).decode()}
+    return {"type": kind, "source": {**encoded, **source}}
+
+
+PNG = media("image", "image/png", image())
+PDF = media("document", "application/pdf", pdf(2))
 TAKEN = {
+    "an image and a document": body(heard(PNG, PDF, text("Hello"))),
+    "an image in a result": body(HELLO, said(call()), heard(result(content=[text("a"), PNG]))),
     "string content": body({"role": "user", "content": "Hello"}),
     "user messages in a row": body(HELLO, HELLO),
     "a call and its result": body(HELLO, said(call()), heard(result())),
@@ -91,6 +102,32 @@ TAKEN = {
 }
 
 REFUSED = {
+    "an image of another type": (
+        body(heard(media("image", "image/png", image("GIF")))),
+        "appears to be GIF",
+    ),
+    "a broken image": (body(heard(media("image", "image/png", image()[:80]))), "Could not process"),
+    "an image of 9000 pixels": (
+        body(heard(media("image", "image/png", image(size=(9_000, 1))))),
+        "exceed max allowed size",
+    ),
+    "many images, one of 2100 pixels": (
+        body(heard(*[PNG] * 20, media("image", "image/png", image(size=(2_100, 1))))),
+        "many-image",
+    ),
+    "too many images": (body(heard(*[PNG] * 101)), "Too many images"),
+    "bytes by their digest": (
+        body(heard(media("image", "image/png", b"", data="sha256:ab"))),
+        "Invalid base64",
+    ),
+    "a source that names a blob": (
+        body(heard({"type": "image", "source": {"type": "blob", "sha256": "ab"}})),
+        "does not match",
+    ),
+    "a document that is none": (
+        body(heard(media("document", "application/pdf", b"%PDF-1.7"))),
+        "not valid",
+    ),
     "no object": ([], "valid dictionary"),
     "an unknown field": (body(temprature=1), "temprature: Extra inputs"),
     "temperature": (body(temperature=1), "temperature: Extra inputs"),
