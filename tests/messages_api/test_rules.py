@@ -56,9 +56,9 @@ def body(*messages: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return whole
 
 
-def media(kind: str, media_type: str, data: bytes, **source: Any) -> dict[str, Any]:
-    encoded = {"type": "base64", "media_type": media_type, "data": b64encode(data).decode()}
-    return {"type": kind, "source": {**encoded, **source}}
+def media(kind: str, media_type: str, data: bytes | str) -> dict[str, Any]:
+    encoded = data if isinstance(data, str) else b64encode(data).decode()
+    return {"type": kind, "source": {"type": "base64", "media_type": media_type, "data": encoded}}
 
 
 PNG = media("image", "image/png", image())
@@ -117,7 +117,7 @@ REFUSED = {
     ),
     "too many images": (body(heard(*[PNG] * 101)), "Too many images"),
     "bytes by their digest": (
-        body(heard(media("image", "image/png", b"", data="sha256:ab"))),
+        body(heard(media("image", "image/png", "sha256:ab"))),
         "Invalid base64",
     ),
     "a source that names a blob": (
