@@ -19,7 +19,6 @@ from runner.core.spec import JobSpec
 from runner.errors import UsageError
 from runner.queries.costs import Cost, costs_by, priced_calls
 from runner.queries.jobs import list_runs, show_job
-from runner.store import budgets, write_offs
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +178,8 @@ def budget(
     """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what, and write off the
     unknown charge of a call (RUN/NUMBER) or of ``EVERY_CALL``. Raises ``UsageError`` if the job has no
     budget, or would have less than what it has used."""
+    from runner.store import budgets, write_offs  # late: lists start without them
+
     job_id, database = app.find_job(name), app.database
     options: Any = {"author": author, "usd": usd, "tokens": tokens}
     woken: Sequence[Change] = []
@@ -208,6 +209,8 @@ def _call(app: App, text: str) -> tuple[str, int]:
 
 
 def budget_of(app: App, job_id: str) -> JobBudget:
+    from runner.store import budgets
+
     return budgets.budget_of(app.database, job_id) or JobBudget()
 
 

@@ -6,20 +6,21 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.core import entries, run
 from runner.core.agents import child_id
 from runner.core.budget import JobBudget, is_near
 from runner.core.conversation import ToolResult, Usage
 from runner.core.entries import Entry
-from runner.core.fold import Applied
-from runner.core.hook_decisions import name_of
 from runner.core.hooks import HookRun
 from runner.core.hosts import Connection
 from runner.core.prices import FREE
-from runner.core.state import RunState
 from runner.core.text import shorten, visible
+
+if TYPE_CHECKING:  # lists and other commands need events, not the state that they follow from
+    from runner.core.fold import Applied
+    from runner.core.state import RunState
 
 INPUT_SUMMARY_LENGTH = 100
 OUTPUT_SUMMARY_LENGTH = 80
@@ -256,7 +257,7 @@ def about_call(state: RunState, index: int | None) -> dict[str, Any]:
 
 def about_hook(state: RunState, run: HookRun) -> dict[str, Any]:
     """Return the data by which events name a run of a hook."""
-    name = _summary(name_of(state.spec.hooks[run.hook]))
+    name = _summary(state.spec.hooks[run.hook].name)
     named = {"hook_run": run.number, "event": run.event, "hook": name}
     return about_call(state, run.index) | named
 

@@ -100,11 +100,6 @@ def decided_at(state: RunState, call: Call) -> int:
     return decided[call.index] if decided else 0
 
 
-def name_of(hook: Hook) -> str:
-    """Return a hook's name: its command or its function."""
-    return hook.command or (hook.function or "").partition("@")[0]
-
-
 def undoes_hook(state: RunState) -> bool:
     """True if an unfinished hook's changes are undone: it runs again, or is a RunEnd hook."""
     return any(
@@ -199,7 +194,7 @@ def objection(state: RunState, run: HookRun) -> str:
         verb = "stops the run"
     elif answer.decision == "ask":
         verb = "asks"
-    name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
+    name = shorten(state.spec.hooks[run.hook].name, _LONGEST_NAME)
     reason = shorten(answer.reason, _LONGEST_REASON)
     if answer.outcome == "failed" and reason.startswith(UNUSABLE_INPUT):
         reason = "its updatedInput cannot be used"
@@ -231,7 +226,7 @@ def _texts(state: RunState, run: HookRun) -> Iterator[str]:
     if run.event == "RunEnd":
         return
     about = "" if run.index is None else f" of call {run.index + 1} of the last turn"
-    name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
+    name = shorten(state.spec.hooks[run.hook].name, _LONGEST_NAME)
     hook = f"The {run.event} hook `{name}`{about}"
     if run.said.decision == "block":
         yield f"{hook} objects:\n{run.said.reason or 'it gave no reason'}"

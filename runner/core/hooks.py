@@ -39,6 +39,11 @@ class Hook:
     repeatable: bool = False  # runs again if its worker died in the middle of it
     condition: tuple[str, ...] = ()  # as ``matcher``: one of these must match too (the key ``if``)
 
+    @property
+    def name(self) -> str:
+        """Its command or its function."""
+        return self.command or (self.function or "").partition("@")[0]
+
 
 _LIST_OF_NAMES = re.compile(r"[A-Za-z0-9_\- ,|]*")
 # A rule with brackets: of a tool whose rules can have a specifier, or ``Tool(*)``.

@@ -17,7 +17,7 @@ from runner.core.context import Compaction
 from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
 from runner.core.events import INPUT_SUMMARY_LENGTH, events_of, summarise_input
 from runner.core.fold import Applied
-from runner.core.hook_decisions import asks, name_of, replaced
+from runner.core.hook_decisions import asks, replaced
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.state import Call, RunState
 from runner.core.text import shorten, visible
@@ -319,7 +319,7 @@ class Rows:
             **begun,
             hook=entry.hook,
             event=entry.event,
-            name=shorten(name_of(state.spec.hooks[entry.hook]), INPUT_SUMMARY_LENGTH),
+            name=shorten(state.spec.hooks[entry.hook].name, INPUT_SUMMARY_LENGTH),
             turn=state.turns,
             message=None if entry.index is None else len(state.messages) - 1,
             position=entry.index,
