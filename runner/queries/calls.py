@@ -30,8 +30,7 @@ from runner.queries.filters import (
     descendant_ids,
 )
 from runner.queries.rows import Rows, columns
-from runner.queries.search.index import needs_of
-from runner.queries.search.search import open_index
+from runner.queries.search.search import needs_of, open_index
 from runner.store.conditions import APPROVAL_OF_CALL, CALL_BLOCKS, IS_OWN_CALL, of_call
 from runner.store.database import Database, in_lots, to_json
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls

@@ -219,23 +219,12 @@ def _key(database: Database, by: By) -> ColumnElement[Any]:
 _PROMPT_BOUND = model_calls.c.worst_case - model_calls.c.max_tokens
 # Columns by which calls are priced alike, and columns that are summed.
 _ALIKE = (
-    "key",
-    "job_id",
-    "model",
-    "purpose",
-    "agent_type",
-    "run_model",
-    "hour_cache",
-    "batch",
+    *("key", "job_id", "model", "purpose", "agent_type", "run_model", "hour_cache", "batch"),
     "above",
 )
 _UNKNOWN = (
-    "unknown",
-    "unknown_prompt",
-    "unknown_output",
-    "written_off",
-    "off_prompt",
-    "off_output",
+    *("unknown", "unknown_prompt", "unknown_output"),
+    *("written_off", "off_prompt", "off_output"),
 )
 _SUMMED = (*_TOKENS, *_UNKNOWN)
 
@@ -252,15 +241,8 @@ def _ended_calls(prices: PriceList, key: ColumnElement[Any]) -> Select[Any]:
     unknown, written_off = calls.charged_tokens - known, calls.written_off_tokens
     return (
         select(
-            *(
-                key.label("key"),
-                runs.c.job_id,
-                calls.model,
-                calls.purpose,
-                calls.hour_cache,
-                calls.batch,
-            ),
-            *(runs.c.agent_type, runs.c.model.label("run_model")),
+            *(key.label("key"), runs.c.job_id, calls.model, calls.purpose),
+            *(calls.hour_cache, calls.batch, runs.c.agent_type, runs.c.model.label("run_model")),
             (case(*thresholds, else_=0) if thresholds else literal(0)).label("above"),
             *(calls[name] for name in _TOKENS),
             case((unknown > 0, 1)).label("unknown"),

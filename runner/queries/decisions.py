@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -25,7 +24,7 @@ from runner.store.conditions import (
     ROOT_RUN,
     superseded_runs,
 )
-from runner.store.database import Database, in_lots
+from runner.store.database import Database, in_lots, reads
 from runner.store.tables import approvals, blocks, permission_rules, runs, tool_calls
 
 _GROUP_COLUMNS = columns(
@@ -261,9 +260,9 @@ def decision_rows(
     ``each`` every call has a row, the newest first, with the text that the rule matched.
     """
     if each:
-        calls = database.read(partial(_each_call, filters=filters, limit=limit))
+        calls = _each_call(database, filters, limit)
         return answer(database, _CALL_COLUMNS, calls, limit, "the newest")
-    counts = database.read(partial(_groups, filters=filters))
+    counts = _groups(database, filters)
     names = [column.name for column in _GROUP_COLUMNS]
     rows = sorted(
         ((*key[:3], calls, *key[3:]) for key, calls in counts.items()),
@@ -273,6 +272,7 @@ def decision_rows(
     return answer(database, _GROUP_COLUMNS, groups, limit, "the most frequent")
 
 
+@reads
 def _groups(connection: Connection, filters: Filters) -> Counter[tuple[Any, ...]]:
     calls = _decided_calls(filters).where(~_IS_ALLOWED).subquery()
     query = select(*calls.c, func.count().label("calls")).group_by(*calls.c)
@@ -346,6 +346,7 @@ def _rules(
     }
 
 
+@reads
 def _each_call(connection: Connection, filters: Filters, limit: int | None) -> list[dict[str, Any]]:
     reason = func.coalesce(
         func.nullif(tool_calls.c.denial, ""), func.nullif(tool_calls.c.decision_reason, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from runner.core.text import failure_signature, signature, telling_line
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
 from runner.queries.rows import Rows, columns
 from runner.store import ids
-from runner.store.database import Database, in_lots
+from runner.store.database import Database, in_lots, reads
 from runner.store.tables import blocks, events, model_calls, runs, tool_calls, verifications
 
 _ERROR_COLUMNS = columns(
@@ -139,10 +139,10 @@ def limit_rows(database: Database, filters: Filters, *, limit: int | None = None
     """The limits that stopped runs, and the budgets that runs wait for; the newest first. ``state``
     is the run's now. ``raised_by`` let the run continue, with new limits if there is
     ``raised_to``."""
-    rows = database.read(partial(_limits, filters=filters, limit=limit))
-    return answer(database, _LIMIT_COLUMNS, rows, limit, "the newest")
+    return answer(database, _LIMIT_COLUMNS, _limits(database, filters, limit), limit, "the newest")
 
 
+@reads
 def _limits(connection: Connection, filters: Filters, limit: int | None) -> list[Mapping[str, Any]]:
     run = (runs.c.id.label("run_id"), runs.c.item_key.label("item"), runs.c.job_id, runs.c.state)
     reached = connection.execute(

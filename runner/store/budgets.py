@@ -39,7 +39,7 @@ from runner.errors import UsageError
 from runner.store import caps
 from runner.store.changes import queued, resume, resumed_event, tell_of_job
 from runner.store.conditions import IS_ITEM_RUN
-from runner.store.database import Database
+from runner.store.database import Database, reads
 from runner.store.notices import arm_again
 from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row, progress_to_json
@@ -61,8 +61,7 @@ def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> Job
     return None
 
 
-def budget_of(database: Database, job_id: str) -> JobBudget | None:
-    return database.read(lambda connection: look_into(connection, job_id))
+budget_of = reads(look_into)
 
 
 def lock_all(connection: Connection, job_ids: Collection[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -25,7 +26,6 @@ from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
 from runner.store import ids, tables
 from runner.store.changes import FREED, ended, event_rows, queued
-from runner.store.run_state import tool_context_to_json
 from runner.store.statements import Writes
 
 # A question about what became of a call is no question about such calls: the two are not answered
@@ -263,7 +263,7 @@ class Rows:
             "tool": call.name,
             "id": ids.new("apr", self._now),
             "input_digest": digest_of(arguments),
-            "setting": tool_context_to_json(call.tool_context),
+            "setting": asdict(call.tool_context),
             "checked_snapshot": decision.snapshot,
             "summary": summarise_input(arguments),
             "group_key": visible(suggestion.key),

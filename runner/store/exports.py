@@ -231,8 +231,8 @@ def load_since(connection: Connection, recorded: Recorded, message: int) -> Reco
 def run_ids(database: Database, job_id: str) -> Sequence[tuple[str, str]]:
     """Return the ids of a job's runs with their item keys, in order, sub-agents below their run."""
     query = select(runs.c.id, runs.c.item_key).where(runs.c.job_id == job_id)
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return sorted(((row.id, row.item_key) for row in rows), key=lambda run: tree_order(run[0]))
+    found = ((row.id, row.item_key) for row in database.rows(query))
+    return sorted(found, key=lambda run: tree_order(run[0]))
 
 
 def _rows(

@@ -223,7 +223,7 @@ def import_file(
             if section in missing:
                 database.write(partial(store, section=section))
         query = select(runs.c.id, runs.c.state).where(runs.c.job_id == job.id)
-        states = {row.id: row.state for row in database.read(lambda c: c.execute(query).all())}
+        states = dict(database.rows(query))
     return [
         ImportedRun(each.id, job.id, "imported" if each in missing else "there", states[each.id])
         for each in of_runs

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -27,7 +26,7 @@ from sqlalchemy import (
 from runner.core.run import ENDED, Author
 from runner.store.blobs import delete_unused
 from runner.store.conditions import IS_ITEM_RUN
-from runner.store.database import Database
+from runner.store.database import Database, reads, writes
 from runner.store.specs import JobCache
 from runner.store.statements import insert_or
 from runner.store.tables import (
@@ -76,12 +75,12 @@ def old_jobs(database: Database, before: float, store_id: str) -> Iterator[OldJo
         .order_by(jobs.c.id)
     )
 
-    found = database.read(lambda connection: connection.execute(query).all())
-    for job_id, name, ended_at, count, messages in found:
-        files = database.read(partial(_files, job_id=job_id, store_id=store_id))
+    for job_id, name, ended_at, count, messages in database.rows(query):
+        files = _files(database, job_id, store_id)
         yield OldJob(job_id, name, ended_at, count, int(messages), *files)
 
 
+@reads
 def _files(
     connection: Connection, job_id: str, store_id: str
 ) -> tuple[str | None, Sequence[str], int, int]:
@@ -117,14 +116,13 @@ def erase(database: Database, job: OldJob, before: float, author: Author, now: f
     """Delete all rows of a job, and store who did it. False if one of its runs goes on."""
     left = True
     while left:
-        goes_on, left = database.write(
-            lambda connection: _erase_some(connection, job, before, author, now)
-        )
+        goes_on, left = _erase_some(database, job, before, author, now)
         if goes_on:
             return False
     return True
 
 
+@writes
 def _erase_some(
     connection: Connection, job: OldJob, before: float, author: Author, now: float
 ) -> tuple[bool, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from types import NoneType
 from typing import Any, get_type_hints
@@ -29,12 +29,8 @@ from runner.store.tables import (
 )
 
 
-def tool_context_to_json(context: ToolContext) -> dict[str, Any]:
-    """The value of ``approvals.setting``; ``tool_context_from_json`` gives the same context back."""
-    return asdict(context)
-
-
 def tool_context_from_json(data: Mapping[str, Any]) -> ToolContext:
+    """The context of which ``asdict`` gave this value of ``approvals.setting``."""
     places = {text: ResolvedPath(**place) for text, place in data["places"].items()}
     return ToolContext(**{**data, "places": places})
 

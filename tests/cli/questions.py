@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
@@ -15,7 +15,6 @@ from runner.settings import Settings
 from runner.store import ids
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
-from runner.store.run_state import tool_context_to_json
 from runner.store.tables import approvals, blocks, runs, tool_calls
 from tests.store.asked import approval_row as approval_row
 from tests.store.asked import run_ids
@@ -81,7 +80,7 @@ def ask(
             "turn": 1,
             "tool": tool,
             "input_digest": digest_of(given),
-            "setting": tool_context_to_json(ToolContext()),
+            "setting": asdict(ToolContext()),
             "checked_snapshot": 1,
             "summary": summarise_input(given),
             "group_key": command if group is None else group,

@@ -12,13 +12,15 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.commands import Reply, Target
+from runner.core.notify import Notify
 from runner.core.spec import Asking
 from runner.store import approvals as approvals_module
 from runner.store.approvals import answer, apply_new_rules, expire
 from runner.store.changes import locked_runs
 from runner.store.control import cancel
 from runner.store.database import Database
-from runner.store.questions import take_notices
+from runner.store.notices import take_due
+from runner.store.questions import announce
 from runner.store.rules import lock_rules, new_snapshot
 from runner.store.tables import approvals
 from tests.postgres import waiting_for_locks
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.dialect
 
 T = TypeVar("T")
 
+TOLD = Notify(on=("needs_approval",), command="tell me")
 YES = Reply("approved", "ada")
 NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
@@ -188,17 +191,19 @@ def test_worker_can_ask_while_the_rules_of_the_job_change(
 def test_notices_do_not_wait_for_answers(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
-    job_id = submit_asking(database, "a", "b", asking=Asking("ask", notify="tell me"))
+    job_id = submit_asking(database, "a", "b", asking=Asking("ask"), notify=TOLD)
     first, second = ask_all(database, job_id, "uv lock")
     other = open_database()
     being_answered = update(approvals).where(approvals.c.id == first).values(reason="")
-    (notice,) = meanwhile(
+    meanwhile(
         database,
         lambda connection: connection.execute(being_answered),
-        lambda: take_notices(other, NOW),
+        lambda: announce(other, NOW),
     )
-    assert [one.id for one in notice.asked] == [second]
-    assert [one.id for each in take_notices(other, NOW) for one in each.asked] == [first]
+    for told in (second, first):
+        (notice,) = take_due(other, NOW)
+        assert [one["id"] for one in notice.data["questions"]] == [told]
+        announce(other, NOW)
 
 
 @pytest.mark.slow
@@ -224,7 +229,7 @@ def test_remembering_at_the_same_time_locks_nobody_out(
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(approvals_module, "BATCH", 2)
-    job_id = submit_asking(database, *map(str, range(12)), asking=Asking("ask", notify="tell"))
+    job_id = submit_asking(database, *map(str, range(12)), asking=Asking("ask"), notify=TOLD)
     first, second = run_ids(database, job_id)[:6], run_ids(database, job_id)[6:]
     ours = [ask(database, run_id, "uv sync", "uv lock") for run_id in first]
     theirs = [ask(database, run_id, "uv lock", "uv sync") for run_id in second]
@@ -236,7 +241,7 @@ def test_remembering_at_the_same_time_locks_nobody_out(
             lambda d: answer(d, [pair[0] for pair in ours], FOR_THE_JOB, NOW),
             lambda d: answer(d, [pair[0] for pair in theirs], FOR_THE_JOB, NOW),
             lambda d: [apply_new_rules(d, NOW, 3) for _ in range(5)],
-            lambda d: [take_notices(d, NOW, 3) for _ in range(5)],
+            lambda d: [announce(d, NOW, 3) for _ in range(5)],
         ],
     )
     assert answers(database, every) == ["approved"] * len(every)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -15,7 +15,7 @@ from runner.permissions.decisions import Policy
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.rules import list_rules, policy_for, revoke, rules_at
-from runner.store.run_state import tool_context_from_json, tool_context_to_json
+from runner.store.run_state import tool_context_from_json
 from tests.store.asked import ASKING, add_rules, run_ids, submit_asking
 from tests.store.examples import NOW, submission
 
@@ -117,4 +117,4 @@ def test_rule_of_a_run_holds_for_no_other(database: Database) -> None:
 
 def test_setting_is_read_back_as_it_was_stored() -> None:
     tool_context = ToolContext("/w", "/out", "/home/ada", {"a": ResolvedPath("/w/a", "/w/b")})
-    assert tool_context_from_json(tool_context_to_json(tool_context)) == tool_context
+    assert tool_context_from_json(asdict(tool_context)) == tool_context

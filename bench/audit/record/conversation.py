@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.audit.record import outputs
@@ -15,7 +15,6 @@ from bench.audit.record.totals import Totals
 from runner.core.events import summarise_input
 from runner.core.text import shorten
 from runner.permissions import ToolContext
-from runner.store.run_state import tool_context_to_json
 from runner.tools.output import MOST_CHARACTERS
 
 _CALLS = ("Bash", "Read", "Edit", "Grep", "Write", "Glob", "lookup_ticket")
@@ -299,7 +298,7 @@ class Conversation:
         asked_at = self.now
         self.now += self.chance.lognormvariate(6, 2)
         approval = answered(self.chance, row, summary, asked_at, self.now)
-        setting = tool_context_to_json(ToolContext(workspace=f"/srv/{self.repository.name}"))
+        setting = asdict(ToolContext(workspace=f"/srv/{self.repository.name}"))
         self.bulk.add("approvals", approval | {"job_id": self.job_id, "setting": setting})
         told = {
             "by": approval["answered_by"] or "runner",

@@ -25,7 +25,7 @@ from runner.core.search import Role, Source
 from runner.core.text import visible
 from runner.errors import RunnerError
 from runner.store import ids
-from runner.store.database import in_lots
+from runner.store.database import in_lots, reads
 from runner.store.statements import execute
 from runner.store.tables import (
     approvals,
@@ -372,6 +372,7 @@ COMPACTIONS = Origin(compactions, _COMPACTION_ROWS, partial(_of_number, "compact
 VERIFICATIONS = Origin(verifications, _VERIFICATION_ROWS, partial(_of_number, "verification"))
 
 
+@reads
 def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Place, Document]:
     """Return the documents at some places. Those that are gone or cannot be read are left out."""
     reader = Reader(connection, with_models=False)
@@ -404,6 +405,7 @@ def _row_of(place: Place) -> tuple[Origin, tuple[Any, ...]]:
             return BLOCKS, (place.run_id, place.message, place.position)
 
 
+@reads
 def call_ids(connection: Connection, documents: Collection[Document]) -> dict[Place, str]:
     known: dict[Place, str] = {}
     asked: dict[tuple[str, int, str], Place] = {}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, or_
 
 from runner.core import search as wording
 from runner.core.agents import item_of
-from runner.errors import RunnerError, UsageError
-from runner.queries.filters import Filters
+from runner.errors import RunnerError
 from runner.queries.search.documents import (
     BLOCKS,
     COMPACTIONS,
@@ -39,10 +37,6 @@ UNREAD = f"{wording.MARK}unread"
 DAY_SECONDS = 86_400.0
 AHEAD = "ahead"
 
-# The most words that an exact text could start or lie in for which the index is asked.
-MOST_WORDS = 1_000
-_MOST_OPTIONAL_WORDS = 100
-_MOST_DAYS = 100
 
 # The most characters of a batch for each of its documents, beside one long text.
 CHARACTERS_EACH = 2_000
@@ -52,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 
 T = TypeVar("T")
-_Group = tuple[wording.Term, ...]
+Group = tuple[wording.Term, ...]
 
 
 class Entry(NamedTuple):
@@ -108,7 +102,7 @@ class Needs:
     """Conditions on a document that a search finds."""
 
     terms: tuple[wording.Term, ...] = ()  # all of these
-    groups: tuple[_Group, ...] = ()  # one of each group
+    groups: tuple[Group, ...] = ()  # one of each group
     without: tuple[wording.Term, ...] = ()  # none of these
     since: float | None = None  # seconds since the epoch
     until: float | None = None
@@ -121,40 +115,6 @@ class Match(NamedTuple):
     length: int  # in words
 
 
-class Lookup(Protocol):
-    """An index that is up to date, to be asked."""
-
-    # True if the index knows that the words of a phrase stand side by side. If not, some matches of
-    # a phrase do not have it, and an unwanted phrase excludes nothing.
-    knows_phrases: bool
-
-    def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
-        """Return at most ``most`` + 1 words that contain ``part`` (3 characters), or end so."""
-
-    def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
-        """Return the newest documents that have what is needed (with a number below ``before``), at most
-        ``most`` of them, the newest first."""
-
-
-class Index(Protocol):
-    """A database's index. Raises ``UnreachableError`` if the database or the index does not answer."""
-
-    def up_to_date(self, progress: Progress) -> AbstractContextManager[Lookup]:
-        """Add all that was committed before, and give the index to be asked."""
-
-    def follow(self) -> int:
-        """Add a small batch of what is missing unless another process does. Return its size."""
-
-    def renew(self, progress: Progress) -> int:
-        """Make the index again from nothing, and return how many documents it has."""
-
-    def drop_gone(self) -> None:
-        """Drop what the index holds of runs that the database has no more."""
-
-    def size(self) -> int:
-        """Return the size of the index in bytes."""
-
-
 class Unusable(RunnerError):  # noqa: N818 - it is no failure: the index is made again
     """The index is damaged, of another version, or of another database."""
 
@@ -165,94 +125,6 @@ def again_if_unusable(work: Callable[[], T]) -> T:
         return work()
     except Unusable:
         return work()
-
-
-def needs_of(
-    lookup: Lookup,
-    query: wording.Query,
-    filters: Filters,
-    sources: Collection[wording.Source],
-    role: wording.Role | None,
-    now: float,  # seconds since the epoch
-    below: Collection[str] = (),  # the runs below the run of the filters
-) -> Needs:
-    """Return the needs of a query. For an exact text they match other documents too; raises
-    ``UsageError`` if too many words contain it."""
-    runs = (filters.run_id, *sorted(below)) if filters.run_id is not None else ()
-    days = sorted(set(_days(filters.since, filters.until, now)))
-    given: dict[str, Sequence[str | None]] = {
-        "r": runs,
-        "j": (filters.job_id,),
-        "t": (filters.tool,),
-        "m": (filters.model,),
-        "i": (filters.item,),
-        "o": (role,),
-        "s": sorted(sources),
-        "d": days,
-    }
-    groups = [
-        _any_of(wording.facet(letter, value) for value in values if value is not None)
-        for letter, values in given.items()
-    ]
-    if query.exact is not None:
-        groups += _exact(lookup, wording.parts_of(query.exact))
-    return Needs(
-        *(query.wanted, tuple(filter(None, groups)), query.unwanted, filters.since, filters.until)
-    )
-
-
-def _any_of(words: Iterable[str]) -> _Group:
-    return tuple(wording.Term((word,)) for word in words)
-
-
-def _days(since: float | None, until: float | None, now: float) -> Iterator[str]:
-    """Yield the days of a period if they are few. The times themselves are compared later."""
-    if since is None:
-        return
-    end = now + DAY_SECONDS if until is None else min(until, now + DAY_SECONDS)
-    if end - since > _MOST_DAYS * DAY_SECONDS:
-        return
-    yield AHEAD
-    for number in range(int(max(end - since, 0.0) / DAY_SECONDS) + 2):
-        yield day_of(since + number * DAY_SECONDS, now)
-
-
-def _exact(lookup: Lookup, parts: wording.Parts) -> Iterator[_Group]:
-    """Yield what a text needs to contain an exact text: its whole words side by side, and at each end
-    one of the words that end or start like it. Long runs are cut elsewhere, so any text that has one
-    may contain it."""
-    if parts.inner:
-        words = lookup.words_with(parts.inner, MOST_WORDS)
-        if len(words) > MOST_WORDS:
-            raise UsageError(
-                f"too many words have {parts.inner!r} in them: give more of the text, or a word too"
-            )
-        yield _any_of((*words, wording.LONG))
-        return
-    whole, last = parts.whole, tuple(wording.pieces(parts.last))
-    is_cut = bool(last)
-    if last and len(last[-1]) < wording.SHORTEST_PART:  # too many words start so
-        last, is_cut = last[:-1], False
-    firsts = _words_ending(lookup, parts.first, is_needed=not whole and not last)
-    if firsts is not None:
-        following, may_go_on = (whole[:1], False) if whole else (last, is_cut)
-        found = (wording.Term((first, *following), may_go_on) for first in firsts)
-        yield (*found, wording.Term((wording.LONG,)))
-    if len(whole) > 1 or (whole and not last):
-        yield (wording.Term(whole),)
-    if last and (whole or firsts is None):
-        yield (wording.Term((*whole[-1:], *last), is_cut),)
-
-
-def _words_ending(lookup: Lookup, part: str, *, is_needed: bool) -> list[str] | None:
-    """Return the words that end with ``part``, or None if it is not worth asking for them."""
-    if len(part) < wording.SHORTEST_PART:
-        return None
-    most = MOST_WORDS if is_needed else _MOST_OPTIONAL_WORDS
-    words = lookup.words_with(part, most, at_end=True)
-    if is_needed and len(words) > most:
-        raise UsageError(f"too many words end with {part!r}: give more of the text, or a word too")
-    return words if len(words) <= most else None
 
 
 # --- What an index lacks ---

@@ -73,6 +73,8 @@ FROM STDIN
 
 
 class PostgresIndex:
+    """Raises ``UnreachableError`` if the database does not answer."""
+
     def __init__(self, database: Database, tell: Tell, batch: int | None = None) -> None:
         self._database = database
         self._tell = tell
@@ -80,11 +82,14 @@ class PostgresIndex:
 
     @contextmanager
     def up_to_date(self, progress: Progress) -> Iterator[PostgresLookup]:
+        """Add all that was committed before, and give the index to be asked."""
         if not self._is_up_to_date():
             self._add_all(progress)
         yield PostgresLookup(self._database)
 
     def follow(self) -> int:
+        """Add a small batch of what is missing unless another process does. Return its size."""
+
         def add(connection: Connection) -> int:
             query = text("SELECT pg_try_advisory_xact_lock(:lock)").bindparams(lock=_LOCK)
             if not connection.execute(query).scalar_one():
@@ -94,6 +99,8 @@ class PostgresIndex:
         return 0 if self._is_up_to_date() else self._database.write(add)
 
     def renew(self, progress: Progress) -> int:
+        """Make the index again from nothing, and return how many documents it has."""
+
         def empty(connection: Connection) -> None:
             _lock(connection)
             connection.execute(text(f"TRUNCATE {', '.join(_TABLES)}"))
@@ -102,6 +109,8 @@ class PostgresIndex:
         return self._add_all(progress)
 
     def drop_gone(self) -> None:
+        """Drop what the index holds of runs that the database has no more."""
+
         def drop(connection: Connection) -> bool:
             _lock(connection)
             gone = [number for (number,) in _ask(connection, GONE)]
@@ -241,12 +250,15 @@ def _signature(words: Sequence[str]) -> bytes:
 
 
 class PostgresLookup:
+    # True if the index knows that the words of a phrase stand side by side. If not, some matches of
+    # a phrase do not have it, and an unwanted phrase excludes nothing.
     knows_phrases = False
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
+        """Return at most ``most`` + 1 words that contain ``part`` (3 characters), or end so."""
         query = text(
             "SELECT word FROM search_words WHERE search_trigrams(word) @> CAST(:trigrams AS text[]) "
             "AND strpos(word, :part) > 0 AND (NOT :at_end OR right(word, :length) = :part) "
@@ -258,6 +270,8 @@ class PostgresLookup:
         return list(self._database.read(lambda c: list(c.execute(query, values).scalars())))
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
+        """Return the newest documents that have what is needed (with a number below ``before``), at most
+        ``most`` of them, the newest first."""
         return self._database.read(lambda c: _Asking(c, needs, most, before).matches())
 
 

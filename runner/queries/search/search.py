@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
+from runner.core import search as wording
 from runner.core.search import Excerpt, Matcher, Query, Role, Source, Term, excerpt
+from runner.errors import UsageError
 from runner.queries.filters import Filters, descendant_ids
 from runner.queries.rows import Rows, columns
 from runner.queries.search.documents import Document, Place, Tell, call_ids, read_documents
 from runner.queries.search.index import (
+    AHEAD,
+    DAY_SECONDS,
     UNREAD,
-    Index,
-    Lookup,
+    Group,
     Match,
     Needs,
     Progress,
     again_if_unusable,
-    needs_of,
+    day_of,
 )
-from runner.queries.search.postgres import PostgresIndex
-from runner.queries.search.sqlite import SqliteIndex
+from runner.queries.search.postgres import PostgresIndex, PostgresLookup
+from runner.queries.search.sqlite import SqliteIndex, SqliteLookup
 from runner.store.database import Database
 
 # The limits of a search: the newest matches are ranked by length, and the texts of the first are
@@ -42,6 +45,10 @@ _COLUMNS = columns(
     "at:time job_id run_id item turn:integer message:integer position:integer source role tool call_id "
     "excerpt marks:json"
 )
+
+
+Index: TypeAlias = SqliteIndex | PostgresIndex
+Lookup: TypeAlias = SqliteLookup | PostgresLookup
 
 
 def nothing(_done: int, _all: int) -> None:
@@ -218,12 +225,12 @@ def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator
 
 def _read(database: Database, matches: Sequence[Match]) -> list[Document]:
     places = [match.place for match in matches]
-    found = database.read(lambda connection: read_documents(connection, places))
+    found = read_documents(database, places)
     return [found[place] for place in places if place in found]
 
 
 def _hits(database: Database, query: Query, documents: Sequence[Document]) -> tuple[Hit, ...]:
-    calls = database.read(lambda connection: call_ids(connection, documents))
+    calls = call_ids(database, documents)
     return tuple(
         Hit(
             place=document.place._replace(position=document.position),
@@ -237,3 +244,99 @@ def _hits(database: Database, query: Query, documents: Sequence[Document]) -> tu
         )
         for document in documents
     )
+
+
+# --- The needs of a search ---
+
+# The most words that an exact text could start or lie in for which the index is asked.
+MOST_WORDS = 1_000
+_MOST_OPTIONAL_WORDS = 100
+_MOST_DAYS = 100
+
+
+def needs_of(
+    lookup: Lookup,
+    query: wording.Query,
+    filters: Filters,
+    sources: Collection[wording.Source],
+    role: wording.Role | None,
+    now: float,  # seconds since the epoch
+    below: Collection[str] = (),  # the runs below the run of the filters
+) -> Needs:
+    """Return the needs of a query. For an exact text they match other documents too; raises
+    ``UsageError`` if too many words contain it."""
+    runs = (filters.run_id, *sorted(below)) if filters.run_id is not None else ()
+    days = sorted(set(_days(filters.since, filters.until, now)))
+    given: dict[str, Sequence[str | None]] = {
+        "r": runs,
+        "j": (filters.job_id,),
+        "t": (filters.tool,),
+        "m": (filters.model,),
+        "i": (filters.item,),
+        "o": (role,),
+        "s": sorted(sources),
+        "d": days,
+    }
+    groups = [
+        _any_of(wording.facet(letter, value) for value in values if value is not None)
+        for letter, values in given.items()
+    ]
+    if query.exact is not None:
+        groups += _exact(lookup, wording.parts_of(query.exact))
+    return Needs(
+        *(query.wanted, tuple(filter(None, groups)), query.unwanted, filters.since, filters.until)
+    )
+
+
+def _any_of(words: Iterable[str]) -> Group:
+    return tuple(wording.Term((word,)) for word in words)
+
+
+def _days(since: float | None, until: float | None, now: float) -> Iterator[str]:
+    """Yield the days of a period if they are few. The times themselves are compared later."""
+    if since is None:
+        return
+    end = now + DAY_SECONDS if until is None else min(until, now + DAY_SECONDS)
+    if end - since > _MOST_DAYS * DAY_SECONDS:
+        return
+    yield AHEAD
+    for number in range(int(max(end - since, 0.0) / DAY_SECONDS) + 2):
+        yield day_of(since + number * DAY_SECONDS, now)
+
+
+def _exact(lookup: Lookup, parts: wording.Parts) -> Iterator[Group]:
+    """Yield what a text needs to contain an exact text: its whole words side by side, and at each end
+    one of the words that end or start like it. Long runs are cut elsewhere, so any text that has one
+    may contain it."""
+    if parts.inner:
+        words = lookup.words_with(parts.inner, MOST_WORDS)
+        if len(words) > MOST_WORDS:
+            raise UsageError(
+                f"too many words have {parts.inner!r} in them: give more of the text, or a word too"
+            )
+        yield _any_of((*words, wording.LONG))
+        return
+    whole, last = parts.whole, tuple(wording.pieces(parts.last))
+    is_cut = bool(last)
+    if last and len(last[-1]) < wording.SHORTEST_PART:  # too many words start so
+        last, is_cut = last[:-1], False
+    firsts = _words_ending(lookup, parts.first, is_needed=not whole and not last)
+    if firsts is not None:
+        following, may_go_on = (whole[:1], False) if whole else (last, is_cut)
+        found = (wording.Term((first, *following), may_go_on) for first in firsts)
+        yield (*found, wording.Term((wording.LONG,)))
+    if len(whole) > 1 or (whole and not last):
+        yield (wording.Term(whole),)
+    if last and (whole or firsts is None):
+        yield (wording.Term((*whole[-1:], *last), is_cut),)
+
+
+def _words_ending(lookup: Lookup, part: str, *, is_needed: bool) -> list[str] | None:
+    """Return the words that end with ``part``, or None if it is not worth asking for them."""
+    if len(part) < wording.SHORTEST_PART:
+        return None
+    most = MOST_WORDS if is_needed else _MOST_OPTIONAL_WORDS
+    words = lookup.words_with(part, most, at_end=True)
+    if is_needed and len(words) > most:
+        raise UsageError(f"too many words end with {part!r}: give more of the text, or a word too")
+    return words if len(words) <= most else None

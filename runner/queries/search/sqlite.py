@@ -102,6 +102,8 @@ _FILE_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_R
 
 
 class SqliteIndex:
+    """As ``postgres.PostgresIndex``, and raises ``UnreachableError`` if the file cannot be used."""
+
     def __init__(self, database: Database, tell: Tell, batch: int | None = None) -> None:
         self._database = database
         self._path = path_of(database)
@@ -237,6 +239,8 @@ def _key(source: Connection, last: int) -> str:
 
 
 class SqliteLookup:
+    """As ``postgres.PostgresLookup``."""
+
     knows_phrases = True
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -75,7 +75,7 @@ def test_an_exact_text_is_found_however_many_words_could_be_at_its_ends(
 def test_an_end_that_too_many_words_have_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.queries.search.index.MOST_WORDS", 5)
+    monkeypatch.setattr("runner.queries.search.search.MOST_WORDS", 5)
     record(database).say(" ".join(f"n{number}nut" for number in range(9))).store()
     with pytest.raises(UsageError, match="too many words end with 'nut'"):
         find(database, exact="nut ")

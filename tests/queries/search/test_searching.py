@@ -208,7 +208,7 @@ def test_of_too_many_matches_the_newest_are_ranked(
 def test_an_exact_text_that_is_in_too_many_words_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.queries.search.index.MOST_WORDS", 5)
+    monkeypatch.setattr("runner.queries.search.search.MOST_WORDS", 5)
     record(database).say(" ".join(f"nut{number}" for number in range(9))).store()
     with pytest.raises(UsageError, match="give more of the text"):
         find(database, exact="nut")

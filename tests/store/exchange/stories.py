@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import asdict
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.exports import FORMATS
-from runner.store.run_state import progress_to_json, tool_context_to_json
+from runner.store.run_state import progress_to_json
 from tests.store.examples import SPEC
 
 Rows = list[tuple[str, dict[str, Any]]]
@@ -272,7 +273,7 @@ def _question(draw: st.DrawFn, is_open: bool) -> dict[str, Any]:
     return {
         "id": ids.new("apr", 1e9),
         "turn": draw(counts),
-        "setting": tool_context_to_json(ToolContext()),
+        "setting": asdict(ToolContext()),
         "checked_snapshot": draw(counts),
         **{name: draw(words) for name in texts},
         "asked_at": draw(times),
