@@ -28,14 +28,14 @@ from runner.store.tables import events, model_calls, workers
 RUNS = 8
 TURNS = 200
 LATENCY = 0.2
-MOST_SECONDS = {"same host": 3, "elsewhere": 20, "restarted": 3}
+MOST_SECONDS = {"same host": 3, "elsewhere": 20, "restarted": 2}
 LONGEST_WAIT = 60.0
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from the kill to the first step that another worker stored, of the first run and of the
-    last one; how many runs had tools run twice, and the most model calls that were repeated in one."""
+    """Seconds from the kill to the first tool call that another worker started, of the first run and of
+    the last one; how many runs had tools run twice, and the most model calls that were repeated in one."""
 
     first: float
     last: float
@@ -45,7 +45,7 @@ class Recovery:
 
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     """Each way to recover, on each database."""
-    title = f"(d) seconds from kill -9 of a worker with {RUNS} runs to their next stored step"
+    title = f"(d) seconds from kill -9 of a worker with {RUNS} runs to their next tool call"
     table = Table("recovery", title)
     repetitions = 1 if quick else 5
     with serving(latency=LATENCY, replay=True, tool="Bash") as server:
@@ -58,7 +58,7 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     table.notes += [
         "same host, elsewhere: another worker lives, with the same TMPDIR or, like another host, its own",
         "restarted: nobody else lives; the next worker is started at once, and its start counts",
-        "step: the first event of the run's next attempt after attempt_started; worst: of all runs",
+        "the first tool call of the run's next attempt, after a model call; worst: of all runs",
     ]
     return [table]
 
@@ -112,10 +112,10 @@ def _recover(databases: Databases, kind: str, folder: Path, api_url: str, place:
         if place == "restarted":
             opened.enter_context(start(temporary=temporary))
         _wait(lambda: len(_turns(database, run_ids, attempt=2)) == RUNS, log)
-        steps = _first_steps(database, run_ids)
+        calls = _first_calls(database, run_ids)
         return Recovery(
-            first=min(steps) - killed_at,
-            last=max(steps) - killed_at,
+            first=min(calls) - killed_at,
+            last=max(calls) - killed_at,
             calls_repeated=_calls_repeated(database, run_ids),
             tools_repeated=sum(_ran_twice(workspace / f"ran-{key}") for key in keys),
         )
@@ -149,13 +149,11 @@ def _live_workers(database: Database) -> int:
     return database.read(lambda connection: connection.execute(query).scalar_one())
 
 
-def _first_steps(database: Database, run_ids: list[str]) -> list[float]:
-    """When each run's second attempt stored its first step, in seconds since the epoch."""
+def _first_calls(database: Database, run_ids: list[str]) -> list[float]:
+    """When each run's second attempt started its first tool call, in seconds since the epoch."""
     query = (
         select(func.min(events.c.at))
-        .where(
-            events.c.run_id.in_(run_ids), events.c.attempt == 2, events.c.type != "attempt_started"
-        )
+        .where(events.c.run_id.in_(run_ids), events.c.attempt == 2, events.c.type == "tool_started")
         .group_by(events.c.run_id)
     )
     return list(database.read(lambda connection: connection.execute(query).scalars().all()))
