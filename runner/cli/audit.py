@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl", "csv")
 _NUMBERS = ("integer", "real", "seconds", "usd")
 _LONGEST_TEXT = 160  # at a terminal
+# The columns that a narrow terminal goes without first: others say what was done to what, and by whom.
+_SPARE = (
+    *("label", "snapshot", "containment", "seconds", "rule from", "rule by", "why", "turn"),
+    *("run id", "job id", "ran", "at"),
+)
 
 
 def limit_option(default: int) -> Callable[[Command], Command]:
@@ -77,6 +82,7 @@ def say_rows(rows: Rows, format: str) -> None:
                 [column.name.replace("_", " ") for column in columns],
                 ([_cut(shown(column, row[column.name])) for column in columns] for row in rows),
                 numbers=[at for at, column in enumerate(columns) if column.kind in _NUMBERS],
+                spare=_SPARE,
             )
         case "json":
             between = "[\n"
