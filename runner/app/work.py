@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import unified_diff
+from difflib import get_close_matches, unified_diff
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner import wiring
 from runner.app.handle import App
-from runner.app.preflight import model_notes, preflight, sandbox_problem
 from runner.app.watch import Progress
+from runner.core.budget import JobBudget, Reservation, billionths, in_usd
 from runner.core.commands import Target
+from runner.core.context import DEFAULT_WINDOW
+from runner.core.model_calls import first_call
 from runner.core.pauses import Pilot
+from runner.core.prices import PriceList
 from runner.core.run import ENDED, Author
-from runner.core.spec import JobSpec, Submission
-from runner.errors import RunnerError, UnreachableError, UsageError
+from runner.core.spec import JobSpec, NewRun, Submission
+from runner.errors import Problem, RunnerError, SandboxMissing, UnreachableError, UsageError
+from runner.jobfile.values import shown
 from runner.queries.jobs import item_keys, list_jobs, list_runs, show_job
 from runner.queries.workers import list_workers, live_workers
 from runner.settings import Settings
@@ -34,6 +39,7 @@ Before = Literal["run", "submission"]
 _LOOK_SECONDS = 0.5
 _START_SECONDS = 30.0
 _MOST_ITEMS = 10
+_DIGITS = re.compile(r"[0-9]+")
 
 
 def load_job(
@@ -183,3 +189,70 @@ def settled_progress_of(app: App, job_id: str) -> Progress:
 def progress_of(app: App, job_id: str) -> Progress:
     """Return how far a job is."""
     return Progress(list_runs(app.database, job_id, whole_trees=True))
+
+
+# Preflight: why a job would fail or wait at its first call, found before anything is stored
+
+
+def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iterator[Problem]:
+    """Yield the reasons why this host cannot work a job, or the job cannot begin."""
+    prices = wiring.load_prices(settings)
+    if spec.provider == "anthropic" and not wiring.has_key():
+        yield Problem(
+            "provider",
+            "no API key is in the environment: set ANTHROPIC_API_KEY before the job runs",
+        )
+    if (missing := sandbox_problem(settings, spec)) is not None:
+        yield Problem("sandbox.mode", missing)
+    if meant := _meant(spec, prices):
+        yield Problem("model", f"{shown(spec.model)} is no known model; did you mean {meant}?")
+    yield from _too_dear(spec, first_call(spec, runs, prices))
+
+
+def model_notes(spec: JobSpec, prices: PriceList) -> Iterator[str]:
+    """Yield a note of what is assumed of a model that is not in the price list."""
+    if spec.provider != "scripted" and not prices.price(spec.model) and not _meant(spec, prices):
+        window = spec.context.window or DEFAULT_WINDOW
+        yield (
+            f"{shown(spec.model)} is not in the price list: its cost will not be known, and its "
+            f"window is taken to have {window:,} tokens (see RUNNER_PRICES)"
+        )
+
+
+def sandbox_problem(settings: Settings, spec: JobSpec) -> str | None:
+    """Return why this host cannot work a job that requires a sandbox, or None."""
+    if spec.sandbox is None or not spec.sandbox.is_required:
+        return None
+    try:
+        wiring.sandboxes_here(settings).containment_of(spec.sandbox)
+    except SandboxMissing as missing:
+        return str(missing)
+    return None
+
+
+def _meant(spec: JobSpec, prices: PriceList) -> str | None:
+    """Return the known model whose id has the same numbers and is spelled almost the same, if any."""
+    if spec.provider == "scripted" or prices.price(spec.model):
+        return None
+    same = [name for name in prices.models if _DIGITS.findall(name) == _DIGITS.findall(spec.model)]
+    return next(iter(get_close_matches(spec.model, same, 1, 0.9)), None)
+
+
+def _too_dear(spec: JobSpec, call: Reservation | str) -> Iterator[Problem]:
+    """Yield the limits that a run's first call, at its worst, does not fit in."""
+    lower = "raise it, or lower limits.max_output_tokens"
+    if not isinstance(call, Reservation):
+        key = {"cost_ceiling": "cost_ceiling_usd"}.get(call, call)
+        yield Problem(f"limits.{key}", f"leaves no room for the first call of a run: {lower}")
+        return
+    usd, tokens = spec.budget.usd, spec.budget.tokens
+    if usd is not None and JobBudget(most_cost=billionths(usd)).verdict(call) == "never":
+        worst = in_usd(call.worst_cost)
+        yield Problem(
+            "limits.budget_usd", f"one call of a run may cost {worst}, so none begins: {lower}"
+        )
+    if tokens is not None and JobBudget(most_tokens=tokens).verdict(call) == "never":
+        worst = f"{call.worst_case:,} tokens"
+        yield Problem(
+            "limits.budget_tokens", f"one call of a run may take {worst}, so none begins: {lower}"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from runner.app.humanize import SHORT_ID, duration
 from runner.app.watch import RunLine, View
-from runner.cli.terminal import Line, Span, cells
+from runner.cli.terminal import STATE_STYLES, Line, Span, cells
 
 _WIDE = 120  # columns from which on the model's words are beside what a run does, not below it
 _LONGEST_NAME, _LONGEST_WIDE_NAME = 20, 32
@@ -20,16 +20,6 @@ _BAR = (
     (("running",), "▒", "blue"),
     (("waiting", "interrupted"), "░", "cyan"),
 )
-STATE_STYLES = {
-    "succeeded": "green",
-    "failed": "red",
-    "cancelled": "magenta",
-    "stopped": "yellow",
-    "waiting": "cyan",
-    "running": "blue",
-    "queued": "dim",
-    "interrupted": "bold red",
-}
 TONES = {"plain": "", "good": "green", "bad": "red", "wait": "yellow", "person": "bold magenta"}
 
 

@@ -4,64 +4,90 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
 from runner.app import dry_run
 from runner.app.humanize import cell, duration, plural
+from runner.app.work import Before
+from runner.cli.options import json_option, load_job, quiet_option
 from runner.cli.terminal import MARGIN, note, say, say_content, say_fields, say_json, say_table
+from runner.cli.watching import form_of
 from runner.core.spec import Submission
 from runner.errors import UsageError
 from runner.jobfile.overrides import Overrides
 from runner.settings import Settings
 
 _MOST_KEYS = 10
-
-dry_run_option = click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Print what would be done, and store nothing."
-)
+_OVERRIDES = ("only", "first", "sample", "model", "limits", "fields")  # as in ``Overrides``
 
 
-def with_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its ``overrides`` of a job file, from options."""
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What the options of ``run`` and ``submit`` say of a new job."""
+
+    overrides: Overrides
+    pilot: int | None
+    is_dry: bool
+
+    @property
+    def options(self) -> list[str]:
+        """The options that were given, as a person writes them."""
+        others = {"--pilot": self.pilot is not None, "--dry-run": self.is_dry}
+        named = [name for name, is_given in others.items() if is_given]
+        return [*named, *(option.split()[0] for option in self.overrides.options)]
+
+    def load(self, settings: Settings, path: Path, before: Before) -> Submission:
+        """Return the submission of a job file, after a warning for each of its notes."""
+        before = "submission" if self.is_dry else before
+        return load_job(settings, path, self.pilot, before=before, overrides=self.overrides)
+
+
+def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its ``new`` job's options, and the ``form`` in which it shows the job."""
 
     @wraps(command)
     def run(
-        *arguments: Any,
-        only: tuple[str, ...],
-        first: int | None,
-        sample: int | None,
-        model: str | None,
-        limits: tuple[str, ...],
-        fields: tuple[str, ...],
-        **options: Any,
+        *arguments: Any, pilot: int | None, is_dry: bool, quiet: bool, as_json: bool, **options: Any
     ) -> Any:
+        changes = [options.pop(name) for name in _OVERRIDES]
+        only, first, sample = changes[:3]
         if sum((bool(only), first is not None, sample is not None)) > 1:
             raise UsageError("--only, --first and --sample each choose the items: give one of them")
-        overrides = Overrides(only, first, sample, model, limits, fields)
-        return command(*arguments, overrides=overrides, **options)
+        new = NewJob(Overrides(*changes), pilot, is_dry)
+        return command(*arguments, new=new, form=form_of(as_json, quiet), **options)
 
     count = click.IntRange(1, 1_000_000)
-    field = "Set a field of every item (repeatable)."
+    limit, spread = "a limit, such as max_turns=5", "spread by their keys, the same each time"
     for option in (
-        click.option("--set", "fields", multiple=True, metavar="item.NAME=VALUE", help=field),
+        json_option,
+        click.option(
+            "--dry-run", "is_dry", is_flag=True, help="Print what would be done, and store nothing."
+        ),
+        click.option(
+            *("--set", "fields"),
+            multiple=True,
+            metavar="item.NAME=VALUE",
+            help="Set a field of every item (repeatable).",
+        ),
         click.option("--model", metavar="ID", help="Call this model."),
         click.option(
-            "--limits",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Set a limit, such as max_turns=5 (repeatable).",
+            "--limits", multiple=True, metavar="NAME=VALUE", help=f"Set {limit} (repeatable)."
         ),
-        click.option(
-            "--sample",
-            type=count,
-            metavar="N",
-            help="Only N items, spread by their keys, the same each time.",
-        ),
+        click.option("--sample", type=count, metavar="N", help=f"Only N items, {spread}."),
         click.option("--first", type=count, metavar="N", help="Only the first N items."),
         click.option("--only", multiple=True, metavar="KEY", help="Only this item (repeatable)."),
+        click.option(
+            "--pilot",
+            type=count,
+            metavar="N",
+            help="Work N items first, spread over all; the others wait for `runner resume JOB`.",
+        ),
+        quiet_option,
     ):
         run = option(run)
     return run

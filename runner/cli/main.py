@@ -79,7 +79,7 @@ _COMMANDS = {
         "prune": ("system.prune", "Remove jobs that ended long ago"),
         "users": ("web.users", "Who may log in to `runner web`"),
         "schema": ("system.schema", "The JSON Schema of job files, for editors"),
-        "completion": ("completion.completion", "Completion for bash, zsh or fish"),
+        "completion": ("system.completion", "Completion for bash, zsh or fish"),
     },
 }
 _COMPLETE = "_RUNNER_COMPLETE"

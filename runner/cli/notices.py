@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +13,7 @@ from runner.app import notices as app_notices
 from runner.app.humanize import cell, moment
 from runner.cli import exit_codes
 from runner.cli.options import JOB, json_option, open_app, with_app, with_settings
-from runner.cli.terminal import note, say, say_json, say_table
+from runner.cli.terminal import say, say_json, say_listing
 from runner.core.notify import EVENTS, NoticeEvent
 from runner.settings import Settings
 
@@ -65,21 +67,12 @@ def list_(app: handle.App, job: str, as_json: bool) -> None:
     Example:
       runner notify list last
     """
-    found = app_notices.list_notices(app, job)
-    if as_json:
-        say_json(found)
-        return
-    if not found:
-        note("nothing has come up that somebody is to be told of")
-        return
-    errors = (f" ({each['error']})" if each["error"] else "" for each in found)
-    say_table(
-        ("at", "event", "by", "state", "tries", "text"),
-        (
-            (
-                *(moment(each["at"]), each["event"], each["channel"], each["state"], each["tries"]),
-                each["data"]["text"] + error,
-            )
-            for each, error in zip(found, errors, strict=True)
-        ),
-    )
+
+    def row(each: Mapping[str, Any]) -> Sequence[Any]:
+        error = f" ({each['error']})" if each["error"] else ""
+        names = (each[name] for name in ("event", "channel", "state", "tries"))
+        return (moment(each["at"]), *names, each["data"]["text"] + error)
+
+    columns = ("at", "event", "by", "state", "tries", "text")
+    empty = "nothing has come up that somebody is to be told of"
+    say_listing(app_notices.list_notices(app, job), as_json, columns, row, empty=empty)

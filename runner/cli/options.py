@@ -252,14 +252,6 @@ def seconds(text: str, longest: float | None = None) -> float:
     return found
 
 
-pilot_option = click.option(
-    "--pilot",
-    type=click.IntRange(1, 1_000_000),
-    metavar="N",
-    help="Work N items first, spread over all; the others wait for `runner resume JOB`.",
-)
-
-
 def load_job(settings: Settings, spec: Path, pilot: int | None = None, **how: Any) -> Submission:
     """Return a job file as ``work.load_job`` does, and print warnings about it on stderr."""
     submission = work.load_job(settings, spec, pilot, **how)

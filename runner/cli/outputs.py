@@ -37,6 +37,7 @@ from runner.cli.terminal import (
     remove_file,
     say_bytes,
     say_json,
+    say_listing,
     say_table,
     write_file,
 )
@@ -248,14 +249,13 @@ def list_(app: handle.App, job: str | None, as_json: bool) -> None:
     Example:
       runner workspace list --job job_01jd9k
     """
-    found = workspaces.list_workspaces(app, job)
-    if as_json:
-        say_json(found)
-        return
-    columns = ("run", "item", "state", "branch", "size", "unsaved")
-    rows = ((*_named(each), _size(each), each["unsaved"]) for each in found)
-    empty = 'no workspaces here: jobs with mode = "git" or "copy" make one for each run'
-    say_table(columns, rows, empty=empty)
+    say_listing(
+        workspaces.list_workspaces(app, job),
+        as_json,
+        ("run", "item", "state", "branch", "size", "unsaved"),
+        lambda each: (*_named(each), _size(each), each["unsaved"]),
+        empty='no workspaces here: jobs with mode = "git" or "copy" make one for each run',
+    )
 
 
 @workspace.command()
@@ -274,11 +274,8 @@ def prune(app: handle.App, job: str | None, force: bool, author: Author, as_json
       runner workspace prune --job job_01jd9k
     """
     pruned = workspaces.prune_workspaces(app, job, author, force=force)
-    if as_json:
-        say_json(pruned)
-        return
     columns = ("run", "item", "state", "branch", "")
-    say_table(columns, ((*_named(each), each["why_kept"] or "removed") for each in pruned))
+    say_listing(pruned, as_json, columns, lambda w: (*_named(w), w["why_kept"] or "removed"))
     note(f"{sum(each['removed'] for each in pruned)} of {len(pruned)} workspaces removed")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from runner.cli.options import (
     with_app,
     with_settings,
 )
-from runner.cli.terminal import note, say, say_json, say_table, say_whole
+from runner.cli.terminal import note, say, say_json, say_listing, say_whole
 from runner.core.run import Author
 from runner.settings import Settings
 
@@ -79,31 +79,21 @@ def list_(app: handle.App, removed: bool, as_json: bool) -> None:
     Example:
       runner schedule list
     """
-    found = schedules.listed(app, removed=removed)
-    if as_json:
-        say_json(found)
-        return
-    say_table(
+    say_listing(
+        schedules.listed(app, removed=removed),
+        as_json,
         ("schedule", "job", "cron", "zone", "next", "last", "submitted", "detail"),
-        (
-            (
-                *(each[name] for name in ("id", "name", "cron", "zone")),
-                _next(each),
-                moment(each["fired_at"]),
-                each["fired_job"] or "",
-                each["detail"],
-            )
-            for each in found
-        ),
+        _row,
         spare=("zone", "last", "submitted"),
         empty="no schedule: add one with `runner schedule add SPEC --cron EXPR`",
     )
 
 
-def _next(each: Mapping[str, Any]) -> str:
-    if each["removed_at"] is not None:
-        return "removed"
-    return "paused" if each["paused_at"] is not None else moment(each["next_at"])
+def _row(each: Mapping[str, Any]) -> Sequence[Any]:
+    then = "paused" if each["paused_at"] is not None else moment(each["next_at"])
+    then = "removed" if each["removed_at"] is not None else then
+    names = (each[name] for name in ("id", "name", "cron", "zone"))
+    return (*names, then, moment(each["fired_at"]), each["fired_job"] or "", each["detail"])
 
 
 @schedule.command("pause")

@@ -1,13 +1,17 @@
-"""``db``, ``doctor``, ``workers``, ``prune``: the parts and what they store. ``schema``: of job files."""
+"""``db``, ``doctor``, ``workers``, ``prune``: the parts and what they store. ``schema``: of job files;
+``completion``: for shells."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from runner.app import doctor as app_doctor
 from runner.app import handle
@@ -23,7 +27,7 @@ from runner.cli.options import (
     with_settings,
 )
 from runner.cli.search import indexing
-from runner.cli.terminal import note, say, say_json, say_table
+from runner.cli.terminal import note, say, say_bytes, say_json, say_listing, say_table
 from runner.core.run import Author
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -153,13 +157,11 @@ def workers(app: handle.App, ended: bool, limits: bool, as_json: bool) -> None:
         _say_limits(pools, events, as_json)
         return
     found = app_doctor.list_workers(app, ended=ended)
-    if as_json:
-        say_json(found)
-        return
     names = ("worker", "host", "pid", "version", "state", "slots", "runs", "since", "heartbeat")
     spare = ("version", "slots", "pid", "since", "heartbeat")
-    say_table((*names, "detail"), map(_worker_row, found), spare=spare, empty=_NO_WORKER)
-    for pool in pools:
+    columns = (*names, "detail")
+    say_listing(found, as_json, columns, _worker_row, spare=spare, empty=_NO_WORKER)
+    for pool in () if as_json else pools:
         say(_pool_line(pool))
 
 
@@ -274,19 +276,14 @@ def prune(
 
 
 def _say_pruned(app: handle.App, as_json: bool) -> None:
-    jobs = app_retention.pruned(app)
-    if as_json:
-        say_json(jobs)
-        return
-    say_table(
+    say_listing(
+        app_retention.pruned(app),
+        as_json,
         ("job", "name", "runs", "ended", "pruned", "by", "reason"),
-        (
-            (
-                *(job[name] for name in ("job_id", "name", "runs")),
-                *(moment(job[name]) for name in ("ended_at", "pruned_at")),
-                *(job[name] for name in ("pruned_by", "why")),
-            )
-            for job in jobs
+        lambda job: (
+            *(job[name] for name in ("job_id", "name", "runs")),
+            *(moment(job[name]) for name in ("ended_at", "pruned_at")),
+            *(job[name] for name in ("pruned_by", "why")),
         ),
         empty="nothing was pruned yet: `runner prune --older-than 90d` removes jobs",
     )
@@ -306,3 +303,29 @@ def schema() -> None:
     from runner.jobfile.keys import json_schema
 
     say_json(json_schema())
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS), required=False)
+@global_options
+@click.pass_context
+def completion(context: click.Context, shell: str | None) -> None:
+    """Print the completion for a shell: for the one in SHELL if none is given.
+
+    It completes commands, options, states, names of jobs, and items as JOB/ITEM, from the database that
+    the command would use.
+
+    \b
+    Example:
+      eval "$(runner completion bash)"                  in ~/.bashrc
+      runner completion fish > ~/.config/fish/completions/runner.fish
+    """
+    name = shell or PurePath(os.environ.get("SHELL", "")).name
+    found = get_completion_class(name) if name in SHELLS else None
+    if found is None:
+        raise UsageError(f"no completion for the shell {name[:40]!a}: name bash, zsh or fish")
+    root = context.find_root()
+    say_bytes(found(root.command, {}, "runner", "_RUNNER_COMPLETE").source().encode())

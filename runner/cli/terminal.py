@@ -42,7 +42,7 @@ _LEAST_LAST_COLUMN = 24
 _LONGEST_ID = 26
 _LONGEST_NAME = 100
 _NOT_OURS = frozenset(
-    (
+    [
         "input",
         "edited_input",
         "updated_input",
@@ -52,15 +52,17 @@ _NOT_OURS = frozenset(
         "result",
         "spec",
         "items",
-    )
+    ]
 )
-_STATE_STYLES = {
+STATE_STYLES = {
     "succeeded": "green",
     "failed": "red",
     "cancelled": "magenta",
     "stopped": "yellow",
     "waiting": "cyan",
     "running": "blue",
+    "queued": "dim",
+    "interrupted": "bold red",
 }
 
 
@@ -159,6 +161,20 @@ def say_table(
     say_pages(columns, [rows], numbers=numbers, spare=spare, excerpt=excerpt, empty=empty)
 
 
+def say_listing(
+    found: Sequence[Any],
+    as_json: bool,
+    columns: Sequence[str],
+    row: Callable[[Any], Sequence[Any]],
+    **table: Any,
+) -> None:
+    """Print what was found: as JSON whole, else as a table with a ``row`` for each, as ``say_table``."""
+    if as_json:
+        say_json(found)
+    else:
+        say_table(columns, map(row, found), **table)
+
+
 def say_pages(
     columns: Sequence[str],
     pages: Iterable[Iterable[Sequence[Any]]],
@@ -225,7 +241,7 @@ def _draw_table(
             overflow="ellipsis" if is_cut else "fold",
         )
     for row in rows:
-        table.add_row(*(Text(row[at], style=_STATE_STYLES.get(row[at], "")) for at in widths))
+        table.add_row(*(Text(row[at], style=STATE_STYLES.get(row[at], "")) for at in widths))
     console.print(table)
     return [heads[at] for at in full if at not in widths]
 

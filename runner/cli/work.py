@@ -16,17 +16,13 @@ from runner.cli import exit_codes
 from runner.cli.attach import detach as leave_to_worker
 from runner.cli.attach import watch_job, work_here
 from runner.cli.interruption import Interruption
-from runner.cli.job_options import dry_run_option, say_plan, with_overrides
+from runner.cli.job_options import NewJob, new_job_options, say_plan
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (
     JOB,
     address,
-    json_option,
-    load_job,
     log_format_option,
     open_app,
-    pilot_option,
-    quiet_option,
     signed,
     slots_option,
     uncollected,
@@ -34,10 +30,9 @@ from runner.cli.options import (
     with_settings,
 )
 from runner.cli.terminal import note, say_json, say_whole
-from runner.cli.watching import form_of
+from runner.cli.watching import Form
 from runner.core.run import Author
 from runner.errors import RunnerError, UsageError
-from runner.jobfile.overrides import Overrides
 from runner.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -52,13 +47,9 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--detach", is_flag=True, help="Leave the job to a worker that outlives this terminal."
 )
-@quiet_option
-@pilot_option
-@with_overrides
-@dry_run_option
+@new_job_options
 @slots_option
 @signed
-@json_option
 @with_settings
 def run(
     settings: Settings,
@@ -66,13 +57,10 @@ def run(
     resumed: str | None,
     no_input: bool,
     detach: bool,
-    quiet: bool,
-    pilot: int | None,
-    overrides: Overrides,
-    is_dry: bool,
+    new: NewJob,
+    form: Form,
     slots: int,
     author: Author,
-    as_json: bool,
 ) -> int:
     """Submit a job and work it here until every run has ended or waits.
 
@@ -98,16 +86,12 @@ def run(
         raise UsageError("give a job file, or --resume and a job")
     if resumed is not None and author.why:
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
-    if resumed is not None and (pilot is not None or is_dry or overrides.options):
-        given = "--pilot" if pilot else "--dry-run" if is_dry else overrides.options[0].split()[0]
-        raise UsageError(f"{given} is for a new job: leave it out with --resume")
+    if resumed is not None and new.options:
+        raise UsageError(f"{new.options[0]} is for a new job: leave it out with --resume")
     handle.check_prices(settings)
-    submission = None
-    if spec is not None:
-        before: work.Before = "submission" if is_dry else "run"
-        submission = load_job(settings, spec, pilot, before=before, overrides=overrides)
-    if submission is not None and is_dry:
-        say_plan(settings, submission, as_json=as_json)
+    submission = None if spec is None else new.load(settings, spec, "run")
+    if submission is not None and new.is_dry:
+        say_plan(settings, submission, as_json=form == "json")
         return exit_codes.SUCCEEDED
     with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
@@ -118,7 +102,6 @@ def run(
                 note(f"the workspace {path} had lost its id: it is written again")
         if detach:
             return leave_to_worker(app, job_id, slots)
-        form = form_of(as_json, quiet)
         return work_here(app, job_id, slots, form, author, asks=not no_input)
 
 
@@ -130,24 +113,17 @@ def run(
     help="Names the job; submitting the same file and key again does nothing.",
 )
 @click.option("--watch", is_flag=True, help="Then watch it, as `runner attach` does.")
-@quiet_option
-@pilot_option
-@with_overrides
-@dry_run_option
+@new_job_options
 @signed
-@json_option
 @with_settings
 def submit(
     settings: Settings,
     spec: Path,
     key: str | None,
     watch: bool,
-    quiet: bool,
-    pilot: int | None,
-    overrides: Overrides,
-    is_dry: bool,
+    new: NewJob,
+    form: Form,
     author: Author,
-    as_json: bool,
 ) -> int:
     """Submit a job for workers to work, and print its id.
 
@@ -155,9 +131,9 @@ def submit(
     Example:
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
-    submission = load_job(settings, spec, pilot, before="submission", overrides=overrides)
-    if is_dry:
-        say_plan(settings, submission, as_json=as_json)
+    submission = new.load(settings, spec, "submission")
+    if new.is_dry:
+        say_plan(settings, submission, as_json=form == "json")
         return exit_codes.SUCCEEDED
     with open_app(settings, create=True) as app:
         job_id = work.submit(app, submission, author, key)
@@ -168,12 +144,12 @@ def submit(
                 f"nothing was submitted: {job_id} has the key {key!a} and another job file or other "
                 "items, as said above: give another key"
             )
-        if as_json:
+        if form == "json":
             say_json(work.submitted(app, job_id), on_one_line=watch)
         else:
             say_whole(job_id)
         if watch:
-            return watch_job(app, job_id, form_of(as_json, quiet), author, sys.stderr)
+            return watch_job(app, job_id, form, author, sys.stderr)
         return exit_codes.SUCCEEDED
 
 
