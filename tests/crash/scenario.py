@@ -47,7 +47,7 @@ SUMMARY = "Summary"
 REMEMBERED = "Bash(basename *)"
 _USAGE = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
 
-TURNS = 6
+TURNS = 5
 RULES = (Rule("allow", "*"), Rule("deny", "Write"))
 _TOOLS = ("Bash", "Read", "Write", "Edit", "Grep", "own_note:note")
 LOST = Break("cut", after=4)

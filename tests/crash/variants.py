@@ -40,11 +40,15 @@ _ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "requ
 FIXED = "fixed.txt"
 
 
+def _writes(position: int, index: int, path: str) -> dict[str, object]:
+    return tool_use(f"toolu_{position}_{index}", "Write", {"file_path": path, "content": "written"})
+
+
 def _submits(position: int, **arguments: str) -> Reply:
     return Reply([tool_use(f"toolu_{position}_0", "submit_result", arguments)])
 
 
-_FILES_SCRIPT = {
+_BEGIN = {
     0: Reply(
         [
             text("What I begin with cannot be done twice."),
@@ -64,15 +68,21 @@ _FILES_SCRIPT = {
             ),
             asked(1, 1),
             bash(1, 2, "; git add -A; git commit -qm 'by the agent'"),
+            _writes(1, 3, "made/new.txt"),
         ]
     ),
-    2: Reply([tool_use("toolu_2_0", "Write", {"file_path": "made/new.txt", "content": "new"})]),
-    3: Reply([text("That is all.")], stop_reason="end_turn", fail_first=[OVERLOADED]),
-    4: _submits(4, wrong="1"),
-    5: _submits(5, answer="one"),
-    6: Reply([tool_use("toolu_6_0", "Write", {"file_path": FIXED, "content": "fixed"})]),
-    7: _submits(7, answer="two"),
+    2: replace(_submits(2, wrong="1"), fail_first=[OVERLOADED]),
 }
+
+
+def _until_verified(position: int) -> dict[int, Reply]:
+    """It submits in vain, mends what was verified, and submits again."""
+    return {
+        position: _submits(position, answer="one"),
+        position + 1: Reply([_writes(position + 1, 0, FIXED)]),
+        position + 2: _submits(position + 2, answer="two"),
+    }
+
 
 # Its calls cannot be done twice, its end is verified, and the first time in vain.
 OWN_FILES = Scenario(
@@ -82,13 +92,17 @@ OWN_FILES = Scenario(
     state="succeeded",
     reason="submitted",
     notes=False,
-    script=_FILES_SCRIPT,
+    script={
+        **_BEGIN,
+        3: Reply([text("That is all.")], stop_reason="end_turn"),
+        **_until_verified(4),
+    },
     denied=frozenset(),
     rules=(Rule("allow", "*"),),
     files=Files(
         external=(Rule("ask", "Bash(basename *)"),),
         external_calls=frozenset({"toolu_1_1"}),
-        invalid=frozenset({"toolu_4_0"}),
+        invalid=frozenset({"toolu_2_0"}),
         output_schema=_ANSWER,
         verify=Verify((f"echo verified >> {LOG}; test -e {FIXED}",)),
         verified=(False, True),
@@ -174,7 +188,7 @@ READS_AT_ONCE = replace(
     ALL_AT_ONCE,
     parallel_tools="safe",
     workspace="copy",
-    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
+    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=18_000),
     reason="token_ceiling",
     notes=False,
 )
@@ -218,19 +232,24 @@ COMPACTED = Scenario(
 )
 
 BATCHES = replace(ALL_AT_ONCE, workspace="git")
-HOSTS = replace(OWN_FILES, files=replace(OWN_FILES.files, hosts=True))
+HOSTS = replace(
+    OWN_FILES, script={**_BEGIN, **_until_verified(3)}, files=replace(OWN_FILES.files, hosts=True)
+)
 # Its calls cannot be done twice because an MCP server does them.
 SERVING = replace(
     OWN_FILES,
     script={
-        **_FILES_SCRIPT,
-        1: Reply([*_FILES_SCRIPT[1].blocks[:1], served(1, 1), *_FILES_SCRIPT[1].blocks[2:]]),
-        2: Reply([served(2, 0)]),
+        0: _BEGIN[0],
+        1: Reply([_BEGIN[1].blocks[0], served(1, 1), _BEGIN[1].blocks[2]]),
+        2: Reply([served(2, 0), _writes(2, 1, FIXED)], fail_first=[OVERLOADED]),
+        3: _submits(3, answer="one"),
     },
     files=replace(
         OWN_FILES.files,
         external=(),
         external_calls=frozenset({"toolu_1_1", "toolu_2_0"}),
+        invalid=frozenset(),
+        verified=(True,),
         served=True,
     ),
 )
