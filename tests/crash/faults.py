@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Integer, bindparam, select
 
-from runner.core import calls
+from runner.core import batches, calls
 from runner.core.budget import JobBudget, Reservation
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
@@ -94,6 +94,15 @@ def every_hook_repeatable() -> None:
     JobSpec.from_json = classmethod(repeatable)  # type: ignore[assignment]
 
 
+def no_batch_found() -> None:
+    """After a creation with an unknown outcome, none of the API's batches is taken for this one."""
+
+    def none(*given: Any) -> list[str]:
+        return []
+
+    batches.candidates = none  # type: ignore[assignment]
+
+
 FAULTS = {
     "intent not written": intent_not_written,
     "fence ignored": fence_ignored,
@@ -102,6 +111,7 @@ FAULTS = {
     "reservation not kept": reservation_not_kept,
     "nothing put back": nothing_put_back,
     "every hook repeatable": every_hook_repeatable,
+    "no batch found": no_batch_found,
 }
 
 

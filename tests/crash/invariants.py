@@ -29,6 +29,7 @@ class Served:
 
     asked: int = 0
     turns: list[Asked] = field(default_factory=list)
+    batched: list[int] = field(default_factory=list)  # the positions of those paid for in a batch
     summaries: int = 0
     refusals: list[str] = field(default_factory=list)
     tokens: int = 0
@@ -150,6 +151,9 @@ def _check_counters(record: Record, served: Served, variant: scenario.Scenario) 
     hold(served.cost <= cost, "more was billed than charged", served.cost, cost)
     asked = len(served.turns) + served.summaries
     hold(asked <= len(model_calls), "a model call was made twice under one intent")
+    once = len(set(served.batched)) == len(served.batched)
+    hold(once, "a call in a batch was paid twice", served.batched)
+    hold(bool(served.batched) == (variant.lane == "batch"), "another lane", served.batched)
     numbers = [call.number for call in model_calls]
     hold(numbers == list(range(1, len(numbers) + 1)), "model calls have gaps", numbers)
     denied = sum(call.outcome == "denied" for call in record.calls)

@@ -18,15 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
-from runner.core.prices import Tariff, Terms
+from runner.core.model_calls import tariffs_of
+from runner.core.prices import Tariff
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
+from runner.engine.batches import PASS_SECONDS, Collector
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
+from runner.llm.batches import AnthropicBatches
 from runner.llm.prices import load_prices
+from runner.logs import Outage
 from runner.ports import Command, Interrupt, ToolCall
 from runner.queries.transcript import tool_output
 from runner.store import children, ids, leases, runs
@@ -118,6 +122,7 @@ MARK = "CRASH_SWEEP_MARK"  # a variable in the environment of every process that
 DROPPED = 10  # exit status: another attempt has the run
 _SAY_ALIVE_SECONDS = 0.1
 _LOOK_SECONDS = 0.01
+_GRACE_SECONDS = 10.0
 LOG = "log"
 # All that a client of the API trusts: to read the system's takes longer than the calls of a run.
 _CERTIFICATE = Path(__file__).parents[1] / "llm" / "localhost.pem"
@@ -246,7 +251,8 @@ def live(task: Task) -> int:
     alive = Alive(task, database, tools)
     threading.Thread(target=alive.say_so, daemon=True).start()
     try:
-        return _work(task, database, clock, boundaries, ports, alive)
+        collector = _collector(task, clock, boundaries, ports, journal)
+        return _work(task, database, clock, boundaries, ports, alive, collector)
     finally:
         alive.ended.set()
         tools.close()
@@ -254,10 +260,35 @@ def live(task: Task) -> int:
 
 
 def tariffs(spec: JobSpec) -> dict[str, Tariff]:
-    """What the calls of the run's model cost."""
-    tariff = load_prices().tariff(spec.model, Terms())
-    assert tariff is not None
-    return {spec.model: tariff}
+    """What the calls of the run's models cost."""
+    return tariffs_of(spec, load_prices())
+
+
+def _collector(
+    task: Task, clock: LeapingClock, boundaries: Boundaries, ports: Ports, journal: StoredJournal
+) -> Collector:
+    """Collects for this worker. Each of its transactions and calls of the API is two boundaries."""
+    database = Database(task.database_url)
+    write = database.write
+
+    def counted(work: Callable[[Connection], T], **options: Any) -> T:
+        made = partial(write, work, **options)
+        return boundaries.around("collector.write", made, whole=True)
+
+    database.write = counted  # type: ignore[method-assign,assignment]
+    api = AnthropicBatches(base_url=task.api_url, api_key=API_KEY)
+    batches: Any = Counted("batches", api, boundaries, looking=("body", "shared"))
+    return Collector(
+        database=database,
+        worker_id=task.worker_id,
+        clock=clock,
+        api=lambda: batches,
+        look=journal.look,
+        tariffs=tariffs,
+        stopping=ports.stopping,
+        outage=Outage("the database", lambda *given: None),  # type: ignore[arg-type]
+        grace=_GRACE_SECONDS,
+    )
 
 
 class Alive:
@@ -302,6 +333,7 @@ def _work(
     boundaries: Boundaries,
     ports: Ports,
     alive: Alive,
+    collector: Collector,
 ) -> int:
     leases.register(
         database,
@@ -312,7 +344,7 @@ def _work(
         slots=1,
         now=clock.now(),
     )
-    while (due := _next_due(database, task.run_id, clock)) is not None:
+    while (due := _next_due(database, task.run_id, clock, collector)) is not None:
         run_id, due_at = due
         clock.leap(due_at - clock.now())
         claim = partial(_claim, task, run_id, database, clock)
@@ -325,6 +357,7 @@ def _work(
             return DROPPED
         except Interrupted:
             leases.give_back(database, lease, clock.now())
+    leases.end(database, task.worker_id, clock.now())
     return 0
 
 
@@ -333,10 +366,13 @@ def _claim(task: Task, run_id: str, database: Database, clock: LeapingClock) -> 
     return runs.claim(database, run, task.worker_id, clock.now()) if run else None
 
 
-def _next_due(database: Database, root: str, clock: LeapingClock) -> tuple[str, float] | None:
+def _next_due(
+    database: Database, root: str, clock: LeapingClock, collector: Collector
+) -> tuple[str, float] | None:
     """The run of the tree that is due first, and when, after a person has answered what others wait
-    for; None when all have ended. What a dispatcher does for parents is done here."""
-    columns = (stored.runs.c.id, stored.runs.c.due_at, stored.runs.c.state)
+    for; None when all have ended. What a dispatcher does for parents, and a collector for batches, is
+    done here."""
+    columns = tuple(stored.runs.c[name] for name in ("id", "due_at", "state", "reason"))
     of_tree = (stored.runs.c.id == root) | (stored.runs.c.root_run == root)
     query = select(*columns).where(of_tree)
     while True:
@@ -346,7 +382,10 @@ def _next_due(database: Database, root: str, clock: LeapingClock) -> tuple[str, 
             return run_id, due_at
         if all(run.state in ENDED for run in found):
             return None
-        if not children.attend(database, clock.now()):
+        if any(run.reason == "batch" for run in found):
+            collector.collect()
+            clock.leap(PASS_SECONDS)
+        elif not children.attend(database, clock.now()):
             threading.Event().wait(_LOOK_SECONDS)
 
 

@@ -17,7 +17,7 @@ from runner.core.conversation import Tool, Usage
 from runner.core.mcp import McpServer
 from runner.core.prices import Terms
 from runner.core.run import EndState
-from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission
+from runner.core.spec import JobSpec, Lane, NewRun, ParallelTools, Submission
 from runner.core.workspace import Verify, Workspace, WorkspaceMode, result_tool
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
@@ -117,6 +117,7 @@ class Scenario:
     budget: Budget = field(default_factory=Budget)
     compactions: tuple[CompactionKind, ...] = ()
     files: Files = field(default_factory=Files)
+    lane: Lane = "realtime"
 
     def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
         """The job, of one run."""
@@ -135,6 +136,7 @@ class Scenario:
             parallel_tools=self.parallel_tools,
             workspace=self.files.workspace(workspace, self.workspace),
             verify=self.files.verify,
+            lane=self.lane,
         )
         return Submission("sweep.toml", "", spec, (NewRun("one", "one", "Do what you can."),))
 

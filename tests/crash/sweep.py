@@ -18,6 +18,7 @@ from sqlalchemy import select
 
 from runner.core import commands
 from runner.core.commands import Question, Target
+from runner.llm.requests import encoded
 from runner.store import approvals, ids, jobs, leases, tables
 from runner.store.database import Database
 from runner.store.questions import waiting
@@ -101,6 +102,7 @@ Mode = Literal["kill", "freeze"]
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 _FROZEN_WATCHDOG_SECONDS = 2.0
 _PATIENCE = 30.0
+_AHEAD = 60.0  # seconds
 _CLOCK_ERROR = 10.0  # seconds; when a process began is not known exactly
 
 
@@ -123,7 +125,7 @@ class Iteration:
     def run(self, task: Task) -> bool:
         """Interrupt a worker, and let another worker go on; whether the first one was interrupted."""
         self.begin()
-        with MessagesServer(self.plan) as server, self._person:
+        with MessagesServer(self.plan, batch_now=_api_time) as server, self._person:
             interrupted = self._work(replace(task, api_url=server.url))
             self.served.refusals += [refusal.message for refusal in server.refusals]
         _wait(lambda: not self._processes(), "processes survived the workers", self._processes)
@@ -137,13 +139,15 @@ class Iteration:
     def plan(self, request: Received) -> Reply:
         """The model: its reply depends on the conversation alone; some calls fail the first time."""
         messages = request.body["messages"]
-        prompt_tokens = len(request.raw) // 4
+        batched = request.custom_id is not None
+        raw = encoded(request.body) if batched else request.raw
+        prompt_tokens = len(raw) // 4
         if "tools" not in request.body:
             self.served.summaries += 1
             reply = scenario.summary(messages, self.served.summaries)
             return self.billed(scenario.with_usage(reply, prompt_tokens), prompt_tokens)
         position = scenario.position_of(messages)
-        self.served.turns.append(Asked(position, request.raw, _content_of(messages)))
+        self.served.turns.append(Asked(position, raw, _content_of(messages)))
         if position == scenario.SAID_LATER_AT and not self._said:
             self._said = True
             say(self.database, self.run_id, scenario.SAID_LATER, time.time())
@@ -151,13 +155,16 @@ class Iteration:
         if reply.fail_first and position not in self._failed:
             self._failed.add(position)
             reply = scenario.failing(reply)
+        elif batched:
+            self.served.batched.append(position)
+            return self.billed(reply, prompt_tokens, 0.5)
         return self.billed(reply, prompt_tokens)
 
-    def billed(self, reply: Reply, prompt_tokens: int) -> Reply:
-        """The reply, counted if it is paid for."""
+    def billed(self, reply: Reply, prompt_tokens: int, share: float = 1.0) -> Reply:
+        """The reply, counted if it is paid for, at a share of the price."""
         if reply.broken is None or reply.broken.kind != "status":
             self.served.tokens += prompt_tokens + reply.output_tokens()
-            self.served.cost += scenario.cost_of(reply)
+            self.served.cost += int(scenario.cost_of(reply) * share)
         return reply
 
     def records(self) -> list[record.Record]:
@@ -326,6 +333,11 @@ class Sweep:
             raise Violation(f"{self._mode} at {where}: {violation}\n{said}") from violation
         shutil.rmtree(folder)
         return interrupted
+
+
+def _api_time() -> float:
+    """The time by the API's clock: not before that of a worker, which leaps ahead."""
+    return time.time() + _AHEAD
 
 
 def _content_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from tests.crash.variants import SCENARIOS
 # faults are found.
 _FIRST_CALL = (*range(8, 16), 6, 7)
 _FIRST_TOOLS = (*range(22, 32), *range(18, 22))
+_FIRST_BATCH = (*range(34, 40), *range(30, 34))
 
 
 _FAULTS = [
@@ -23,6 +24,7 @@ _FAULTS = [
     ("all", "everything repeatable", "kill", _FIRST_TOOLS, "a side effect happened twice"),
     ("safe", "fence ignored", "freeze", _FIRST_TOOLS, "a worker that had lost its run wrote to it"),
     ("files", "nothing put back", "kill", _FIRST_TOOLS, "a call had another outcome"),
+    ("lane", "no batch found", "kill", _FIRST_BATCH, "a call in a batch was paid twice"),
     ("asked", "every answer a yes", "kill", _FIRST_TOOLS, "a denied call took effect"),
     (
         "compacted",
@@ -33,7 +35,7 @@ _FAULTS = [
     ),
 ]
 # The others are looked for by the whole sweep, and all on both databases.
-_SAMPLE = {"fence ignored", "nothing put back", "reservation not kept"}
+_SAMPLE = {"fence ignored", "no batch found", "nothing put back", "reservation not kept"}
 
 
 @pytest.mark.parametrize(

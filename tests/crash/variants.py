@@ -2,7 +2,7 @@
 turn limit, one at its token ceiling, one is about calls that a person is asked about, and one passes
 its window again and again, at its job's cost. Four in a worktree: what cannot be done twice, the
 same by an MCP server, atomic batches of writing calls, and workers on hosts that share nothing but a
-remote."""
+remote. One whose calls go in Message Batches."""
 
 from __future__ import annotations
 
@@ -231,6 +231,18 @@ COMPACTED = Scenario(
     compactions=("clip", "clip", "summary", "prune"),
 )
 
+# All its calls but the first go in Message Batches.
+LANE = replace(
+    ALL_AT_ONCE,
+    lane="batch",
+    notes=False,
+    limits=Limits(max_turns=3, max_output_tokens=2_000, token_ceiling=200_000),
+    script={
+        0: Reply([text("This goes alone."), bash(0, 0, ""), read(0, 1)], fail_first=[LIMITED]),
+        1: _SCRIPT[1],
+        2: Reply([bash(2, 0, "; exit 3")], fail_first=[LIMITED]),
+    },
+)
 BATCHES = replace(ALL_AT_ONCE, workspace="git")
 HOSTS = replace(
     OWN_FILES, script={**_BEGIN, **_until_verified(3)}, files=replace(OWN_FILES.files, hosts=True)
@@ -260,6 +272,7 @@ SCENARIOS = {
     "compacted": COMPACTED,
     "files": OWN_FILES,
     "batches": BATCHES,
+    "lane": LANE,
     "hosts": HOSTS,
     "served": SERVING,
 }
