@@ -57,7 +57,7 @@ def report_page(app: App, report: Report) -> Iterator[str]:
         diff=partial(_diff, app, left),
         counts=_counts(report.runs),
         dearest=_dearest(report.runs),
-        spans=_spans(report.runs),
+        spans=_spans(report),
     )
 
 
@@ -95,13 +95,13 @@ def _dearest(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, float]]:
     return [(each, size(each) / most) for each in largest] if most else []
 
 
-def _spans(runs: Sequence[ReportedRun]) -> list[Span]:
-    """Return when each begun run was worked on, the first ones first."""
-    begun = [each for each in runs if each.run["started_at"] is not None]
+def _spans(report: Report) -> list[Span]:
+    """Return from when until when (or now) each begun run went on, the first ones first."""
+    begun = [each for each in report.runs if each.run["started_at"] is not None]
     begun = sorted(begun, key=lambda each: each.run["started_at"])[:_MOST_SPANS]
     if not begun:
         return []
-    ends = [each.run["ended_at"] or each.run["started_at"] for each in begun]
+    ends = [each.run["ended_at"] or report.now for each in begun]
     first, last = begun[0].run["started_at"], max(ends)
     whole = (last - first) or 1.0
     return [

@@ -69,6 +69,15 @@ def test_charts_show_each_run_and_each_kind_of_failure(
     assert page.text.count("2 × failed verify: E ValueError: <n> in <path>") == 1
 
 
+def test_a_run_that_goes_on_has_a_bar_until_now(command: Command, database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id)
+    page = Parsed.of(command("report", job_id(database, run_id), "--html", "-").out)
+    (bar,) = [each for each in page.named("rect") if each.get("height") == "8"]
+    assert (bar["x"], bar["width"]) == ("0", "1000")
+    assert re.search(r"\d\d:\d\d:\d\d\s*now\s", page.text)
+
+
 def test_nothing_from_outside_is_markup(command: Command, database: Database) -> None:
     run_id = submit_one(database, STORABLE)
     attempt = claim(database, run_id)
