@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -17,7 +17,7 @@ from runner.app import exchange, handle
 from runner.app.humanize import cell, plural
 from runner.cli import exit_codes
 from runner.cli.options import JOB_OR_RUN, json_option, open_app, signed, with_app, with_settings
-from runner.cli.terminal import console_on, make_folder, note, output, refuse, say_json, say_table
+from runner.cli.terminal import make_folder, note, output, progress, refuse, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import Author
 from runner.errors import UsageError
@@ -77,10 +77,10 @@ def import_(
                 done.add(app, name, shape, author)
                 continue
             found = exchange.files_in(Path(name))
-            with _progress(len(found)) as advance:
-                for path in found:
+            with progress("importing") as show:
+                for count, path in enumerate(found, 1):
                     done.add(app, str(path), shape, author, in_folder=True)
-                    advance()
+                    show(count, len(found))
             done.has_folders = True
     if as_json:
         say_json({"runs": done.runs, "refused": done.refused})
@@ -141,19 +141,6 @@ class _Imported:
             [project, *(counts[kind] for kind in kinds)] for project, counts in projects.items()
         )
         say_table(("project", *kinds), table, numbers=range(1, 5))
-
-
-@contextmanager
-def _progress(files: int) -> Iterator[Callable[[], None]]:
-    """Draw a bar at a terminal while files are imported; call what it yields after each."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.progress import Progress  # late: slow to import
-
-    with Progress(console=console_on(sys.stderr), transient=True) as bar:
-        task = bar.add_task("importing", total=files)
-        yield lambda: bar.advance(task)
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,15 +13,11 @@ from runner.app.humanize import cell, moment, short_ids
 from runner.app.tables import MOST_ROWS
 from runner.cli.audit import format_options, limit_option, say_rows
 from runner.cli.options import filter_options, with_app
-from runner.cli.terminal import note, print_lines
+from runner.cli.terminal import note, print_lines, progress
 from runner.core.search import ROLES, SOURCES
 
 if TYPE_CHECKING:
     from runner.audit import Hit
-
-_PATIENCE_SECONDS = 1.0
-_BETWEEN_SECONDS = 0.2
-_ERASE_LINE = "\r\x1b[K"
 
 
 def _sources(text: str) -> tuple[str, ...]:
@@ -87,7 +81,7 @@ def search(
     from runner.audit import Audit
 
     words = _query(text, without)
-    with indexing() as show:
+    with progress("indexing") as show:
         options: Any = {"sources": sources or (), "role": role, "limit": limit, "offset": offset}
         options |= {"tell": lambda line: note(cell(line)), "progress": show}
         found = Audit.of(app).find(words, exact, only, **options)
@@ -133,30 +127,3 @@ def _say_hit(hit: Hit) -> None:
         shown += [(excerpt[at:start], ""), (excerpt[start:end], "bold yellow")]
         at = end
     print_lines([[(where, "bold")], [*shown, (excerpt[at:], "")]], paged=False)
-
-
-@contextmanager
-def indexing() -> Iterator[Callable[[int, int], None]]:
-    """Yield what to call with how many rows of all are done: it shows them on stderr once it takes long,
-    in place at a terminal, else on one line."""
-    due, has_begun = time.monotonic() + _PATIENCE_SECONDS, False
-
-    def show(done: int, all_: int) -> None:
-        nonlocal due, has_begun
-        if time.monotonic() < due:
-            return
-        due = time.monotonic() + _BETWEEN_SECONDS
-        if sys.stderr.isatty():
-            percent = 100 * done // max(all_, 1)
-            sys.stderr.write(f"{_ERASE_LINE}indexing: {done:,} of {all_:,} texts ({percent}%)")
-            sys.stderr.flush()
-        elif not has_begun:
-            note(f"indexing {all_:,} texts first")
-        has_begun = True
-
-    try:
-        yield show
-    finally:
-        if has_begun and sys.stderr.isatty():
-            sys.stderr.write(_ERASE_LINE)
-            sys.stderr.flush()

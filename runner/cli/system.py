@@ -26,8 +26,7 @@ from runner.cli.options import (
     with_app,
     with_settings,
 )
-from runner.cli.search import indexing
-from runner.cli.terminal import note, say, say_bytes, say_json, say_listing, say_table
+from runner.cli.terminal import note, progress, say, say_bytes, say_json, say_listing, say_table
 from runner.core.run import Author
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -97,7 +96,7 @@ def reindex(app: handle.App, as_json: bool) -> None:
     Example:
       runner db reindex
     """
-    with indexing() as show:
+    with progress("indexing") as show:
         count = app_doctor.reindex(app, lambda line: note(cell(line)), show)
     if as_json:
         say_json({"texts": count})

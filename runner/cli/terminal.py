@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,8 @@ MARGIN = "  "  # stands before what is not Runner's own
 _LESS = "-FRS"
 _GAP = 2  # cells between columns
 _WIDEST = 32
+_PATIENCE_SECONDS, _BETWEEN_SECONDS = 1.0, 0.2
+_ERASE_LINE = "\r\x1b[K"
 _LEADING = 3  # columns that stay
 _LEAST_COLUMN = 8
 _LEAST_LAST_COLUMN = 24
@@ -296,6 +299,28 @@ def console_on(stream: IO[str]) -> Console:
     from rich.console import Console
 
     return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def progress(words: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield what to call with how many of all are done: a terminal shows it, in place, once it takes
+    long."""
+    due, has_begun = time.monotonic() + _PATIENCE_SECONDS, False
+
+    def show(done: int, all_: int) -> None:
+        nonlocal due, has_begun
+        if time.monotonic() >= due and sys.stderr.isatty():
+            due, has_begun = time.monotonic() + _BETWEEN_SECONDS, True
+            share = f"{done:,} of {all_:,} ({100 * done // max(all_, 1)}%)"
+            sys.stderr.write(f"{_ERASE_LINE}{words}: {share}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if has_begun:
+            sys.stderr.write(_ERASE_LINE)
+            sys.stderr.flush()
 
 
 def say_bytes(content: bytes, path: Path | None = None) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from runner.cli.options import (
     with_app,
     with_settings,
 )
-from runner.cli.terminal import note, say, say_json, say_table
+from runner.cli.terminal import note, say, say_json, say_listing
 from runner.core.run import LONGEST_NAME, Author
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -212,18 +213,13 @@ def list_(app: handle.App, removed: bool, as_json: bool) -> None:
     Example:
       runner users list
     """
-    found = people.list_people(app, removed=removed)
-    if as_json:
-        say_json(found)
-        return
-    rows = [
-        (each["name"], each["role"], moment(each["created_at"]), moment(each["removed_at"]))
-        for each in found
-    ]
-    say_table(
-        ("name", "role", "since", "removed") if removed else ("name", "role", "since"),
-        [row if removed else row[:3] for row in rows],
-    )
+    heads = ("name", "role", "since", "removed")[: 4 if removed else 3]
+
+    def row(each: Mapping[str, Any]) -> Sequence[str]:
+        times = (moment(each[name]) for name in ("created_at", "removed_at"))
+        return (each["name"], each["role"], *times)[: len(heads)]
+
+    say_listing(people.list_people(app, removed=removed), as_json, heads, row)
 
 
 @users.command("remove")
