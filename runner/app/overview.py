@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.app import forecast, lanes, listing
 from runner.app.handle import App
+from runner.app.report import FailureGroup, failure_groups
 from runner.core.budget import billionths
 from runner.core.run import ENDED, STATES, UNKNOWN
-from runner.core.text import failure_signature
 from runner.errors import NotFoundError
 from runner.queries import decisions, jobs, runs, workers
 from runner.queries.run_table import ended_runs, failed_runs
@@ -90,39 +89,14 @@ def _lines(app: App, ids: Sequence[str]) -> list[JobLine]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Runs of a job that failed alike."""
-
-    state: str
-    reason: str
-    signature: str
-    count: int
-    example: Mapping[str, Any]  # the newest of them
-    excerpt: str  # the end of what it said
-
-    @property
-    def tail(self) -> str:
-        lines = self.excerpt.rstrip().split("\n")
-        return "\n".join(line[:300] for line in lines[-8:])
-
-
-def failures_of(app: App, job_id: str) -> list[Failures]:
-    """Return why runs of a job failed or were stopped, the most frequent first."""
+def failures_of(app: App, job_id: str) -> list[FailureGroup]:
+    """Return why runs of a job failed or were stopped, the most frequent first, by their rows."""
     found = failed_runs(app.database, job_id, _MOST_FAILURES)
-    by_verification = [run["id"] for run in found if run["reason"] == "verify"]
-    verified = (
-        runs.last_verifications(app.database, job_id, by_verification) if by_verification else {}
+    by_it = [run["id"] for run in found if run["reason"] == "verify"]
+    verified = runs.last_verifications(app.database, job_id, by_it) if by_it else {}
+    return failure_groups(
+        (run, run, each["output"] if (each := verified.get(run["id"])) else None) for run in found
     )
-    counts: Counter[tuple[str, str, str]] = Counter()
-    first: dict[tuple[str, str, str], tuple[Mapping[str, Any], str]] = {}
-    for run in found:
-        output = (verified.get(run["id"]) or {}).get("output")
-        signature = failure_signature(run["detail"], run["item_key"], output)
-        key = run["state"], run["reason"], signature
-        counts[key] += 1
-        first.setdefault(key, (run, output or run["detail"]))
-    return [Failures(*key, count, *first[key]) for key, count in counts.most_common()]
 
 
 @dataclass(frozen=True, slots=True)

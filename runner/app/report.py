@@ -97,14 +97,13 @@ class FailureGroup:
     state: str
     reason: str
     signature: str
-    runs: tuple[ReportedRun, ...]
+    runs: tuple[Any, ...]
+    said: str  # by the first
 
     @property
     def excerpt(self) -> str:
-        """The end of the first run's output, where commands say why they failed."""
-        first = self.runs[0]
-        said = (first.failed_output or first.run["detail"]).rstrip().split("\n")
-        lines = [line[:300] for line in said]
+        """The end of what the first run said, where commands say why they failed."""
+        lines = [line[:300] for line in self.said.rstrip().split("\n")]
         if (more := len(lines) - _MOST_EXCERPT_LINES) > 0:
             lines = [f"… {more} lines", *lines[-_MOST_EXCERPT_LINES:]]
         return "\n".join(lines)
@@ -136,7 +135,7 @@ class Report:
 
     @property
     def failures(self) -> list[FailureGroup]:
-        return failure_groups(self.runs)
+        return failure_groups((each, each.run, each.failed_output) for each in self.runs)
 
     @property
     def oddities(self) -> list[tuple[str, list[ReportedRun]]]:
@@ -201,15 +200,18 @@ class Report:
         return whole | cost_fields(self.spending)
 
 
-def failure_groups(runs: Sequence[ReportedRun]) -> list[FailureGroup]:
-    """Return the failures among runs by their signature, the most frequent first."""
-    found: dict[tuple[str, str, str], list[ReportedRun]] = {}
-    for each in runs:
-        run = each.run
+def failure_groups(runs: Iterable[tuple[Any, Mapping[str, Any], str | None]]) -> list[FailureGroup]:
+    """Return the failures among runs by their signature, the most frequent first. A run is given with its
+    row, and with the output of the verification that it failed."""
+    found: dict[tuple[str, str, str], list[Any]] = {}
+    said: dict[tuple[str, str, str], str] = {}
+    for each, run, output in runs:
         if run["state"] in ("failed", "stopped"):
-            signature = failure_signature(run["detail"], run["item_key"], each.failed_output)
-            found.setdefault((run["state"], run["reason"], signature), []).append(each)
-    groups = [FailureGroup(*key, tuple(same)) for key, same in found.items()]
+            signature = failure_signature(run["detail"], run["item_key"], output)
+            key = run["state"], run["reason"], signature
+            found.setdefault(key, []).append(each)
+            said.setdefault(key, output or run["detail"])
+    groups = [FailureGroup(*key, tuple(same), said[key]) for key, same in found.items()]
     return sorted(groups, key=lambda group: -len(group.runs))
 
 

@@ -114,12 +114,11 @@ def test_errors_of_runs_are_the_groups_of_the_report(database: Database) -> None
         claim(database, run_id).fail("invalid_request_error", said)
     verified = last_verifications(database, job.id)
     trees = {each.run_id: each for each in workspaces_of_job(database, job.id)}
-    groups = failure_groups(
-        [
-            ReportedRun(run, trees[run["id"]], Spending(), verified=verified.get(run["id"]))
-            for run in list_runs(database, job.id)
-        ]
-    )
+    reported = [
+        ReportedRun(run, trees[run["id"]], Spending(), verified=verified.get(run["id"]))
+        for run in list_runs(database, job.id)
+    ]
+    groups = failure_groups((each, each.run, each.failed_output) for each in reported)
     told = {(f"{g.state} {g.reason}", g.signature): len(g.runs) for g in groups}
     found = [row for row in error_rows(database, Filters(job_id=job.id)) if row["kind"] == "run"]
     assert {(row["what"], row["error"]): row["times"] for row in found} == told
