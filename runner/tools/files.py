@@ -36,7 +36,14 @@ from runner.tools.file_access import (
     tool_context_of,
 )
 from runner.tools.host import Starter
-from runner.tools.media import Opener, is_media, notebook_cells, read_media, read_whole
+from runner.tools.media import (
+    MOST_NOTEBOOK_BYTES,
+    Opener,
+    is_media,
+    notebook_cells,
+    read_media,
+    read_whole,
+)
 from runner.tools.output import MOST_CHARACTERS
 from runner.tools.patch import MOST_PATCHED_BYTES, change_of
 
@@ -225,7 +232,7 @@ def read(call: ToolCall, places: Places, interrupt: Interrupt, host: Starter) ->
         if is_media(file.peek(_LOOKED_AT)):
             return read_media(file, path, call.input.get("pages") or "", opener)
         if path.endswith(".ipynb"):
-            text, media = notebook_cells(read_whole(file, path), path, opener)
+            text, media = notebook_cells(read_whole(file, path, MOST_NOTEBOOK_BYTES), path, opener)
             file = BufferedReader(BytesIO(text.encode("utf-8", "replace")))
             shown.note(_NOTEBOOK)
         else:

@@ -380,12 +380,13 @@ def _unknown(why: str) -> ToolResult:
 def _rendered(result: Any, tool: str, opener: Opener) -> tuple[str, tuple[Media, ...]]:
     """Return a result of the SDK as text: its blocks in order, then its structured content unless a
     block has it; and its images."""
-    texts, media = list[str](), list[Media]()
+    texts, media, opened = list[str](), list[Media](), 0
     for block in result.content:
-        if block.type != "image" or len(media) == MOST_SHOWN:
+        if block.type != "image" or opened == MOST_SHOWN:
             texts.append(_block_text(block))
             continue
-        image = decoded_image(block.data, f"image {len(media) + 1} of {tool}", opener)
+        opened += 1
+        image = decoded_image(block.data, f"image {opened} of {tool}", opener)
         if isinstance(image, Media):
             media.append(image)
         texts.append(shown_text([image.block()] if isinstance(image, Media) else image))

@@ -7,9 +7,9 @@ are cut out. Without it only the header is looked at, and what is not fit as it 
 from __future__ import annotations
 
 import base64
-import binascii
 import importlib.util
 import json
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -29,13 +29,14 @@ from runner.core.media import (
     shown_text,
 )
 from runner.core.text import plain
-from runner.errors import UsageError
+from runner.errors import HostFaultError, UsageError
 from runner.ports import Interrupt, ToolCall
 from runner.tools import media_child
-from runner.tools.file_access import ToolFailure, explained
+from runner.tools.file_access import ToolFailure, explained, open_file
 from runner.tools.host import Ended, Start, Starter, boot, reported
 
 MOST_FILE_BYTES = 64 << 20
+MOST_NOTEBOOK_BYTES = 16 << 20  # JSON takes 25 times as much once it is read, in the worker itself
 MOST_SHOWN = 20  # media of one result
 
 _SUBMIT_SECONDS = 60.0
@@ -143,7 +144,8 @@ def media_of_file(path: Path) -> Media:
     """Return the image or PDF in a file of the person who submits a job. Raises ``UsageError``."""
     opener = Opener("submit", Path("/"), "", _SUBMIT_SECONDS, _Alone(), Interrupt())
     try:
-        with explained(str(path)), open(path, "rb") as file:
+        real = os.path.realpath(path)
+        with explained(str(path)), open(open_file(real, str(path)), "rb") as file:
             if is_media(file.peek(16)):
                 (media,) = read_media(file, str(path), "", opener).media
                 return media
@@ -170,21 +172,24 @@ class _Alone:
         return Ended("exited", done.returncode, done.stdout, done.stderr)
 
 
-def read_whole(file: BufferedReader, path: str) -> bytes:
+def read_whole(file: BufferedReader, path: str, most: int = MOST_FILE_BYTES) -> bytes:
     """Return the bytes of a file. Raises ``ToolFailure`` if they are too many for memory."""
-    data = file.read(MOST_FILE_BYTES + 1)
-    if len(data) > MOST_FILE_BYTES:
-        raise ToolFailure(f"{path} is larger than {MOST_FILE_BYTES:,} bytes: make it smaller first")
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise ToolFailure(f"{path} is larger than {most:,} bytes: make it smaller first")
     return data
 
 
 def decoded_image(data: Any, name: str, opener: Opener) -> Media | str:
-    """Return an image from its base64, or the line that says why it is not shown."""
+    """Return an image from its base64, or the line that says why it is not shown: the call that has
+    made it is not done again."""
     try:
-        return opener.image(base64.b64decode("".join(data)), name)
-    except (TypeError, binascii.Error):
+        decoded = base64.b64decode("".join(data))
+    except (TypeError, ValueError):
         return f"[{name}: not shown: its bytes are no base64]"
-    except ToolFailure as failure:
+    try:
+        return opener.image(decoded, name)
+    except (ToolFailure, HostFaultError) as failure:
         return f"[image not shown: {failure}]"
 
 
@@ -198,13 +203,15 @@ def notebook_cells(data: bytes, path: str, opener: Opener) -> tuple[str, tuple[M
         raise ToolFailure(f"{path} is no notebook in format 4: read it with Bash") from error
     media: list[Media] = []
     texts: list[str] = []
+    opened = 0  # each costs a process, whatever comes of it
     for part in shown:
         if isinstance(part, str):
             texts.append(part)
-        elif len(media) == MOST_SHOWN:
+        elif opened == MOST_SHOWN:
             texts.append("[image not shown: there are too many]")
         else:
             name, encoded = part
+            opened += 1
             image = decoded_image(encoded, name, opener)
             if isinstance(image, Media):
                 media.append(image)

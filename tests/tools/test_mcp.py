@@ -19,11 +19,12 @@ from runner.core.conversation import Tool, ToolResult
 from runner.core.mcp import McpServer
 from runner.core.run import Ended, Lease
 from runner.core.sandbox import Sandbox
-from runner.errors import HostLacks, Interrupted
+from runner.errors import HostFaultError, HostLacks, Interrupted
 from runner.permissions import Decision, digest_of
 from runner.permissions.decisions import Authorization
 from runner.ports import Claimed, Interrupt, ToolCall
 from runner.tools.mcp import MISSING, list_tools
+from runner.tools.media import Opener
 from runner.tools.sandbox import Sandboxes
 
 from .conftest import PATIENCE, Workbench, running, wait_until
@@ -88,6 +89,18 @@ def test_results_of_every_kind_become_text(ours: Ours) -> None:
     assert (wrong.outcome, wrong.content) == ("failed", "no luck")
     assert ours.call("odd.name/x").content == "odd.name/x"
     assert len(ours.pids(1)) == 1
+
+
+def test_a_call_whose_images_cannot_be_opened_has_a_result_and_is_not_made_again(
+    ours: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*given: Any) -> Any:
+        raise HostFaultError("no program can be started: Cannot allocate memory")
+
+    monkeypatch.setattr(Opener, "image", no_memory)
+    given = ours.call("kinds")
+    assert (given.outcome, given.media) == ("succeeded", ())
+    assert "[image not shown: no program can be started" in given.content
 
 
 def test_a_long_result_is_cut_as_any_tools_and_kept_whole(ours: Ours) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from runner.core.conversation import ToolResult, result_block
 from runner.core.media import LONG_SIDE, MOST_IMAGE_BYTES, Media
+from runner.tools.media import MOST_SHOWN
 from tests.media import image, noise, opened, pdf, widths
 
 from .conftest import Workbench
@@ -208,3 +209,29 @@ def test_an_image_outside_the_workspace_is_not_shown(bench: Workbench, tmp_path:
     (tmp_path / "shot.png").write_bytes(image())
     result = bench.run("Read", file_path=str(tmp_path / "shot.png"))
     assert (result.outcome, result.media) == ("failed", ())
+
+
+def figure(data: Any) -> dict[str, Any]:
+    return {"output_type": "display_data", "data": {"image/png": data}}
+
+
+@pytest.mark.parametrize("data", ["\u00e9", "A", 7, [7], {"a": 1}, None])
+def test_what_is_no_base64_in_a_notebook_is_told_in_its_place(bench: Workbench, data: Any) -> None:
+    cell = {"cell_type": "code", "source": "plot()", "outputs": [figure(data)]}
+    result = read(bench, "a.ipynb", notebook(cell))
+    assert (result.outcome, result.media) == ("succeeded", ())
+    assert "not shown" in result.content
+
+
+def test_of_many_broken_images_in_a_notebook_few_are_opened(bench: Workbench) -> None:
+    broken = figure(base64.b64encode(image()[:80]).decode())
+    cell = {"cell_type": "code", "source": "plot()", "outputs": [broken] * 40}
+    result = read(bench, "a.ipynb", notebook(cell))
+    assert result.content.count("cannot be opened") == MOST_SHOWN
+    assert result.content.count("there are too many") == 40 - MOST_SHOWN
+
+
+def test_a_large_notebook_is_not_taken_apart(bench: Workbench) -> None:
+    data = b'{"cells": [' + b"{}," * (6 << 20) + b"{}]}"
+    result = read(bench, "a.ipynb", data)
+    assert "a.ipynb is larger than" in result.content
