@@ -66,9 +66,9 @@ class Media:
         return {"type": self.kind, "source": {"type": _BLOB, **source}}
 
 
-def media_blocks(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def media_blocks(block: Any) -> Iterator[dict[str, Any]]:
     """Yield the blocks of media in a stored block: itself, or those in a tool's result."""
-    content = block.get("content")
+    content = block.get("content") if isinstance(block, dict) else None
     for each in (block, *(content if isinstance(content, list) else ())):
         source = each.get("source") if isinstance(each, dict) else None
         if isinstance(source, dict) and source.get("type") == _BLOB:
@@ -116,8 +116,8 @@ def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dic
     digests instead. ``names`` are fields of the source that it keeps."""
     content = block.get("content")
     if isinstance(content, list):
-        parts = [with_bytes(part, load, *names) for part in content]
-        return {**block, "content": parts}
+        parts = (with_bytes(p, load, *names) if isinstance(p, dict) else p for p in content)
+        return {**block, "content": [*parts]}
     if not any(media_blocks(block)):
         return block
     stored = block["source"]
@@ -130,16 +130,15 @@ def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dic
 def without_bytes(block: dict[str, Any]) -> tuple[dict[str, Any], tuple[Media, ...]]:
     """Return a block from outside as it is stored, and the media in it whose bytes are stored apart. What
     is no image or PDF that the API takes stays as it is; one that names bytes elsewhere becomes a line."""
-    content = block.get("content")
+    content, source = block.get("content"), block.get("source")
+    if isinstance(source, dict) and source.get("type") == _BLOB:
+        return {"type": "text", "text": media_line(block)}, ()
     if isinstance(content, list):
         found = [without_bytes(part) if isinstance(part, dict) else (part, ()) for part in content]
         media = tuple(each for _, some in found for each in some)
         return {**block, "content": [part for part, _ in found]}, media
-    if any(media_blocks(block)):
-        return {"type": "text", "text": media_line(block)}, ()
     if block.get("type") not in ("image", "document"):
         return block, ()
-    source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "base64":
         return block, ()
     try:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.core.conversation import Block, Message, ModelRequest, text_block
+from runner.core.conversation import Message, ModelRequest, text_block
 from runner.core.media import LoadBlob, left_out, media_blocks, media_line, with_bytes
 
 _CACHE: Mapping[str, str] = {"type": "ephemeral"}
@@ -85,7 +85,9 @@ def with_media(messages: list[dict[str, Any]], load: LoadBlob | None) -> list[di
         return messages
     too_many = {id(each) for each in media[: left_out(media)]}
 
-    def sent(block: Block) -> Block:
+    def sent(block: Any) -> Any:
+        if not isinstance(block, dict):
+            return block
         if isinstance(block.get("content"), list):
             return {**block, "content": [*map(sent, block["content"])]}
         return text_block(media_line(block)) if id(block) in too_many else with_bytes(block, load)

@@ -15,9 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Table, func, select
 
+from runner.core.media import media_tokens
 from runner.core.run import Author
 from runner.errors import UsageError
+from runner.llm.requests import with_media
 from runner.queries import decisions
+from runner.queries.transcript import api_messages
 from runner.store.database import Database
 from runner.store.exports import export
 from runner.store.imports import import_file
@@ -320,6 +323,34 @@ def test_an_ended_run_with_an_open_question_asks_nobody(target: Database, sample
     import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
     (asked,) = decisions.approvals_of_run(target, row(sample, "runs", 1)["id"])
     assert (asked["answer"], asked["answered_by"]) == ("cancelled", "ann")
+
+
+BLOB = {"type": "blob", "sha256": "0" * 64, "media_type": "image/png"}
+IMAGE = {"type": "image", "source": BLOB}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[1], ["text"], [None, []], [IMAGE], [{**IMAGE, "content": []}]],
+    ids=["a number", "a text", "a list", "an image", "an image with content"],
+)
+def test_a_result_of_anything_reads_like_any_other_and_names_no_bytes(
+    target: Database, sample: Lines, content: list[Any]
+) -> None:
+    results = [
+        line["row"]["content"]
+        for line in sample
+        if line.get("table") == "blocks" and line["row"]["type"] == "tool_result"
+    ]
+    results[0]["content"] = content
+    for each in import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW):
+        look_everywhere(target, each.run_id)
+        conversation = api_messages(target, each.run_id)
+        sent = with_media(conversation, lambda digest: b"another job's")
+        assert BLOB["sha256"] not in str(sent)
+        for message in conversation:
+            assert sum(media_tokens(block)[0] for block in message["content"]) == 0
+    export(target, job_id=row(sample, "jobs")["id"], write=BytesIO().write)
 
 
 def test_a_question_of_another_run_here_is_refused(target: Database, sample: Lines) -> None:
