@@ -456,7 +456,13 @@ class _Job:
         paths = [render(text, at, what="path of an image") for text in top["images"]]
         if top.problems:
             return (), ()
-        media = self._media(dict.fromkeys(path for some in paths for path in some), read_media)
+        # By path, the folder that its template names before it uses the item.
+        folders = {
+            path: self._placed(f"{text.partition('{')[0]}_").parent
+            for text, some in zip(top["images"], paths, strict=True)
+            for path in some
+        }
+        media = self._media(folders, read_media)
         if top.problems:
             return (), ()
         of_items = zip(*paths, strict=True) if paths else [()] * len(keyed)
@@ -468,18 +474,27 @@ class _Job:
         )
         return runs, tuple(media.values())
 
-    def _media(self, paths: Iterable[str], read_media: ReadMedia) -> dict[str, Media]:
-        """Return what is in files, by path; without those that have a problem."""
+    def _placed(self, path: str) -> Path:
+        return Path(os.path.normpath((self.folder / path).absolute()))
+
+    def _media(self, folders: Mapping[str, Path], read_media: ReadMedia) -> dict[str, Media]:
+        """Return what is in files, by path; without those that have a problem. An item leads to no file
+        outside of the folder of its path."""
         at, found, size = self.top.at("images"), dict[str, Media](), 0
 
         def read(path: str) -> Media:
+            place, folder = self._placed(path), folders[path]
+            if not place.is_relative_to(folder):
+                raise BadValueError(
+                    f"{shown(path)} leads out of {folder}: begin the template with the folder of the files"
+                )
             try:
-                return read_media(self.folder / path)
+                return read_media(place)
             except UsageError as error:
                 raise BadValueError(str(error)) from error
 
         with at.noting_at_most(MOST_TEXTS_REPORTED, "and so for {} more files"):
-            for path in paths:
+            for path in folders:
                 if (media := at.attempt(read, path)) is not None:
                     found[path], size = media, size + len(media.data)
                 if size > _MOST_MEDIA_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,3 +66,36 @@ def test_the_bound_of_a_first_call_counts_what_the_item_carries(
     assert isinstance(counted, Reservation)
     assert isinstance(bare, Reservation)
     assert counted.worst_case - bare.worst_case > 2 * 6_000  # two pages of a PDF
+
+
+def test_a_pipe_is_not_waited_for(problems_of: Problems, folder: Path) -> None:
+    (folder / "logo.gif").unlink()
+    os.mkfifo(folder / "logo.gif")
+    (problem,) = problems_of(JOB)
+    assert "logo.gif" in problem
+
+
+@pytest.mark.parametrize(
+    ("template", "shot"),
+    [
+        ("{{ item.shot }}", "{}/private.png"),
+        ("{{ item.shot }}", "../private.png"),
+        ("shots/{{ item.shot }}", "../../private.png"),
+        ("shots/{{ item.shot }}", "../logo.gif"),
+    ],
+)
+def test_an_item_leads_to_no_file_outside_of_the_folder_of_its_template(
+    problems_of: Problems, folder: Path, template: str, shot: str
+) -> None:
+    (folder.parent / "private.png").write_bytes(image())
+    shot = shot.format(folder.parent)
+    items = f'[[items.list]]\nkey = "a"\nshot = "{shot}"'
+    (problem,) = problems_of(f'model = "m"\nprompt = "Look."\nimages = ["{template}"]\n{items}')
+    assert "leads out of" in problem
+
+
+def test_a_template_may_name_any_folder(load_text: Load, folder: Path) -> None:
+    job = JOB.replace('"logo.gif"', f'"../{{{{ item.key }}}}.png", "{folder}/logo.gif"')
+    for key in "ab":
+        (folder.parent / f"{key}.png").write_bytes(image())
+    assert [len(run.attached) for run in load_text(job).runs] == [3, 3]
