@@ -69,9 +69,11 @@ class Cgroup:
     def _stays_full(self) -> bool:
         """Return True if it has had no room for programs for some time, and goes on to ask for more. The
         kernel may then read them from the disk page by page, for minutes, before it kills one."""
-        used = sum(
-            _count(self._folder, "memory.stat", each) for each in (b"anon", b"shmem", b"kernel")
+        anon, shmem, kernel, given_back = (
+            _count(self._folder, "memory.stat", each)
+            for each in (b"anon", b"shmem", b"kernel", b"slab_reclaimable")
         )
+        used = anon + shmem + kernel - given_back  # names of files give way, as their pages do
         if used < self._memory - min(_ROOM, self._memory / _SMALL_ROOM):
             self._full = None
             return False

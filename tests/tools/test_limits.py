@@ -237,12 +237,14 @@ def test_call_whose_programs_have_no_room_left_is_over_its_limit(
     monkeypatch.setattr(cgroups, "_PATIENCE", 0.0)
     group = cgroups.Cgroup(str(tmp_path), ["memory"], 64 * MB)
 
-    def passed(anon: int, met: int) -> str:
-        (tmp_path / "memory.stat").write_text(f"anon {anon * MB}\nfile {MB}\nkernel {MB}\n")
+    def passed(anon: int, met: int, names: int = 0) -> str:
+        caches = f"file {MB}\nkernel {(1 + names) * MB}\nslab_reclaimable {names * MB}\n"
+        (tmp_path / "memory.stat").write_text(f"anon {anon * MB}\n{caches}")
         (tmp_path / "memory.events").write_text(f"low 0\nmax {met}\noom 0\noom_kill 0\n")
         return group.passed()
 
     assert passed(50, 5) == passed(50, 6) == ""  # files fill the rest, and give way
+    assert passed(2, 6, 60) == passed(2, 7, 60) == ""  # so do the names of files
     assert passed(62, 7) == passed(62, 7) == ""  # it asks for no more
     assert passed(62, 8) == "memory"
 
