@@ -84,6 +84,6 @@ def _session_id(path: Path) -> Any:
     with path.open("rb") as file:
         try:
             value = json.loads(file.readline(_LONGEST_HEAD))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return value.get("sessionId") if isinstance(value, dict) else None

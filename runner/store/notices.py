@@ -54,15 +54,15 @@ class DueNotice:
 def arm(
     connection: Connection, job_id: str, notify: Notify | None, now: float, *, raised: bool = False
 ) -> None:
-    """Store what people want to be told of a job that is submitted, or goes on. A pause or a nearly spent
-    budget (unless it was ``raised``) that still holds is not told of again."""
+    """Store what people want to be told of a job that is submitted, or goes on. An end, a pause or a nearly
+    spent budget (unless it was ``raised``) that still holds is not told of again."""
     wanted = [event for event in (notify.on if notify else ()) if event != "needs_approval"]
     stored = select(_notice.event, _notice.subject, _notice.at.is_(None).label("is_armed"))
     of_job = stored.where(_notice.job_id == job_id, _notice.event.in_(wanted)).distinct()
     found = connection.execute(of_job).all() if wanted else []
     is_armed = {row.event for row in found if row.is_armed}
     told = Counter(row.event for row in found)
-    lasting: tuple[NoticeEvent, ...] = ("breaker",) if raised else ("breaker", "budget")
+    lasting: list[NoticeEvent] = ["done", "breaker", *(() if raised else ("budget",))]
     still = _happened(connection, job_id, {event: None for event in lasting if told[event]})
     armed = {"job_id": job_id, "channel": "", "state": "armed"}
     for event in wanted:
@@ -91,13 +91,19 @@ def find(database: Database, now: float, job_id: str | None = None) -> None:
     for row in database.rows(armed.order_by(_notice.job_id)):
         by_job.setdefault(row.job_id, []).append(row)
     for each, rows in by_job.items():
-        since = {row.event: row.data and row.data["since"] for row in rows}
-        events = database.read(partial(_happened, job_id=each, events=since))
-        happened = [(row, events[row.event]) for row in rows if row.event in events]
-        has_ended = database.read(partial(_has_ended, job_id=each))
-        if happened or has_ended:
-            store = partial(_store, job_id=each, happened=happened, now=now, disarm=has_ended)
-            database.write(store)
+        if any(database.read(partial(_come_up, job_id=each, rows=rows))):
+            database.write(partial(_store, job_id=each, rows=rows, now=now))
+
+
+def _come_up(
+    connection: Connection, job_id: str, rows: Sequence[Any]
+) -> tuple[list[tuple[Any, str]], bool]:
+    """Return which of a job's armed notices have happened, each with what to say of it, and whether the
+    job has ended."""
+    since = {row.event: row.data and row.data["since"] for row in rows}
+    events = _happened(connection, job_id, since)
+    happened = [(row, events[row.event]) for row in rows if row.event in events]
+    return happened, _has_ended(connection, job_id)
 
 
 def _has_ended(connection: Connection, job_id: str) -> bool:
@@ -155,26 +161,21 @@ def _outcomes(connection: Connection, job_id: str) -> str:
     return ", ".join(f"{count} {state}" for state, count in found)
 
 
-def _store(
-    connection: Connection,
-    job_id: str,
-    happened: Sequence[tuple[Any, str]],
-    now: float,
-    *,
-    disarm: bool,
-) -> None:
+def _store(connection: Connection, job_id: str, rows: Sequence[Any], now: float) -> None:
+    """Store what has come up, looked at anew: a job may have been retried meanwhile."""
     query = select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)
     if (job := connection.execute(query).one_or_none()) is None:
         return  # pruned meanwhile, with its notices
     notify = JobSpec.from_json(job.spec).notify or Notify()
     armed = and_(_notice.job_id == job_id, _notice.at.is_(None))
+    happened, has_ended = _come_up(connection, job_id, rows)
     for row, text in happened:
         mine = and_(armed, _notice.event == row.event, _notice.subject == row.subject)
         taken = connection.execute(delete(notices).where(mine))
         if taken.rowcount:  # else another worker was faster
             data = about(row.event, job_id, job.name, text)
             _insert(connection, notify, job_id, row.event, row.subject, data, now)
-    if disarm:
+    if has_ended:
         connection.execute(delete(notices).where(armed))
 
 

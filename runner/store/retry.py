@@ -115,10 +115,11 @@ def say(
     if run.state in ENDED:
         spec = spec_to_go_on(connection, run.job_id)
         changes |= _taken_up(connection, run, spec, Raised(), now)
-        arm(connection, run.job_id, spec.notify, now)
     connection.execute(insert(queued_messages).values(run_id=run.id, text=text, created_at=now))
     summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
     signed_change(connection, run, now, "message_queued", author, changes, summary)
+    if run.state in ENDED:
+        arm(connection, run.job_id, spec.notify, now)
     detail = "goes on with the message" if run.state in ENDED else "message queued"
     return changed(run, changes.get("state", run.state), detail)
 

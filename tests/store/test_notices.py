@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, update
@@ -235,3 +236,31 @@ def test_a_job_that_is_pruned_while_its_notices_are_looked_for_has_none(
 
     monkeypatch.setattr(notices, "_has_ended", prune_then)
     assert due(database) == []
+
+
+def test_a_higher_budget_of_a_job_that_has_ended_tells_of_no_second_end(database: Database) -> None:
+    job_id = submit_told(database, "a", budget=Budget(usd=1.0))
+    claim(database, *run_ids(database, job_id), NOW).reply(text("Done."))
+    assert ("done", "command") in said(due(database))
+    set_budget(database, job_id, NOW + 1, author=Author("ann"), usd=2.0)
+    assert due(database, NOW + 2) == []
+
+
+def test_a_retry_while_the_end_is_noted_keeps_its_notices(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit_told(database, "a", budget=Budget(usd=1.0))
+    (run_id,) = run_ids(database, job_id)
+    claim(database, run_id, NOW).fail("not_found_error", "x")
+    write = database.write
+
+    def late(work: Any, **how: Any) -> Any:
+        monkeypatch.setattr(database, "write", write)
+        retry(database, Target("run", run_id), NOW)
+        return write(work, **how)
+
+    monkeypatch.setattr(database, "write", late)
+    notices.find(database, NOW)
+    spent = {"spent_cost": billionths(0.95)}
+    database.execute(update(job_budgets).where(job_budgets.c.job_id == job_id).values(spent))
+    assert "budget" in {event for event, _ in said(due(database, NOW + 1))}
