@@ -20,6 +20,7 @@ from runner.app import doctor
 from runner.app.costs import BudgetStatus, cost_fields
 from runner.cli import exit_codes
 from runner.core import context, model_calls
+from runner.core.batches import LEAST_CACHED_TOKENS
 from runner.core.budget import Ceiling, JobBudget
 from runner.core.notify import Notify
 from runner.core.prices import Spending
@@ -82,7 +83,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("nothing came for 5 minutes", 300, "stall_timeout"),
         ("one call took over 30 minutes", 1800, "total_timeout"),
         ("or after 5 seconds: they find", 5, budgets.MOST_SECONDS),
-        ("tools of at least 1,024 tokens", 1_024, budgets._LEAST_CACHED_TOKENS),
+        ("tools of at least 1,024 tokens", 1_024, LEAST_CACHED_TOKENS),
         ("lives for five minutes after its last use", 300, context.SHORT_SECONDS),
         ("but within an hour, caches its prompt", 3_600, context.LONG_SECONDS),
         ("after 60 seconds it is ended", 60, MOST_SECONDS),
