@@ -186,7 +186,7 @@ def test_events_of_what_a_person_can_do_are_all_signed() -> None:
 
 
 # What writes events, with the place of their type among its arguments.
-WRITERS = {"Event": 0, "signed_event": 0, "change_event": 0, "signed_change": 3}
+WRITERS = {"Event": 0, "signed_event": 0, "change_event": 0, "signed_change": 3, "tell_of_job": 3}
 
 
 @pytest.mark.slow
