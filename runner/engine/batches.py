@@ -289,11 +289,12 @@ class Collector:
         first = next((call for call in calls if len(lineage(call.run_id)) == 1), None)
         if is_warming or first is None:
             return is_warming
-        state = self.look(first.run_id)
-        if state is None or not pays(state.context.tokens):
-            return False
-        store.withdraw(self.database, first, core.GOES_ALONE)
-        return True
+        with self._alone(f"the warm-up of {job_id}"):
+            state = self.look(first.run_id)
+            if state is not None and pays(state.context.tokens):
+                store.withdraw(self.database, first, core.GOES_ALONE)
+                return True
+        return False
 
     def _send_wave(self, kind: str, wave: Iterable[WaitingCall], job: Sendable) -> None:
         bodies: dict[WaitingCall, bytes] = {}

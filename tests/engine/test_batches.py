@@ -653,3 +653,26 @@ def test_a_worker_with_a_wrong_key_leaves_the_batches_to_others(office: Office) 
         collect(office, organization=fails(wrong))
     office.finish("worker_b")
     assert office.states() == ALL_SUCCEEDED
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_looked_at_before_a_warm_up_holds_up_no_other_job(
+    open_office: Opened,
+) -> None:
+    office = open_office()
+    broken = office.submit(COUNT + 3, system=PREFIX)
+    for _ in range(2):
+        office.round()
+    office.work()
+    office.clock.turn(2 * 3600.0)  # no worker is alive
+    office.submit(COUNT, name="another")
+    office.work()
+    office.collector()  # its lease is renewed
+    collector = office.collector()
+    look, mine = collector.look, set(office.run_ids())
+    query = select(run_table.c.id).where(run_table.c.job_id == broken)
+    bad = {row.id for row in office.database.rows(query)} & mine
+    collector.look = lambda run_id: fails(KeyError("a bug"))() if run_id in bad else look(run_id)
+    before = len(office.batches("count"))
+    collector.collect()
+    assert [count for (count,) in office.batches("count")][before:] == [COUNT]
