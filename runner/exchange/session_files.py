@@ -7,7 +7,6 @@ PROJECT/agent-ID.jsonl                            an agent, as versions before 2
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -83,7 +82,7 @@ def _meta_of(path: Path) -> dict[str, Sequence[bytes]]:
 def _session_id(path: Path) -> Any:
     with path.open("rb") as file:
         try:
-            value = json.loads(file.readline(_LONGEST_HEAD))
-        except (ValueError, RecursionError):
+            value = parsed(file.readline(_LONGEST_HEAD))
+        except ValueError:
             return None
     return value.get("sessionId") if isinstance(value, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from runner.core.agents import child_id, place_of
 from runner.core.text import visible
 from runner.exchange import session_lines as kept
+from runner.exchange.lines import parsed
 from runner.exchange.session_lines import Line, as_object, as_text, shown_text
 from runner.exchange.session_messages import Conversation, tokens_of
 from runner.exchange.session_runs import About, Parent, SessionRun
@@ -226,6 +226,6 @@ def _texts_in(lines: Iterator[Line]) -> Iterator[str]:
 
 def _meta_of(raw: Sequence[bytes]) -> Mapping[str, Any]:
     try:
-        return as_object(json.loads(b"\n".join(raw)))
+        return as_object(parsed(b"\n".join(raw)))
     except ValueError:
         return {}

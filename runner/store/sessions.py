@@ -76,7 +76,7 @@ def import_session(
         job_id = _sessions_job(connection, author, now)
         if own := _own_run(connection, session.id):
             return own
-        new = _Import(connection, job_id, source)
+        new = _Import(connection, job_id, source, now)
         imported = new.store(session, files, modified)
         keeper = update(sessions).where(sessions.c.run_id == imported[0].run_id)
         connection.execute(keeper.values(files_digest=digest))
@@ -180,8 +180,8 @@ def _keyed(line: bytes) -> tuple[str, str]:
 
 
 class _Import:
-    def __init__(self, connection: Connection, job_id: str, source: str) -> None:
-        self._connection, self._job_id, self._source = connection, job_id, source
+    def __init__(self, connection: Connection, job_id: str, source: str, now: float) -> None:
+        self._connection, self._job_id, self._source, self._now = connection, job_id, source, now
 
     def store(self, session: Session, files: Files, modified: float) -> list[ImportedSession]:
         known, kept = self._known(session.id)
@@ -294,7 +294,7 @@ class _Import:
             self._connection.execute(update(run_items).where(where).values(item=run.item))
             if is_legacy:
                 self._check_legacy(run)
-        store_bytes(self._connection, self._job_id, run.rows["blocks"], run.started_at)
+        store_bytes(self._connection, self._job_id, run.rows["blocks"], self._now)
         changed = sum(self._store_rows(metadata.tables[name], run) for name in TABLES)
         told = self._new_events(run)
         what: ImportOutcome = "imported" if here is None else "continued"

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.exchange import sessions
-from runner.exchange.session_files import whole_lines
+from runner.exchange.session_files import session_files, whole_lines
 from runner.exchange.session_lines import UnreadableLineError
 from runner.exchange.session_runs import SessionRun
 from tests.exchange.samples import CWD, SESSION, Line, Session, raw_of, text, use, usual
@@ -345,3 +346,17 @@ def test_whatever_a_session_holds_it_is_read_or_refused(
         keys = [(row["message"], row["position"]) for row in run.rows["blocks"]]
         assert len(keys) == len(set(keys))
         assert run.started_at >= 0
+
+
+def test_deeply_nested_json_beside_a_session_is_passed_over(tmp_path: Path) -> None:
+    session, deep = tmp_path / f"{SESSION}.jsonl", b"[" * 100_000
+    lines = raw_of(usual().lines)
+    session.write_bytes(b"\n".join(lines))
+    (tmp_path / "agent-a.jsonl").write_bytes(deep)
+    agents = tmp_path / SESSION / "subagents"
+    agents.mkdir(parents=True)
+    (agents / "agent-b.jsonl").write_bytes(b"\n".join(lines))
+    (agents / "agent-b.meta.json").write_bytes(deep)
+    files = session_files(session, lines)
+    assert sorted(files) == ["", "agent-b.jsonl", "agent-b.meta.json"]
+    assert sessions.Session(files).id == SESSION

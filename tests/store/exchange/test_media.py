@@ -165,9 +165,9 @@ def test_an_image_goes_to_claude_code_and_comes_back(
     hostile = json.loads(json.dumps(lines).replace('"type": "base64"', '"type": "blob"'))
     for some, found in ((lines, [PNG.data]), (hostile, [])):
         other = make_database("sqlite")
-        (brought,) = import_session(other, {"": raw_of(some)}, "session.jsonl", ANN, NOW)
+        (brought,) = import_session(other, {"": raw_of(some)}, "session.jsonl", ANN, LATER)
         assert data_in(api_messages(other, brought.run_id)) == found
-        assert count(other, blobs) == len(found)
+        assert [row.used_at for row in other.rows(select(blobs.c.used_at))] == [LATER] * len(found)
 
 
 def test_a_schedule_refuses_files(database: Database) -> None:
