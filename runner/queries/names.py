@@ -39,6 +39,7 @@ _MOST_LISTED = 5
 _MOST_COMPARED = 500
 _MOST_COMPLETED = 100
 _HARMLESS = re.compile(r"[\w.][\w./+@%,-]*")  # to a shell
+_SHORT_ID = re.compile(rf"[0-9a-z]{{{SHORTEST_SUFFIX},26}}", re.ASCII)
 # The id of a sub-agent's run ends in its numbers below its parents: ``.3.1``.
 _NUMBERS = r"((?:\.[0-9]{1,9})*)"
 _CALL_SUFFIX = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
@@ -105,6 +106,8 @@ def _by_name(connection: Connection, text: str, kinds: Collection[Kind]) -> list
         of_name = schedules.c.name == text, schedules.c.removed_at.is_(None)
         named = select(schedules.c.id).where(*of_name).order_by(schedules.c.id)
         found += [Found("schedule", id_) for id_ in connection.execute(named).scalars()]
+    if found and _SHORT_ID.fullmatch(text):  # Runner prints ids so: no name may stand in for one
+        found += (each for each in _by_part_of_id(connection, text, kinds) if each not in found)
     return found
 
 

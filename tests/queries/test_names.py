@@ -136,6 +136,15 @@ def test_a_name_of_several_jobs_lists_them(database: Database) -> None:
     assert refusal(database, "nightly-2", "job") == f"'nightly-2' {both}"
 
 
+def test_a_job_that_is_called_as_the_short_id_of_something_else_is_not_taken_for_it(
+    database: Database,
+) -> None:
+    run_id = submit_one(database)
+    for meant in (run_id, run_row(database, run_id).job_id):
+        submit(database, meant[-8:], "a", key=f"{meant[-8:]}x")
+        assert meant in refusal(database, meant[-8:], "job", "run")
+
+
 def test_last_is_the_newest_job_whatever_jobs_are_called(database: Database) -> None:
     submit(database, "last", "a", key="x")
     newest = submit(database, "other", "a", key="y")
