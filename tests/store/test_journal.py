@@ -9,14 +9,25 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.core.commands import Target
+from runner.core.conversation import ModelReply
+from runner.core.run import UNKNOWN
+from runner.core.times import Moment
 from runner.errors import LeaseLost, StaleState
+from runner.permissions import Rule
 from runner.queries.transcript import sent_request
-from runner.store import jobs, runs
+from runner.store import control, jobs, runs
+from runner.store.batches import set_lane
+from runner.store.caps import set_cap
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.retry import say
 from runner.store.tables import events, model_calls
 from runner.store.tables import runs as run_table
-from tests.store.attempts import decide, free
+from runner.store.times import move_finish_by
+from tests.core.story import replied
+from tests.store.asked import add_rules
+from tests.store.attempts import USAGE, claim, decide, free, run_row, submit_one, text
 from tests.store.driving import SPEC, Driver, RecordedDriver
 from tests.store.examples import NOW, submission
 
@@ -92,6 +103,55 @@ def test_a_state_that_missed_a_commit_cannot_append(driver: Driver) -> None:
     driver.journal.commit(lease, state, [], decide)
     with pytest.raises(StaleState):
         driver.journal.commit(lease, state, [], decide)
+
+
+AT = Moment("22:00", "UTC", NOW + 9)
+# Changes from outside, each of a run or its job, and how a state shows them.
+CHANGES: dict[str, tuple[Callable[[Database, str, str], Any], Callable[[Any], bool]]] = {
+    "message": (lambda other, run, job: say(other, run, "Stop.", NOW), lambda s: s.inbox.messages),
+    "pause": (
+        lambda other, run, job: control.pause(other, Target("run", run), NOW),
+        lambda s: s.inbox.pause_requested,
+    ),
+    "rule": (
+        lambda other, run, job: add_rules(other, job, Rule("deny", "Read")),
+        lambda s: s.policy.snapshot == 2,
+    ),
+    "finish_by": (
+        lambda other, run, job: move_finish_by(other, job, AT, NOW, author=UNKNOWN),
+        lambda s: s.finish_by == AT.at,
+    ),
+    "lane": (
+        lambda other, run, job: set_lane(other, job, "batch", NOW, author=UNKNOWN),
+        lambda s: s.lane == "batch",
+    ),
+    "cap": (
+        lambda other, run, job: set_cap(other, NOW, 9.0, "UTC", 0, author=UNKNOWN),
+        lambda s: s.money.cap is not None,
+    ),
+}
+
+
+# On SQLite nobody else writes meanwhile.
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_commit_sees_what_changes_while_it_is_decided(
+    database: Database, open_database: Callable[[], Database], name: str
+) -> None:
+    change, shows = CHANGES[name]
+    attempt, other, seen = claim(database, submit_one(database)), open_database(), list[bool]()
+    run_id = attempt.lease.run_id
+
+    def late(state: Any, now: float) -> Any:
+        seen.append(bool(shows(state)))
+        if len(seen) == 1:
+            change(other, run_id, run_row(database, run_id).job_id)
+        return decide(state, now)
+
+    # It was cut, so that another call begins.
+    reply = replied(ModelReply((text("One"),), "max_tokens", USAGE, "claude-test", "req_1"))
+    StoredJournal(database, lambda: NOW, free).commit(attempt.lease, attempt.state, [reply], late)
+    assert (seen[0], seen[-1]) == (False, True)
 
 
 def test_only_one_of_two_claims_gets_the_run(
