@@ -67,8 +67,8 @@ def session_of(path: Path) -> Path | None:
 
 
 def _agents_of(path: Path) -> Iterator[Path]:
-    yield from sorted((path.with_suffix("") / "subagents").rglob(_AGENTS))
-    for agent in sorted(path.parent.glob(_AGENTS)):
+    yield from filter(Path.is_file, sorted((path.with_suffix("") / "subagents").rglob(_AGENTS)))
+    for agent in filter(Path.is_file, sorted(path.parent.glob(_AGENTS))):
         if _session_id(agent) == path.stem:
             yield agent
 

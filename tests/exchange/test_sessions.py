@@ -348,7 +348,7 @@ def test_whatever_a_session_holds_it_is_read_or_refused(
         assert run.started_at >= 0
 
 
-def test_deeply_nested_json_beside_a_session_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_no_file_or_nested_deeply_beside_a_session_is_passed_over(tmp_path: Path) -> None:
     session, deep = tmp_path / f"{SESSION}.jsonl", b"[" * 100_000
     lines = raw_of(usual().lines)
     session.write_bytes(b"\n".join(lines))
@@ -357,6 +357,8 @@ def test_deeply_nested_json_beside_a_session_is_passed_over(tmp_path: Path) -> N
     agents.mkdir(parents=True)
     (agents / "agent-b.jsonl").write_bytes(b"\n".join(lines))
     (agents / "agent-b.meta.json").write_bytes(deep)
+    (agents / "agent-c.jsonl").mkdir()
+    (tmp_path / "agent-d.jsonl").mkdir()
     files = session_files(session, lines)
     assert sorted(files) == ["", "agent-b.jsonl", "agent-b.meta.json"]
     assert sessions.Session(files).id == SESSION
