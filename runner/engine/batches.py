@@ -21,6 +21,7 @@ from runner.core.batches import ListedBatch, Sendable, StoredBatch, WaitingCall
 from runner.core.entries import SPEND_LIMIT
 from runner.core.model_calls import delay, is_retried, request_of
 from runner.core.prices import Tariff
+from runner.core.run import RUNNER
 from runner.core.spec import JobSpec
 from runner.core.state import RunState
 from runner.errors import ModelCallError, RunnerError, UnreachableError
@@ -28,7 +29,7 @@ from runner.logs import Outage, log_event
 from runner.ports import Batches, Clock
 from runner.store import batches as store
 from runner.store.database import Database
-from runner.store.write_offs import charge_by_results, charged_by_results
+from runner.store.write_offs import charge_by_results, charged_by_results, wake
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,7 @@ class Collector:
     def collect(self) -> None:
         """One pass. Raises ``UnreachableError``, and ``ModelCallError`` if the API does not answer."""
         store.wake(self.database, self.clock.now())
-        for run_id in charged_by_results(self.database):
-            with self._alone(f"the charge of {run_id}"):
-                charge_by_results(self.database, run_id, self.tariffs, self.clock.now())
+        self._correct_charges()
         if not store.is_there_work(self.database):
             return
         self._learn_account()
@@ -105,6 +104,14 @@ class Collector:
                     self._attend(batch, now)
         self._send()
         store.wake(self.database, self.clock.now())
+
+    def _correct_charges(self) -> None:
+        jobs = set[str | None]()
+        for run_id in charged_by_results(self.database):
+            with self._alone(f"the charge of {run_id}"):
+                jobs.add(charge_by_results(self.database, run_id, self.tariffs, self.clock.now()))
+        if freed := sorted(filter(None, jobs)):
+            wake(self.database, freed, RUNNER, self.clock.now())
 
     def _learn_account(self) -> None:
         """Ask for the id of the organization, until the API says it. While it fails, the only one that the

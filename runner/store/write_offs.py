@@ -8,7 +8,7 @@ worker has them in hand. The order of locks is in ``store.budgets``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,8 +69,13 @@ def write_off(
     changes = [
         each for lot in in_lots(run_ids) for each in database.write(partial(work, run_ids=lot))
     ]
-    woken = wake_for_budget(database, job_id, author, now)
-    return changes, woken + caps.wake(database, author, now, {}, {})
+    return changes, wake(database, [job_id], author, now)
+
+
+def wake(database: Database, job_ids: Iterable[str], author: Author, now: float) -> list[Change]:
+    """Queue the runs that wait for the budgets of jobs, or for the cap, after charges were taken back."""
+    woken = [each for job in job_ids for each in wake_for_budget(database, job, author, now)]
+    return woken + caps.wake(database, author, now, {}, {})
 
 
 def _write_off(
@@ -210,9 +215,9 @@ def charge_by_results(
     run_id: str,
     tariffs: Callable[[JobSpec], Mapping[str, Tariff]],
     now: float,
-) -> None:
-    """Charge the calls in batches that a run gave up what their results say. A charge that a person wrote
-    off, or of a run that is being worked on, does not change."""
+) -> str | None:
+    """Charge the calls in batches that a run gave up what their results say, and return its job if the
+    charges change. A charge that a person wrote off, or of a run that is being worked on, does not."""
     for run in locked_runs(connection, [run_id], runs.c.state != "running"):
         names = ("number", "model", "hour_cache", "charged_tokens", "written_off_tokens")
         given_up = batch_calls.c.run_id == run.id, _given_up
@@ -233,6 +238,8 @@ def charge_by_results(
         if less:
             tokens, costs = _take_off(connection, run, less, now, counted)
             _take_back(connection, run.job_id, tokens, costs, now)
+            return str(run.job_id)
+    return None
 
 
 def _corrected(call: Any, usage: Usage, cost: int, day: str, old_cost: int) -> _Less:

@@ -676,3 +676,20 @@ def test_a_run_that_cannot_be_looked_at_before_a_warm_up_holds_up_no_other_job(
     before = len(office.batches("count"))
     collector.collect()
     assert [count for (count,) in office.batches("count")][before:] == [COUNT]
+
+
+def test_a_corrected_charge_lets_the_runs_go_on_that_wait_for_the_budget(office: Office) -> None:
+    probe = office.submit(2, budget=Budget(usd=10.0))
+    office.work()
+    held = max(cost for cost, is_batch in office.reservations() if is_batch)
+    control.cancel(office.database, all_runs(probe), office.clock.now())
+    job = office.submit(2, name="another", budget=Budget(usd=1.5 * held / 10**9))
+    office.work()
+    waiting = select(run_table.c.id).where(run_table.c.job_id == job)
+    ((first,),) = office.database.rows(waiting.where(run_table.c.reason == "batch"))
+    office.collector().collect()
+    control.cancel(office.database, Target("run", first), office.clock.now())
+    assert office.work() == []  # the charge leaves no room
+    for _ in range(3):
+        office.round()
+    assert office.states() == {"cancelled cancelled": 3, "queued": 1}
