@@ -64,7 +64,7 @@ def test_run_works_a_pilot_reports_and_waits(site: Site) -> None:
     site._make_database()
     said = site.run("run", str(path), "--pilot", "2", "--no-input", expect=3)
     assert "2 succeeded, 6 waiting" in said
-    assert "paused by the pilot: 2 of 2 items of the pilot succeeded: `runner resume job_" in said
+    assert "paused by the pilot: 2 of 2 items of the pilot succeeded: `runner resume " in said
     assert "an item took " in said
 
 
