@@ -28,7 +28,7 @@ _OVERRIDES = ("only", "first", "sample", "model", "limits", "fields")  # as in `
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What the options of ``run`` and ``submit`` say of a new job."""
+    """The options of ``run`` and ``submit`` that describe a new job."""
 
     overrides: Overrides
     pilot: int | None

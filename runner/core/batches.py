@@ -82,7 +82,7 @@ class WaitingCall:
 
 @dataclass(frozen=True, slots=True)
 class Sendable:
-    """What a job says of how its calls are sent."""
+    """The settings of a job for how its calls are sent."""
 
     kind: str  # calls of one kind may share a batch
     headers: Mapping[str, str]  # of the batch

@@ -57,7 +57,7 @@ class WorkspaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunWorkspace:
-    """Where a run works or worked, and the snapshots of its files. Trees are git's."""
+    """The place where a run works or worked, and the snapshots of its files. Trees are git's."""
 
     run_id: str
     job_id: str

@@ -137,7 +137,7 @@ def _write_off_run(
 
 @dataclass(frozen=True, slots=True)
 class _Less:
-    """What a call of a run is charged less."""
+    """The part of a charge that a call of a run gets back."""
 
     number: int
     tokens: int

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.jobfile.load import check_script
+from runner.jobfile.script import check_script
 
 from .conftest import Load, Problems
 

@@ -6,7 +6,7 @@ import pytest
 
 from runner.core.conversation import Message, ModelReply
 from runner.errors import Interrupted, ModelCallError
-from runner.jobfile.load import check_script
+from runner.jobfile.script import check_script
 from runner.llm.scripted import ScriptedModel
 from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request, user
