@@ -34,8 +34,8 @@ LONGEST_WAIT = 60.0
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from the kill to the first tool call that another worker started, of the first run and of
-    the last one; how many runs had tools run twice, and the most model calls that were repeated in one."""
+    """Seconds from the kill to the first tool call that another worker started, for the first run and for
+    the last one; how many runs repeated tools, and the most model calls that one run repeated."""
 
     first: float
     last: float

@@ -123,7 +123,7 @@ class Settings:
         return names | ({PRICES: str(self.prices)} if self.prices else {})
 
     def page(self, kind: Literal["jobs", "runs"], id: str) -> str | None:
-        """Return the address of the page of a job or a run; None if nobody said where the pages are."""
+        """Return the address of a job's or run's page; None without ``RUNNER_WEB_URL``."""
         return f"{self.web_url}/{kind}/{id}" if self.web_url else None
 
     def secrets(self) -> Secrets:

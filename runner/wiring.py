@@ -217,7 +217,7 @@ def start_worker(
         if metrics is not None:
             _serve_metrics(metrics, observers, worker, database, opened)
         if runs.calls_api(database, job_id):
-            import runner.llm.anthropic  # noqa: F401 - takes a second, in which no run waits yet
+            import runner.llm.anthropic  # noqa: F401 - takes a second, so import it before a run waits
         worker.start()
     except BaseException:
         opened.close()
@@ -439,7 +439,7 @@ def models(
     answers: Answers | None = None, blobs: Callable[[str], bytes] | None = None
 ) -> Callable[[JobSpec], Model]:
     """Return a function from a job to its model: one API client a process, or the job's script.
-    ``answers`` hears what the API says about its limits; ``blobs`` returns the bytes with a digest."""
+    ``answers`` receives what the API says about its limits; ``blobs`` returns the bytes of a digest."""
     one_at_a_time = threading.Lock()  # lru_cache alone lets all first callers make a client
 
     @lru_cache(maxsize=1)

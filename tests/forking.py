@@ -124,14 +124,14 @@ def close() -> None:
 
 
 def serve(prepare: Callable[[], None], *, stops: bool = False) -> list[str]:
-    """Fork a process for each order on the socket whose number the first argument is.
+    """Fork a process for each order on the socket whose number is the first argument.
 
     Args:
-        prepare: imports what they need.
-        stops: tell when one is stopped by a signal, too.
+        prepare: imports the modules that the forked processes need.
+        stops: also report a process that a signal has stopped.
 
     Returns:
-        In the forked ones alone: their arguments.
+        Only in the forked processes: their arguments.
     """
     if sys.platform == "linux":  # be killed when the tests are (prctl(2))
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -175,7 +175,7 @@ def _serve(orders: socket.socket, options: int) -> list[str]:
 
 
 def _reap(told: dict[int, int], options: int) -> None:
-    """Say how those that have ended did, and which are stopped."""
+    """Report the exit codes of ended processes, and which processes are stopped."""
     while told:
         pid, status = os.waitpid(-1, options)
         if not pid:

@@ -277,7 +277,7 @@ def _limits() -> str:
     if held := cgroups.offered():
         return f"the kernel holds {', '.join(held)}, if no other process is in the worker's cgroup"
     if sys.platform != "linux":
-        return "Runner holds disk, nobody the others: they need Linux"
+        return "Runner holds disk, nobody holds the others: they need Linux"
     return "Runner holds all of them: no cgroup (version 2) with controllers is delegated"
 
 

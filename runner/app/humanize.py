@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 200
 SHORT_ID = 8  # characters of an id that people see: its end
-# An id by itself, not within a path: its end, and the numbers of a sub-agent and a call.
+# An id that is not part of a path. Groups: its random part, and the numbers of a sub-agent and a call.
 ID = re.compile(
     r"(?<![\w/.-])(?:run|job|call|apr|sch|worker)_([0-9a-z]{26})"
     r"((?:\.[0-9]+)*+(?:_[0-9]+_[0-9]+)?+)(?![\w-]|\.[a-z])"
@@ -48,7 +48,7 @@ def lines(text: str) -> str:
 
 
 def short_ids(text: str) -> str:
-    """Return a text in which ids are cut to their ends, which every command takes for them."""
+    """Return a text with each id shortened to its last characters, which every command accepts."""
     return ID.sub(lambda found: found[1][-SHORT_ID:] + found[2], text)
 
 

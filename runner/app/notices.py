@@ -54,5 +54,5 @@ def send_trial(
 
 
 def list_notices(app: App, name: str) -> list[dict[str, Any]]:
-    """Return what has come up in a job that people are told of, and what became of it."""
+    """Return the notices of a job, and whether each was sent."""
     return notices.list_notices(app.database, app.find_job(name))

@@ -90,7 +90,7 @@ def _lines(app: App, ids: Sequence[str]) -> list[JobLine]:
 
 
 def failures_of(app: App, job_id: str) -> list[FailureGroup]:
-    """Return why runs of a job failed or were stopped, the most frequent first, by their rows."""
+    """Return the failures of a job's runs in groups, the most frequent first."""
     found = failed_runs(app.database, job_id, _MOST_FAILURES)
     by_it = [run["id"] for run in found if run["reason"] == "verify"]
     verified = runs.last_verifications(app.database, job_id, by_it) if by_it else {}

@@ -201,8 +201,8 @@ class Report:
 
 
 def failure_groups(runs: Iterable[tuple[Any, Mapping[str, Any], str | None]]) -> list[FailureGroup]:
-    """Return the failures among runs by their signature, the most frequent first. A run is given with its
-    row, and with the output of the verification that it failed."""
+    """Return failures grouped by signature, the most frequent first. Each run is a tuple of the run, its
+    row, and the output of the verification that it failed."""
     found: dict[tuple[str, str, str], list[Any]] = {}
     said: dict[tuple[str, str, str], str] = {}
     for each, run, output in runs:

@@ -96,7 +96,7 @@ def _dearest(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, float]]:
 
 
 def _spans(report: Report) -> list[Span]:
-    """Return from when until when (or now) each begun run went on, the first ones first."""
+    """Return when each begun run started and ended (now if it has not ended), in order of start."""
     begun = [each for each in report.runs if each.run["started_at"] is not None]
     begun = sorted(begun, key=lambda each: each.run["started_at"])[:_MOST_SPANS]
     if not begun:

@@ -77,7 +77,7 @@ class ToolResult:
 class Media:
     """An image or a document in a content."""
 
-    line: str  # that stands for it in a text
+    line: str  # shown in its place in a text
     media_type: str
     load: Callable[[], bytes]
 
@@ -431,7 +431,7 @@ class _Composer:
                 return OtherBlock(cell(kind), *self._with_media([content]))
 
     def _with_media(self, content: Any) -> Any:
-        """Return a content with what loads the bytes of its media."""
+        """Return a content with its media blocks replaced by ``Media``."""
         if not isinstance(content, list):
             return content
         return [self._media(each) if any(media_blocks(each)) else each for each in content]

@@ -195,7 +195,7 @@ def progress_of(app: App, job_id: str) -> Progress:
 
 
 def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iterator[Problem]:
-    """Yield the reasons why this host cannot work a job, or the job cannot begin."""
+    """Yield the reasons why this host cannot work a job, or why the job cannot begin."""
     prices = wiring.load_prices(settings)
     if spec.provider == "anthropic" and not wiring.has_key():
         yield Problem(
@@ -210,7 +210,7 @@ def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iter
 
 
 def model_notes(spec: JobSpec, prices: PriceList) -> Iterator[str]:
-    """Yield a note of what is assumed of a model that is not in the price list."""
+    """Yield a note on the window that is assumed for a model without a price."""
     if spec.provider != "scripted" and not prices.price(spec.model) and not _meant(spec, prices):
         window = spec.context.window or DEFAULT_WINDOW
         yield (
@@ -239,7 +239,7 @@ def _meant(spec: JobSpec, prices: PriceList) -> str | None:
 
 
 def _too_dear(spec: JobSpec, call: Reservation | str) -> Iterator[Problem]:
-    """Yield the limits that a run's first call, at its worst, does not fit in."""
+    """Yield the limits that are too low for the worst case of a run's first call."""
     lower = "raise it, or lower limits.max_output_tokens"
     if not isinstance(call, Reservation):
         key = {"cost_ceiling": "cost_ceiling_usd"}.get(call, call)

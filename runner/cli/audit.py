@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl", "csv")
 _NUMBERS = ("integer", "real", "seconds", "usd")
 _LONGEST_TEXT = 160  # at a terminal
-# The columns that a narrow terminal goes without first: others say what was done to what, and by whom.
+# The columns that a narrow terminal drops first: the others say who did what.
 _SPARE = (
     *("label", "snapshot", "containment", "seconds", "rule from", "rule by", "why", "turn"),
     *("run id", "job id", "ran", "at"),

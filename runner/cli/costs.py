@@ -121,7 +121,10 @@ def costs(
 @click.option("--all", "of_all", is_flag=True, help="The cap on all jobs together, of each day.")
 @click.option("--per", type=click.Choice(["day"]), help="With --all: what --usd is for.")
 @click.option(
-    "--tz", "zone", metavar="ZONE", help="With --all: of its days (default: this host's)."
+    "--tz",
+    "zone",
+    metavar="ZONE",
+    help="With --all: the time zone of its days (default: this host's).",
 )
 @click.option("--remove", is_flag=True, help="With --all: remove the cap.")
 @changing
@@ -138,14 +141,14 @@ def budget(
     author: Author,
     as_json: bool,
 ) -> None:
-    """Show what a job may use, has used and has reserved, or raise it; with --all, what all jobs may
-    cost together on a day.
+    """Show the budget of a job (its cap, and what is spent and reserved), or change the cap. With --all:
+    the cap on what all jobs together cost on a day.
 
-    Runs that wait for it go on when it is raised. What is reserved is the most that the calls in
-    hand can use. A call whose usage is unknown counts with all that it can have used, until a person
-    writes that off. Ceilings hold for all but what was written off.
+    Runs that wait for the budget continue when it is raised. Reserved is the most that calls under way
+    can use. A call with unknown usage counts as the most that it can have used, until a person writes
+    that off. What was written off no longer counts.
 
-    Runs that have no room in the cap of the day go on at midnight, or when it is raised or removed.
+    Runs that have no room in the day's cap continue at midnight, or when it is raised or removed.
 
     \b
     Example:
@@ -162,7 +165,7 @@ def budget(
     if job is None:
         raise UsageError("--write-off is of one job: name it")
     if per or zone or remove:
-        raise UsageError("--per, --tz and --remove are of the cap on all jobs: say --all")
+        raise UsageError("--per, --tz and --remove are for the cap on all jobs: add --all")
     status = app_costs.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)
     if as_json:
         say_json(status.as_json())

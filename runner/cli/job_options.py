@@ -28,7 +28,7 @@ _OVERRIDES = ("only", "first", "sample", "model", "limits", "fields")  # as in `
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """The options of ``run`` and ``submit`` that describe a new job."""
+    """The options of ``run`` and ``submit`` for a new job."""
 
     overrides: Overrides
     pilot: int | None
@@ -42,13 +42,13 @@ class NewJob:
         return [*named, *(option.split()[0] for option in self.overrides.options)]
 
     def load(self, settings: Settings, path: Path, before: Before) -> Submission:
-        """Return the submission of a job file, after a warning for each of its notes."""
+        """Warn of each note on a job file, and return its submission."""
         before = "submission" if self.is_dry else before
         return load_job(settings, path, self.pilot, before=before, overrides=self.overrides)
 
 
 def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its ``new`` job's options, and the ``form`` in which it shows the job."""
+    """Pass a command ``new``, the options of a new job, and ``form``, the form in which to show the job."""
 
     @wraps(command)
     def run(

@@ -52,7 +52,7 @@ _COMMANDS = {
         "web": ("web.web", "Jobs and runs in a browser"),
     },
     "Answer": {
-        "notify": ("notices.notify", "How people are told of a job: try it"),
+        "notify": ("notices.notify", "Notices of a job: try them, list them"),
         "approvals": ("approvals.approvals", "Tool calls that wait for a person"),
         "approve": ("approvals.approve", "Let waiting calls run"),
         "deny": ("approvals.deny", "Deny waiting calls"),

@@ -20,7 +20,7 @@ from runner.settings import Settings
 
 @click.group()
 def notify() -> None:
-    """Tell people of a job ([notify] in its job file): try it, and list what they were told.
+    """Notices of a job's events ([notify] in its job file): try them, and list them.
 
     \b
     Example:
@@ -61,7 +61,7 @@ def test(settings: Settings, spec: str, event: NoticeEvent, as_json: bool) -> in
 @json_option
 @with_app
 def list_(app: handle.App, job: str, as_json: bool) -> None:
-    """List what has come up in a job that people are told of, and whether it was sent.
+    """List the notices of a job, and whether each was sent.
 
     \b
     Example:
@@ -74,5 +74,5 @@ def list_(app: handle.App, job: str, as_json: bool) -> None:
         return (moment(each["at"]), *names, each["data"]["text"] + error)
 
     columns = ("at", "event", "by", "state", "tries", "text")
-    empty = "nothing has come up that somebody is to be told of"
+    empty = "no notices yet: no event of the job's [notify] has happened"
     say_listing(app_notices.list_notices(app, job), as_json, columns, row, empty=empty)

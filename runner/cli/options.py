@@ -63,7 +63,7 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def open_app(settings: Settings, **options: Any) -> Iterator[handle.App]:
-    """``handle.open_app``, from which on garbage is collected: ``main`` puts the collector off."""
+    """``handle.open_app``; then turns on the garbage collector, which ``main`` has turned off."""
     with handle.open_app(settings, **options) as app:
         _collect_new()
         yield app
@@ -71,8 +71,8 @@ def open_app(settings: Settings, **options: Any) -> Iterator[handle.App]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage in the block, which imports modules, and none of what is there after it. To look
-    through modules again and again took a tenth of a command, and a twentieth of a worker's time."""
+    """Collect no garbage in the block, which imports modules, and never scan the objects that it leaves.
+    Scanning modules again and again took a tenth of a command's time, and a twentieth of a worker's."""
     gc.disable()
     try:
         yield
@@ -86,9 +86,11 @@ def _collect_new() -> None:
 
 
 def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the opened app as first argument, and take the global options. Where no database
-    exists, a command that shows something says so and what to do, and prints nothing (as JSON an empty
-    list): only a job or a run that it names is missing."""
+    """Pass a command the opened app as its first argument, and add the global options.
+
+    Without a database, a command that only shows things says how to start, prints nothing on stdout
+    (with JSON, an empty list) and succeeds. If it names a job or a run, that is an error.
+    """
 
     @wraps(command)
     def run(settings: Settings, *arguments: Any, **options: Any) -> Any:

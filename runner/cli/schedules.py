@@ -33,8 +33,8 @@ _id_argument = click.argument("id", metavar="ID")
 def schedule() -> None:
     """Submit a job again and again, at the times of a cron expression.
 
-    A schedule is in the database, and any worker submits its job when it is due. It holds the job as it
-    was when it was added: to take up changes, remove it and add it again.
+    A schedule is stored in the database, and any worker submits its job when it is due. It keeps the job
+    file as it was when the schedule was added: to use a changed file, remove it and add it again.
 
     \b
     Example:

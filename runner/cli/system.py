@@ -1,5 +1,4 @@
-"""``db``, ``doctor``, ``workers``, ``prune``: the parts and what they store. ``schema``: of job files;
-``completion``: for shells."""
+"""``db``, ``doctor``, ``workers`` and ``prune``; ``schema`` of job files; ``completion`` for shells."""
 
 from __future__ import annotations
 

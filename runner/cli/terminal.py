@@ -70,14 +70,14 @@ STATE_STYLES = {
 
 
 def say(text: str = "", *, indent: int | None = None) -> None:
-    """Print Runner's own words on stdout, with short ids. Line breaks stay, so that a value that is not
-    ours goes through ``cell`` first; other control characters become visible here. At a terminal long
-    lines go on below, by ``indent`` (two more than their own)."""
+    """Print Runner's own words on stdout, with short ids. Control characters become visible, except line
+    breaks: so pass untrusted values through ``cell`` first. A terminal wraps long lines, with ``indent``
+    spaces before the rest (default: two more than the line's own)."""
     sys.stdout.write(_shown(text, sys.stdout, indent) + "\n")
 
 
 def say_whole(id: str) -> None:
-    """Print the id of something new: a script that reads it gets the whole one."""
+    """Print the id of something new: short at a terminal, whole for a script that reads it."""
     sys.stdout.write(f"{short_ids(id) if sys.stdout.isatty() else id}\n")
 
 
@@ -96,7 +96,7 @@ def _shown(text: str, stream: IO[str], indent: int | None = None) -> str:
 
 
 def _rows(line: str, room: int, indent: int | None) -> Sequence[str]:
-    """Return the rows that a line takes. No word is cut: an address stays whole."""
+    """Return the rows of a wrapped line. No word is cut, so an address stays whole."""
     if len(line) <= room:
         return [line]
     below = len(line) - len(line.lstrip()) + 2 if indent is None else indent
@@ -171,7 +171,7 @@ def say_listing(
     row: Callable[[Any], Sequence[Any]],
     **table: Any,
 ) -> None:
-    """Print what was found: as JSON whole, else as a table with a ``row`` for each, as ``say_table``."""
+    """Print the found values: as JSON, or as a table (``say_table``) with a ``row`` for each."""
     if as_json:
         say_json(found)
     else:
@@ -303,8 +303,8 @@ def console_on(stream: IO[str]) -> Console:
 
 @contextmanager
 def progress(words: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what to call with how many of all are done: a terminal shows it, in place, once it takes
-    long."""
+    """Yield a function to call with the number done and the total. If the block takes long, a terminal
+    shows them on one line."""
     due, has_begun = time.monotonic() + _PATIENCE_SECONDS, False
 
     def show(done: int, all_: int) -> None:
@@ -339,7 +339,7 @@ def say_bytes(content: bytes, path: Path | None = None) -> None:
 
 
 def say_content(text: str) -> None:
-    """Print a text that is not Runner's as it is, but for what a terminal would obey."""
+    """Print untrusted text; only its control characters are changed, to visible ones."""
     print_lines(([(line, "")] for line in text.expandtabs(8).split("\n")), paged=False)
 
 

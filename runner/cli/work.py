@@ -67,8 +67,8 @@ def run(
     At a terminal it asks right there about tool calls that need a person's approval, and goes on
     with other runs meanwhile. Elsewhere such runs wait (see `runner approvals --help`).
 
-    Ctrl-C once leaves the steps in hand safely, pauses the job if no other worker works it, and says how
-    to go on; twice quits at once. q detaches: a worker in the background goes on.
+    Ctrl-C once ends the steps under way safely, pauses the job if no other worker works on it, and says
+    how to continue; twice quits at once. q detaches: a worker in the background continues.
 
     \b
     Exit codes: 0 every run succeeded, 1 a run failed or was cancelled, 2 bad

@@ -40,8 +40,8 @@ LOST: Mapping[str, Any] = {"type": "lost"}  # nobody knows if it was made, or wh
 WITHDRAWN: Mapping[str, Any] = {"type": "withdrawn"}  # it was not sent
 GOES_ALONE: Mapping[str, Any] = {"type": WARMS_CACHE}  # it was not sent
 
-CACHE_SECONDS = 3600.0  # that a prefix is cached since its last use, in this lane
-MOST_WARMING_SECONDS = 600.0  # that the calls of a job wait for the one that goes alone
+CACHE_SECONDS = 3600.0  # in this lane, a prefix stays cached so long after its last use
+MOST_WARMING_SECONDS = 600.0  # the longest wait of a job's calls for the one that goes alone
 LEAST_CACHED_TOKENS = 1_024  # no model caches a shorter prefix
 
 
@@ -52,7 +52,7 @@ def refusal(error: ModelCallError) -> Mapping[str, Any]:
 
 
 def usage_in(result: Mapping[str, Any]) -> Usage | None:
-    """Return the tokens that the API billed for a call, by its result; None if that does not say."""
+    """Return the tokens that the API billed for a call; None if its result does not say."""
     match result:
         case {"type": "succeeded", "message": {"usage": {**told}}}:
             names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -82,12 +82,12 @@ class WaitingCall:
 
 @dataclass(frozen=True, slots=True)
 class Sendable:
-    """The settings of a job for how its calls are sent."""
+    """The settings of a job for sending its calls in batches."""
 
     kind: str  # calls of one kind may share a batch
-    headers: Mapping[str, str]  # of the batch
-    linger: float  # seconds that a call waits for others
-    shared_tokens: int  # of the prefix that its items share
+    headers: Mapping[str, str]  # of the request that makes the batch
+    linger: float  # the most seconds that a call waits for others
+    shared_tokens: int  # length of the prefix that its items share
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def custom_id(run_id: str, number: int) -> str:
 def due_waves(
     waiting: Iterable[WaitingCall], jobs: Mapping[str, Sendable], busy: Collection[str], now: float
 ) -> dict[str, list[WaitingCall]]:
-    """Return the calls that are to be sent now, by kind: those of a kind may share a batch.
+    """Return the calls to send now, by kind: calls of one kind may share a batch.
 
     A wave is due when one of its calls has waited for its job's ``batch_linger``, when nothing else of
     its job is under way, or when it is as large as a batch may be.
@@ -158,8 +158,8 @@ def due_waves(
 
 
 def is_worth_warming(shared_tokens: int, prompt_tokens: int, others: int) -> bool:
-    """True if one call of a job should go alone before a wave, so that ``others`` read the prefix that they
-    share: half of the price of its prompt then buys what each other one would have paid to write it."""
+    """True if one call of a job should go alone before a wave, so that the ``others`` read the prefix from
+    the cache. It pays half of its prompt's price more, and each other call saves writing the prefix."""
     return shared_tokens >= LEAST_CACHED_TOKENS and others * shared_tokens >= prompt_tokens
 
 

@@ -41,11 +41,11 @@ class Result:
     position: int  # of its block there
     block: conversation.Block
     sent: str  # the text that is sent for it now
-    has_media: bool = False  # that are still sent
+    has_media: bool = False  # it has media that are still sent
 
     @property
     def content(self) -> str:
-        """The text of the whole result, a line for each of its media."""
+        """The text of the whole result, with a line for each of its media."""
         return shown_text(self.block["content"])
 
 
@@ -62,8 +62,8 @@ def sent_results(state: RunState) -> Iterator[Result]:
 
 
 def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | None:
-    """A result truncated to at most ``most`` characters, a line for each of its media; None if that is not
-    shorter than what is sent."""
+    """A result truncated to at most ``most`` characters, with a line for each of its media; None if that is
+    not shorter than what is sent."""
     if len(result.sent) <= most:
         whole = TruncatedResult(result.message, result.position, result.sent)
         return whole if result.has_media else None
@@ -499,7 +499,7 @@ class _Shortening:
 
     def _made(self, cut: int, most: int | None, *, only_media: bool = False) -> Compaction | None:
         """Drop all before message ``cut``, truncate old results, and recent ones to ``most`` characters;
-        ``only_media``: no result without. None if that makes nothing shorter."""
+        ``only_media``: change only results with media. None if nothing becomes shorter."""
         drops = cut - 1 > self._state.context.compacted.last
         results = []
         for result in self._results:

@@ -138,7 +138,7 @@ class ToolResult:
     details: Mapping[str, Any] | None = None  # for hooks: what its tool tells beside the content
     containment: str | None = None  # what contained its processes; None: it started none
     connections: tuple[Connection, ...] = ()  # that it made or asked for over the proxy
-    media: tuple[Media, ...] = ()  # that the model sees after the content
+    media: tuple[Media, ...] = ()  # shown to the model after the content
 
     @property
     def is_error(self) -> bool:
@@ -155,7 +155,7 @@ def content_text(block: Block) -> str:
 
 def content_bytes(block: Block) -> int:
     """UTF-8 bytes of a block as JSON: an upper bound of its tokens (a token is at least one byte). Media
-    count as many bytes as they may have tokens."""
+    count as the most tokens that they may have."""
     return text_bytes(content_text(block)) + media_tokens(block)[1]
 
 

@@ -15,7 +15,7 @@ from runner.core.run import Outcome
 from runner.core.workspace import Instructions
 from runner.permissions import Decision, ToolContext
 
-# A call is to go alone before the others of its job share a batch, so that they find their prefix cached.
+# This call goes alone before its job's other calls share a batch, so that they find the prefix cached.
 WARMS_CACHE = "warms_cache"
 OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn", WARMS_CACHE})
 

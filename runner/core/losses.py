@@ -19,7 +19,7 @@ from runner.core.prices import PriceList, Rates, Spending, Terms
 
 _NO_USD = Decimal(0)
 _CACHE_SECONDS, _HOUR_CACHE_SECONDS = 300.0, 3600.0
-_BATCH_SHARE = Decimal("0.5")  # of the price, that batches save at most
+_BATCH_SHARE = Decimal("0.5")  # of the price: the most that batches save
 
 
 @dataclass(frozen=True, slots=True)

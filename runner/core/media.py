@@ -2,7 +2,7 @@
 
 A stored block names the bytes by their digest; they join a request when it is sent (``llm.requests``).
 Limits: https://platform.claude.com/docs/en/build-with-claude/vision and …/pdf-support. Base64 makes
-four bytes of three: an image may have 5 MB of those. A request with more than 20 images takes none
+four bytes of three, and an image may have 5 MB as base64. A request with more than 20 images takes none
 with a side over 2,000 pixels, and a side over 1,568 is scaled down by the API itself.
 """
 
@@ -20,8 +20,8 @@ from runner.core.text import visible
 
 MOST_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
 MOST_SIDE = 2_000  # pixels
-LONG_SIDE = 1_568  # pixels, above which an image only costs time
-MOST_DOCUMENT_BYTES = 9_500_000  # of the 32 MB that a request may have
+LONG_SIDE = 1_568  # pixels; the API scales longer sides down, so more only costs time
+MOST_DOCUMENT_BYTES = 9_500_000  # 13 MB as base64, of the 32 MB that a request may have
 PDF = "application/pdf"
 
 _PIXELS_PER_TOKEN = 750
@@ -49,14 +49,14 @@ class Media:
 
     @property
     def tokens(self) -> int:
-        """The estimated tokens of it."""
+        """Its estimated tokens."""
         if self.kind == "document":
             return self.pages * _TOKENS_PER_PAGE
         scale = min(1.0, LONG_SIDE / max(self.width, self.height))
         return math.ceil(self.width * self.height * scale * scale / _PIXELS_PER_TOKEN)
 
     def block(self) -> dict[str, Any]:
-        """Return the block that stands for it in the record."""
+        """Return the stored block that names it by its digest."""
         size = {"pages": self.pages}
         if self.kind == "image":
             size = {"width": self.width, "height": self.height}
@@ -67,7 +67,7 @@ class Media:
 
 
 def media_blocks(block: Any) -> Iterator[dict[str, Any]]:
-    """Yield the blocks of media in a stored block: itself, or those in a tool's result."""
+    """Yield the media blocks in a stored block: the block itself, or those in a tool's result."""
     content = block.get("content") if isinstance(block, dict) else None
     for each in (block, *(content if isinstance(content, list) else ())):
         source = each.get("source") if isinstance(each, dict) else None
@@ -76,7 +76,7 @@ def media_blocks(block: Any) -> Iterator[dict[str, Any]]:
 
 
 def media_line(block: dict[str, Any]) -> str:
-    """Return the line that stands for a block of media in a text: ``[image: shot.png, 640x480]``."""
+    """Return the line that replaces a media block in a text: ``[image: shot.png, 640x480]``."""
     source = block["source"]
     size = f"{source.get('width')}x{source.get('height')}"
     if block["type"] == "document":
@@ -101,7 +101,7 @@ def _part_text(part: Any) -> str | None:
 
 
 def media_tokens(block: dict[str, Any]) -> tuple[int, int]:
-    """Return the estimated tokens of the media in a block, and the most that it may have."""
+    """Return the estimated tokens of the media in a block, and the most tokens that they may have."""
     tokens = [each["source"]["tokens"] for each in media_blocks(block)]
     # A newer model counts patches of 28 pixels, and a narrow image has a whole row of them.
     return sum(tokens), sum(2 * each + 256 for each in tokens)
@@ -112,8 +112,8 @@ LoadBlob: TypeAlias = Callable[[str], bytes]
 
 
 def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dict[str, Any]:
-    """Return a stored block as the API takes it, with the bytes of its media; without ``load`` with their
-    digests instead. ``names`` are fields of the source that it keeps."""
+    """Return a stored block as the API takes it, with the bytes of its media; without ``load``, with their
+    digests instead. ``names`` are the fields to keep of each media source."""
     content = block.get("content")
     if isinstance(content, list):
         parts = (with_bytes(p, load, *names) if isinstance(p, dict) else p for p in content)
@@ -128,8 +128,8 @@ def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dic
 
 
 def without_bytes(block: dict[str, Any]) -> tuple[dict[str, Any], tuple[Media, ...]]:
-    """Return a block from outside as it is stored, and the media in it whose bytes are stored apart. What
-    is no image or PDF that the API takes stays as it is; one that names bytes elsewhere becomes a line."""
+    """Return an imported block in its stored form, and its media, whose bytes are stored apart. A block
+    that is no image or PDF for the API stays unchanged; one that already names a digest becomes a line."""
     content, source = block.get("content"), block.get("source")
     if isinstance(source, dict) and source.get("type") == _BLOB:
         return {"type": "text", "text": media_line(block)}, ()
@@ -157,7 +157,7 @@ def _media_of(kind: str, data: bytes, name: str) -> Media | None:
         return (
             Media("document", PDF, name, data, pages=pages) if data.startswith(b"%PDF-") else None
         )
-    found = look_at(data)
+    found = image_header(data)
     if found is None or not found[1] or not found[2]:
         return None
     media_type, width, height = found
@@ -165,17 +165,17 @@ def _media_of(kind: str, data: bytes, name: str) -> Media | None:
 
 
 def page_count(data: bytes) -> int:
-    """Return the pages of a PDF as far as they can be counted without opening it."""
+    """Return the number of pages of a PDF that can be counted without parsing it."""
     return len(_PAGE.findall(data))
 
 
 _MOST_IN_REQUEST = 100  # images, and pages of documents: the API's limit for small windows
-_MOST_BYTES_IN_REQUEST = 18_000_000
+_MOST_BYTES_IN_REQUEST = 18_000_000  # 24 MB as base64
 
 
 def left_out(sent: Sequence[dict[str, Any]]) -> int:
-    """Return how many of a request's blocks of media, oldest first, are left out because the API takes no
-    more. At once half of them go, so that the prompt stays the same, and cached, for some turns."""
+    """Return how many of a request's media blocks, the oldest, are left out because the API takes no more.
+    Half of them go at once, so that the prompt stays the same, and cached, for some turns."""
     first, places, size = 0, 0, 0
     for number, block in enumerate(sent):
         places, size = places + _places(block), size + block["source"]["bytes"]
@@ -193,9 +193,9 @@ def _places(block: dict[str, Any]) -> int:
     return int(block["source"].get("pages") or 1)
 
 
-def look_at(data: bytes) -> tuple[str, int, int] | None:
-    """Return the media type of an image by its first bytes, with its width and height in pixels; None if
-    it is none that the API takes. Only the header is read: the rest may be broken."""
+def image_header(data: bytes) -> tuple[str, int, int] | None:
+    """Return the media type, width and height (pixels) of an image; None if the API does not take its type.
+    Only the header is read: the rest may be broken."""
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
         return "image/png", _big(data[16:20]), _big(data[20:24])
     if data[:6] in (b"GIF87a", b"GIF89a") and len(data) >= 10:

@@ -62,8 +62,8 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
 
 
 def first_call(spec: JobSpec, runs: Sequence[NewRun], prices: PriceList) -> Reservation | Ceiling:
-    """Return the least reservation of the first call of the run that begins with the most, or the ceiling
-    that leaves no room for it."""
+    """Return the smallest reservation for the first call of the run with the largest first message, or the
+    ceiling that leaves no room for it."""
     begins = ([text_block(run.prompt), *run.attached] for run in runs)
     longest = max(begins, key=lambda blocks: sum(map(content_bytes, blocks)), default=[])
     sent = spec.request_bytes([Message("user", tuple(longest))])

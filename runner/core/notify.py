@@ -1,4 +1,4 @@
-"""Notices of a job: what people want to be told of, and the words and bytes of it."""
+"""Notices of a job: which events people want, and the text and bytes of a notice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_TEXT = 500
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """What people are told of, and how."""
+    """The events that people are told of, and the channels."""
 
     on: tuple[NoticeEvent, ...] = EVENTS
     command: str | None = None  # a shell command, which gets the notice as JSON on its input
@@ -55,7 +55,7 @@ def about(event: NoticeEvent, job_id: str, job_name: str, text: str, **more: Any
 
 
 def with_link(notice: Mapping[str, Any], web_url: str | None) -> dict[str, Any]:
-    """Return a notice with the address of its job, or of the job's questions, in `runner web`."""
+    """Return a notice with the address in `runner web` of its job, or of the job's questions."""
     if web_url is None:
         return {**notice}
     asks = notice["event"] == "needs_approval"

@@ -72,7 +72,7 @@ def tripped(breaker: Breaker, newest: Sequence[EndedRun]) -> str | None:
 def _reached(
     rate: Rate | None, newest: Sequence[EndedRun], faults: Sequence[str | None], did: str
 ) -> str | None:
-    """Return in words that so many of the newest runs have faults, if they reach the rate."""
+    """Return why the newest runs reach the rate of faults; None if they do not."""
     if rate is None or len(newest) < rate.of:
         return None
     bad = [(run, fault) for run, fault in zip(newest[: rate.of], faults, strict=False) if fault]

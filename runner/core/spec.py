@@ -217,7 +217,7 @@ class NewRun:
     item: Any
     prompt: str  # rendered
     commit_message: str = ""  # rendered, of the commit that it ends with; empty: one is made up
-    attached: Sequence[Block] = ()  # blocks of media that follow the prompt
+    attached: Sequence[Block] = ()  # media blocks after the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Submission:
     runs: tuple[NewRun, ...]
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
     examples: tuple[str, ...] = ()  # calls that its rules name as examples
-    media: tuple[Media, ...] = ()  # what its runs' attached blocks name
+    media: tuple[Media, ...] = ()  # the media that its runs' attached blocks name
 
 
 # The limits that a type of sub-agent can set.

@@ -291,7 +291,7 @@ class RunState(Progress):
     inbox: Inbox = Inbox()
     outcome: Outcome | None = None  # of the attempt
     revision: int = 0  # transactions that its attempts have stored
-    # Of the run's row: if others have changed them, or anything above, a commit must look anew.
+    # Counters of the run's row: if others have changed one, a commit loads the row again under its lock.
     event_count: int = field(default=0, compare=False)
     denials: int = field(default=0, compare=False)
 

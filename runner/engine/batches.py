@@ -44,14 +44,14 @@ class _Stopped(RunnerError):  # noqa: N818 - not wrong
 
 @dataclass(eq=False)
 class Collector:
-    """Collects for a worker, in ``run``.
+    """Sends and collects the batches of all jobs, for a worker: ``run`` is its loop.
 
     Args:
-        api: gives the API, when it is needed first.
-        look: the state of a run that waits for a batch; None if it does not.
-        tariffs: the prices of a job's models, by model.
-        may_act: whether the worker's leases are good.
-        grace: seconds after which a batch that is not listed is taken for not made.
+        api: returns the API; called when it is first needed.
+        look: returns the state of a run that waits for a batch; None if the run does not wait.
+        tariffs: returns the prices of a job's models, by model.
+        may_act: returns whether the worker's leases are valid.
+        grace: seconds after which a batch that the API does not list counts as not made.
     """
 
     database: Database
@@ -65,11 +65,12 @@ class Collector:
     may_act: Callable[[], bool] = lambda: True
     grace: float = core.GRACE_SECONDS
     _account: str = field(default="", init=False)  # the organization
-    _is_known: bool = field(default=False, init=False)  # the API has said that it is this one
+    _is_known: bool = field(default=False, init=False)  # the API has confirmed it
     _jobs: dict[str, Sendable] = field(default_factory=dict, init=False)
-    # By kind of batch: the refusals in a row that a later try may mend, and when that is.
+    # By kind of batch: how many temporary refusals came in a row, and when the next try is due.
     _held: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
-    _warming: dict[str, float] = field(default_factory=dict, init=False)  # jobs, and since when
+    # By job whose cache is being warmed up: since when.
+    _warming: dict[str, float] = field(default_factory=dict, init=False)
     _said: dict[str, str] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
@@ -114,8 +115,8 @@ class Collector:
             wake(self.database, freed, RUNNER, self.clock.now())
 
     def _learn_account(self) -> None:
-        """Ask for the id of the organization, until the API says it. While it fails, the only one that the
-        database knows stands for it. Raises ``ModelCallError``."""
+        """Ask the API for the id of the organization, until it answers. Until then, use the id in the
+        database if there is only one. Raises ``ModelCallError``."""
         if self._is_known:
             return
         try:
@@ -129,7 +130,7 @@ class Collector:
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """Keep an error from holding up others. The block is tried again in a later pass."""
+        """Catch and log an error of one job or batch, so that others go on. A later pass tries again."""
         try:
             yield
         except (_Stopped, UnreachableError):
@@ -142,7 +143,7 @@ class Collector:
             self._said.pop(what, None)
 
     def _warn(self, what: str, error: Exception) -> None:
-        """Log that something waits, once for each error."""
+        """Log that ``what`` waits, once for each error."""
         if self._said.get(what) != repr(error):
             known = isinstance(error, ModelCallError)
             logger.warning("%s waits: %s", what, error, exc_info=not known)
@@ -248,7 +249,7 @@ class Collector:
                 self._send_wave(kind, self._warmed(wave, jobs, busy, now), jobs[wave[0].job_id])
 
     def _jobs_of(self, job_ids: Collection[str]) -> dict[str, Sendable]:
-        """The jobs whose calls may be sent: one that cannot be read holds up no other."""
+        """The jobs whose calls may be sent, without jobs that cannot be read."""
         found = {}
         for job_id in job_ids:
             with self._alone(f"the lane of {job_id}"):
@@ -269,7 +270,7 @@ class Collector:
         busy: Collection[str],
         now: float,
     ) -> Iterator[WaitingCall]:
-        """Yield the calls of a wave but those of jobs whose cache is being warmed up."""
+        """Yield the calls of a wave, without jobs whose cache is being warmed up."""
         by_job: dict[str, list[WaitingCall]] = {}
         for call in wave:
             by_job.setdefault(call.job_id, []).append(call)
@@ -285,8 +286,8 @@ class Collector:
     def _is_cold(
         self, job_id: str, calls: Sequence[WaitingCall], shared_tokens: int, now: float
     ) -> bool:
-        """True if the calls of a job wait until one of them, which goes alone, has written the prefix
-        that they share."""
+        """True if the calls of a job must wait for one of them to write their shared prefix. Sends that one
+        alone, if none is under way."""
         pays = partial(core.is_worth_warming, shared_tokens, others=len(calls) - 1)
         is_warming = job_id in self._warming
         if not (pays(shared_tokens) or is_warming) or store.used_cache(

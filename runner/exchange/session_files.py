@@ -46,8 +46,8 @@ def session_files(path: Path, lines: Sequence[bytes]) -> Files:
 
 
 def sessions_in(folder: Path) -> list[Path]:
-    """Return the files in a folder and below it that can be imported, the oldest first. The files of an
-    agent are left out if its session is there."""
+    """Return the files in a folder and below it that can be imported, the oldest first. An agent's files
+    are left out if the file of its session exists."""
     found = [
         path
         for path in sorted(folder.rglob("*.jsonl"))

@@ -83,8 +83,8 @@ class UnreadableLineError(ValueError):
 
 
 def read_lines(file: str, raw: Iterable[bytes]) -> Iterator[Line]:
-    """Yield the lines of a file in order. A line without a time has that of the line before; the first
-    ones have 0. Raises ``UnreadableLineError``."""
+    """Yield the lines of a file in order. A line without a time gets the time of the line before it, or 0.
+    Raises ``UnreadableLineError``."""
     at = 0.0
     for number, content in enumerate(raw, 1):
         try:
@@ -110,7 +110,7 @@ def _lines_of(value: dict[str, Any], at: float) -> Iterator[Line]:
 
 
 def _progress_of(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of an agent that a line of its session repeats, as versions before 2.1.60 do."""
+    """Return an agent's lines that are repeated in a line of its session (versions before 2.1.60)."""
     data = as_object(value.get("data"))
     if value.get("type") != "progress" or data.get("type") != "agent_progress":
         return ()
@@ -179,14 +179,14 @@ def shown_text(content: Any) -> str:
 
 # --- Attachments: what a version since 2.1 keeps beside the messages ---
 
-# What the model was given in the conversation.
+# Attachments that the model was given in the conversation.
 _GIVEN = (
     *("file", "directory", "compact_file_reference", "selected_lines_in_ide", "mcp_resource"),
     *("edited_text_file", "nested_memory", "instructions", "invoked_skills"),
     *("hook_blocking_error", "hook_additional_context", "hook_success"),
     "hook_stopped_continuation",
 )
-# What only a person was shown.
+# Attachments that only a person was shown.
 NOTED_ATTACHMENTS = (
     *("hook_system_message", "hook_cancelled", "hook_non_blocking_error"),
     *("hook_error_during_execution", "hook_permission_decision", "command_permissions"),
@@ -240,11 +240,11 @@ def system_prompt(line: Line) -> str | None:
 
 
 def api_error(line: Line) -> str:
-    """Return what a line says of an error of the API, which versions tell in many ways."""
+    """Return the text of a line's API error. Its fields differ between versions of Claude Code."""
     error = as_object(line.fields.get("error"))
     cause = as_object(error.get("cause"))
     told = (line.text("content"), error.get("formatted"), error.get("message"), cause.get("code"))
-    status = f"status {error['status']}" if "status" in error else "an error that it does not tell"
+    status = f"status {error['status']}" if "status" in error else "an unknown error"
     words = next(filter(None, map(as_text, told)), status)
     attempt, most = (line.fields.get(name) for name in ("retryAttempt", "maxRetries"))
     return words if attempt is None else f"{words} (try {attempt} of {most})"

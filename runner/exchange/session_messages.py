@@ -190,8 +190,8 @@ class Conversation:
             self._places[uuid] = len(self.messages) - 1
 
     def end(self) -> None:
-        """Note what a person typed and the session never took, and which calls were denied as only the
-        last word of ``stream-json`` tells."""
+        """Note typed messages that the session never took, and denied calls that only the last line of
+        ``stream-json`` names."""
         for at, text in self._queued:
             self._note_unsaid(at, text)
         told = self.result.fields if self.result is not None else {}
@@ -318,7 +318,7 @@ class Conversation:
             self._queued.clear()
 
     def _note_unsaid(self, at: float, text: str, of_commands: str = "never delivered") -> None:
-        """Note what a person typed if the conversation does not have it."""
+        """Note a typed text, unless the conversation contains it."""
         kind = of_commands if text.startswith("/") else "never delivered"
         if text not in self._texts:
             self.notes.append(Note(at, kind, text))

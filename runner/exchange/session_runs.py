@@ -83,7 +83,7 @@ class SessionRun:
             if reply.id is not None and reply.id in counted
         }
         copied = next(n for n in range(len(replies) + 1) if n + 1 not in self._shared)
-        # A fork begins after what it is a copy of, whether that is here or not: its id follows.
+        # A fork begins after its copied lines, even if the original is not stored: its id depends on it.
         last = replies[copied - 1].lines[-1] if copied else None
         is_copy = ("forkedFrom" in line.fields or line is last for line in talk.lines)
         own = max((number for number, copy in enumerate(is_copy, 1) if copy), default=0)
@@ -140,7 +140,7 @@ class SessionRun:
         }
 
     def call(self, use_id: str | None) -> Mapping[str, Any] | None:
-        """Return the row of a call of its own, by the API's id."""
+        """Return the row of one of its own calls, by the API's id."""
         rows = self.rows["tool_calls"]
         return next((row for row in rows if row["tool_use_id"] == use_id), None)
 
@@ -253,7 +253,7 @@ class SessionRun:
     def _add_usage(
         self, model: str, tokens: Mapping[str, int], purpose: str, at: float, **told: Any
     ) -> int:
-        """Add a model call, with what is told of it, and return its number."""
+        """Add a model call with its events, and return its number."""
         self.usage += Usage(**tokens)
         total, number = sum(tokens.values()), len(self.rows["model_calls"]) + 1
         unknown = dict.fromkeys(("latency", "request_id", "stop_reason", "message_id"))

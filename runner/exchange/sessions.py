@@ -16,7 +16,7 @@ from runner.exchange.session_lines import Line, as_object, as_text, shown_text
 from runner.exchange.session_messages import Conversation, tokens_of
 from runner.exchange.session_runs import About, Parent, SessionRun
 
-READER = 3  # the version of this reading: a file that an older one has read is read again
+READER = 3  # this reader's version: files that an older one has read are read again
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.
 Files = Mapping[str, Sequence[bytes]]
@@ -58,7 +58,7 @@ class Session:
                     continue
                 if uuid is not None and uuid in seen:
                     continue
-                # What a session repeats of an agent counts if the agent's own file is not there.
+                # A session's copies of an agent's lines count only without the agent's own file.
                 if "parentToolUseID" in line.fields and _file_of(line) in lines:
                     continue
                 seen.add(uuid or "")

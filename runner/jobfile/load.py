@@ -67,7 +67,7 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 # each as the job stores it, and (name, what is wrong with it) for each other name.
 ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
-# Returns the image or PDF in a file. Raises ``UsageError``.
+# A function that returns the image or PDF in a file, and raises ``UsageError``.
 ReadMedia = Callable[[Path], Media]
 
 # Takes a job and its runs. Returns why this host cannot work it, or why it cannot begin.
@@ -443,7 +443,7 @@ class _Job:
     def runs(
         self, keyed: Sequence[Keyed], read_media: ReadMedia
     ) -> tuple[tuple[NewRun, ...], tuple[Media, ...]]:
-        """Return the runs with their texts from templates, and their images; none with problems."""
+        """Return the runs, with rendered templates and images, and all images; empty with problems."""
         top, workspace = self.top, self.top["workspace"]
         render = partial(render_texts, keyed=keyed, has_items="items" in top)
         at = top.at("prompt_file" if "prompt_file" in top else "prompt")
@@ -455,7 +455,7 @@ class _Job:
         paths = [render(text, at, what="path of an image") for text in top["images"]]
         if top.problems:
             return (), ()
-        # By path, the folder that its template names before it uses the item.
+        # By path: the folder that its template names before the first placeholder.
         folders = {
             path: self._placed(f"{text.partition('{')[0]}_").parent
             for text, some in zip(top["images"], paths, strict=True)
@@ -477,8 +477,8 @@ class _Job:
         return Path(os.path.normpath((self.folder / path).absolute()))
 
     def _media(self, folders: Mapping[str, Path], read_media: ReadMedia) -> dict[str, Media]:
-        """Return what is in files, by path; without those that have a problem. An item leads to no file
-        outside of the folder of its path."""
+        """Return the media of files by path, without files that have a problem. An item cannot name a file
+        outside the folder of its path."""
         at, found, size = self.top.at("images"), dict[str, Media](), 0
 
         def read(path: str) -> Media:
@@ -492,7 +492,7 @@ class _Job:
             except UsageError as error:
                 raise BadValueError(str(error)) from error
 
-        with at.noting_at_most(MOST_TEXTS_REPORTED, "and so for {} more files"):
+        with at.noting_at_most(MOST_TEXTS_REPORTED, "and {} more files"):
             for path in folders:
                 if (media := at.attempt(read, path)) is not None:
                     found[path], size = media, size + len(media.data)

@@ -77,8 +77,8 @@ def body_of(request: ModelRequest, load: LoadBlob | None) -> dict[str, Any]:
 
 
 def with_media(messages: list[dict[str, Any]], load: LoadBlob | None) -> list[dict[str, Any]]:
-    """Return messages with the media that their blocks name, as the API takes them. Of more than a
-    request may have, the oldest are sent as a line (https://docs.claude.com/en/api/messages, image and
+    """Return messages with the bytes of their media, as the API takes them. If there are too many for a
+    request, the oldest are sent as a line (https://docs.claude.com/en/api/messages, image and
     document blocks with a ``base64`` source, in a ``tool_result`` too)."""
     media = [each for one in messages for block in one["content"] for each in media_blocks(block)]
     if not media:

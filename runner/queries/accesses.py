@@ -204,8 +204,8 @@ def connection_rows(
     """Return the connections that were made or asked for, the newest first.
 
     ``made_by`` is ``call``, ``verify`` or ``hook``, ``outcome`` is ``allowed``, ``refused`` or
-    ``failed``, and ``why`` says why it was not made. Many alike of one call are one row, with their
-    number in ``connections``.
+    ``failed``, and ``why`` says why it was not made. Equal connections of one call are one row, which
+    counts them in ``connections``.
 
     Args:
         pattern: a host, or a host with a port, in which ``*`` stands for anything.

@@ -205,9 +205,9 @@ Call = tuple[str, int, int]  # run, turn, position
 def call_labels(
     connection: Connection, run_ids: Collection[str], turns: tuple[int, int] | None = None
 ) -> dict[Call, str]:
-    """The labels of the tool calls of these runs (of one: of the turns from the first number to the
-    last): ``3.2`` is the second call of the third sub-agent. Calls count from a run's first, including the
-    calls that a fork is a copy of."""
+    """The labels of the tool calls of runs: ``3.2`` is the second call of the third sub-agent. Calls are
+    numbered from a run's first, and include the calls that a fork has copied. ``turns`` (the first and
+    the last) limits the labels, for a single run."""
     found: dict[Call, str] = {}
     before = 0
     if turns is not None:

@@ -161,7 +161,7 @@ def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
 def last_texts(
     database: Database, job_id: str, among: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """The last text that the model wrote, by run of an item, or run ``among`` these, that has any."""
+    """The last text that the model wrote, by run: for runs of a job's items, or for the runs ``among``."""
     last = (
         select(blocks.c.content)
         .where(blocks.c.run_id == runs.c.id, blocks.c.role == "assistant", blocks.c.type == "text")
@@ -211,7 +211,7 @@ def job_of(database: Database, run_id: str) -> str:
 
 
 def times_of(database: Database, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """Return the ``finish_by`` by now, its text and the ``spec`` of jobs, by id."""
+    """Return the current ``finish_by``, its text and the ``spec`` of jobs, by id."""
     query = select(jobs.c.id, jobs.c.finish_by, jobs.c.finish_by_text, jobs.c.spec)
     return {row.id: row for row in database.rows_in(query, jobs.c.id, job_ids)}
 
@@ -307,8 +307,8 @@ def _job_summaries(connection: Connection, job_id: str | None = None) -> list[Jo
 
 
 def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
-    """Return a row for each run of an item that has begun, or ended without (``started_at`` is None): its
-    job, its own ``state``, ``reason`` and times, and the ``tokens`` of its tree."""
+    """Return a row for each run of an item that has begun, or has ended before it began (``started_at`` is
+    None): its job, its own ``state``, ``reason`` and times, and the ``tokens`` of its tree."""
     own = ("state", "reason", "started_at", "ended_at")
     query = (
         select(
@@ -323,6 +323,6 @@ def begun_trees(database: Database, job_ids: Sequence[str]) -> list[Row[Any]]:
 
 
 def superseded(database: Database, job_ids: Sequence[str]) -> set[str]:
-    """Return the runs that were started afresh: their successors stand for them."""
+    """Return the runs that fresh runs have replaced."""
     query = select(runs.c.fresh_of).where(runs.c.fresh_of.is_not(None))
     return {str(row.fresh_of) for row in database.rows_in(query, runs.c.job_id, job_ids)}

@@ -106,7 +106,7 @@ def _by_name(connection: Connection, text: str, kinds: Collection[Kind]) -> list
         of_name = schedules.c.name == text, schedules.c.removed_at.is_(None)
         named = select(schedules.c.id).where(*of_name).order_by(schedules.c.id)
         found += [Found("schedule", id_) for id_ in connection.execute(named).scalars()]
-    if found and _SHORT_ID.fullmatch(text):  # Runner prints ids so: no name may stand in for one
+    if found and _SHORT_ID.fullmatch(text):  # Runner prints ids like this: no name may hide one
         found += (each for each in _by_part_of_id(connection, text, kinds) if each not in found)
     return found
 

@@ -1,4 +1,4 @@
-"""Reads for people who watch: what happens to a job and its runs, and versions of what pages show."""
+"""Queries for live screens and pages: events of a job and its runs, and versions of what pages show."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _OPEN = ("queued", "running", "waiting")
 
 
 def versions(database: Database, topics: Collection[str]) -> dict[str, str]:
-    """The version of each topic: ``jobs``, ``inbox``, ``job:ID`` or ``run:ID``. That of a run changes
-    with the runs below it, too. Topics that do not exist are left out."""
+    """The version of each topic: ``jobs``, ``inbox``, ``job:ID`` or ``run:ID``. The version of a run also
+    changes with its sub-agents. Topics that do not exist are left out."""
     return database.read(lambda connection: dict(_versions(connection, topics)), snapshot=False)
 
 

@@ -172,12 +172,12 @@ def _shown(now: float) -> ColumnElement[str]:
 # --- Rate limits ---
 
 
-IN_USE_SECONDS = 600.0  # since it last changed, a pool is in use
+IN_USE_SECONDS = 600.0  # a pool is in use so long after its last change
 MOST_EVENTS = 20
 
-# A pool: its ``organization`` (None: a job's own) and ``group`` (the job's id), ``limits`` by kind (a
-# minute's ``limit``, and what is ``left``), ``concurrency``, calls ``under_way`` and ``waiting`` of all
-# workers, and until when it is ``held_until``; None for no limit.
+# A pool: its ``organization`` (None for a job's own pool) and ``group`` (then the job's id), ``limits`` by
+# kind (the ``limit`` of a minute, and what is ``left``), ``concurrency``, the calls ``under_way`` and
+# ``waiting`` of all workers, and ``held_until``. None: no limit.
 PoolSummary: TypeAlias = dict[str, Any]
 # An event: ``at``, ``organization``, ``group``, ``type`` and ``data``.
 PoolEventRow: TypeAlias = dict[str, Any]

@@ -121,7 +121,7 @@ def accounts(database: Database) -> list[str]:
 
 
 def used_cache(database: Database, job_id: str, since: float) -> bool:
-    """True if a call of a job's items ended with a reply since then, and wrote or read its prefix."""
+    """True if a call of a job's items got a reply since then, and so wrote or read the hour's cache."""
     of_job = runs.c.job_id == job_id, IS_ITEM_RUN
     replied = model_calls.c.ended_at >= since, model_calls.c.stop_reason.is_not(None)
     query = select(runs.c.id).join(model_calls, model_calls.c.run_id == runs.c.id)
@@ -228,7 +228,7 @@ def store_results(
     results: Sequence[tuple[tuple[str, int], Mapping[str, Any]]],
     seconds: float,
 ) -> None:
-    """Store results of calls that have none. One that its run gave up still tells what it cost."""
+    """Store results of calls that have none, also of calls that their runs gave up: for their cost."""
     this = batch_calls.c.run_id == bindparam("run"), batch_calls.c.number == bindparam("call")
     change = (
         update(batch_calls)
@@ -241,7 +241,7 @@ def store_results(
 
 
 def withdraw(database: Database, call: WaitingCall, result: Mapping[str, Any] = WITHDRAWN) -> None:
-    """Give back a call that no batch has: its run decides again."""
+    """Give a call that is in no batch back to its run, which decides again."""
     unsent = update(batch_calls).where(_are_of([call]), _IS_UNSENT)
     database.execute(unsent.values(result=result))
 
@@ -338,7 +338,7 @@ def _end(
     """End a batch, and change its calls without a result."""
     without = batch_calls.c.batch_id == batch.id, batch_calls.c.seconds.is_(None)
     calls = update(batch_calls).where(*without, batch_calls.c.result.is_(None))
-    given_up = of_calls.get("result", WITHDRAWN)  # they were charged as if they were billed
+    given_up = of_calls.get("result", WITHDRAWN)  # their full reservation was charged
     end = {"ended_at": now, "outcome": outcome, "detail": _line(why)}
     connection.execute(update(batches).where(batches.c.id == batch.id).values(end))
     connection.execute(calls.where(~_IS_OPEN).values(result=given_up))

@@ -1,7 +1,7 @@
-"""The bytes of images and documents, stored once for each digest, and which jobs they are of.
+"""The bytes of images and documents, stored once for each digest, and the jobs that use them.
 
-They are stored before the block that names them: a worker that dies in between leaves bytes that go
-with their job.
+They are stored before the block that names them. If a worker dies in between, the unused bytes are pruned
+with the job.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from runner.store.tables import blobs, job_blobs
 
 
 def store_media(connection: Connection, job_id: str, media: Iterable[Media], now: float) -> None:
-    """Store the bytes of a job's media, those that are not there. ``used_at`` keeps them from a pruning
-    that found them unused just before."""
-    # In one order, so that no two transactions wait for each other.
+    """Store the bytes of a job's media that are not stored yet. ``used_at`` protects bytes that a pruning
+    has just found unused."""
+    # All transactions use the same order, so that they do not deadlock.
     for sha256, data in sorted({each.sha256: each.data for each in media}.items()):
         row = {"sha256": sha256, "data": data, "used_at": now}
         new = insert_or(connection, blobs).values(row)
@@ -48,7 +48,7 @@ def blob_of(connection: Connection, sha256: str) -> bytes:
 def store_bytes(
     connection: Connection, job_id: str, rows: Iterable[dict[str, Any]], now: float
 ) -> None:
-    """Make blocks that come from outside what is stored of them, and store the bytes of their media."""
+    """Convert imported blocks to their stored form, in place, and store the bytes of their media."""
     for row in rows:
         row["content"], media = without_bytes(row["content"])
         row["type"] = row["content"]["type"]
@@ -56,6 +56,6 @@ def store_bytes(
 
 
 def delete_unused(connection: Connection, before: float) -> None:
-    """Delete what no job refers to, unless it was stored again since a time."""
+    """Delete bytes that no job uses, unless they were stored again since ``before``."""
     is_used = select(job_blobs.c.job_id).where(job_blobs.c.sha256 == blobs.c.sha256).exists()
     connection.execute(delete(blobs).where(and_(blobs.c.used_at < before, ~is_used)))

@@ -124,8 +124,8 @@ def charge_open_call(
 
 
 def end_batch_call(connection: Connection, run_id: str, number: int, now: float) -> bool:
-    """End a call that is in a batch, or was to go into one: its result will only correct the charge. True
-    if it is in a batch."""
+    """End a call that is in a batch or waits for one: its result will only correct the charge. True if it
+    is in a batch."""
     this = batch_calls.c.run_id == run_id, batch_calls.c.number == number
     ended = update(batch_calls).where(*this).values(ended_at=now)
     batch = connection.execute(ended.returning(batch_calls.c.batch_id)).scalar()
@@ -233,15 +233,15 @@ def wake(
 ) -> list[Change]:
     """Queue the runs that wait for their budget; ``old`` and ``new`` are its caps."""
     event = resumed_event(author, "budget", why, old, new)
-    if why == "deadline":  # a run past its deadline only ends: nothing holds it back
+    if why == "deadline":  # such a run only ends, so nothing holds it back
         return resume(database, run_ids, _WAITS, event, now, lambda run, now: queued(now))
     return resume(database, run_ids, _WAITS, event, now)
 
 
 def wake_overdue(database: Database, jobs_read: JobCache, now: float) -> list[str]:
-    """Queue runs whose deadline has passed, so that they end, which costs nothing. A sub-agent
-    has its own deadline. Returns their ids. Costs little, however large the jobs: each dispatcher looks in
-    each pass."""
+    """Queue waiting runs whose deadline has passed, so that they end, which costs nothing. A sub-agent has
+    its own deadline. Returns their ids. Every dispatcher calls this in each pass, so it is cheap for jobs
+    of any size."""
     waiting = select(runs.c.job_id).where(_WAITS).distinct()
     job_ids = [row.job_id for row in database.rows(waiting)]
     by_deadline: dict[float, list[str]] = {}

@@ -131,8 +131,8 @@ def tell_of_job(
     data: Mapping[str, Any] | None = None,
     **changed: Mapping[str, Any] | None,
 ) -> None:
-    """Append an event, ``changed`` as in ``signed_event``, to a job that is locked
-    (``store.rules.lock_rules``), or is being submitted."""
+    """Append an event to a job that is locked (``store.rules.lock_rules``) or is being submitted.
+    ``changed`` is as in ``signed_event``."""
     newest = select(func.max(job_events.c.number)).where(job_events.c.job_id == job_id)
     number = (connection.execute(newest).scalar() or 0) + 1
     event = signed_event(kind, author, data, **changed)
@@ -147,8 +147,8 @@ def resumed_event(
     old: Mapping[str, Any] | None = None,
     new: Mapping[str, Any] | None = None,
 ) -> Event:
-    """The event of a run that no longer waits, because of what it waited for or of something else
-    (``why``). ``old`` and ``new`` are what changed beside the run."""
+    """The event of a run that no longer waits. ``why`` is the cause, if it is not what the run waited for;
+    ``old`` and ``new`` are further values that changed."""
     before = {"state": "waiting", "reason": waited_for, **(old or {})}
     after = {"state": "queued", "reason": "", **(new or {})}
     return signed_event("resumed", author, {"reason": why or waited_for}, old=before, new=after)
@@ -162,7 +162,7 @@ def resume(
     now: float,
     columns: Callable[[Row[Any], float], Mapping[str, Any]] = queued_again,
 ) -> list[Change]:
-    """Queue the runs that still wait (``waits``), each with its changed ``columns``."""
+    """Queue the runs that still meet the condition ``waits``. ``columns`` gives a run's changed columns."""
 
     def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
         found = locked_runs(connection, lot, waits)
@@ -203,8 +203,8 @@ def store_connections(
     made: Iterable[HostConnection],
     now: float,
 ) -> bool:
-    """Store the connections that a run has no events of; ``about`` is who made them. Returns False, and
-    stores nothing, while the run is being worked on: the result may come."""
+    """Store a run's connections that have no events yet; ``about`` says who made them. Returns False, and
+    stores nothing, while a worker has the run: its result may still bring them."""
     for run in locked_runs(connection, [run_id]):
         if run.state == "running":
             return False

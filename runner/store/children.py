@@ -257,7 +257,7 @@ _READY = select(runs.c.id).where(IS_READY).order_by(runs.c.id).limit(MOST_AT_ONC
 @writes
 def wake(connection: Connection, run_id: str, now: float) -> bool:
     """Queue a run that waits for its sub-agents, if it can continue now. True if queued."""
-    # What is looked at has to be newer than the lock: the run may have begun to wait before it.
+    # Read after the lock is taken: the run may have begun to wait just before.
     locked = locked_runs(connection, [run_id])
     ready = select(runs.c.id).where(runs.c.id == run_id, IS_READY)
     if not locked or connection.execute(ready).first() is None:

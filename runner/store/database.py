@@ -88,8 +88,8 @@ MOST_AT_ONCE = 200  # rows that one transaction changes, or values that one quer
 
 
 def in_lots(items: Sequence[T], size: int = MOST_AT_ONCE) -> Iterator[Sequence[T]]:
-    """Yield the items in lots, each for a transaction that does not hold up the workers' own for long, or
-    short enough for a query."""
+    """Yield the items in lots, each small enough for one query, or for a transaction that does not hold up
+    workers for long."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -245,7 +245,7 @@ class Database:
             return connection.execute(query).all()
 
     def dicts(self, query: Select[Any]) -> list[dict[str, Any]]:
-        """Return the rows of one query, each by the names of its columns. Raises ``UnreachableError``."""
+        """Return the rows of one query as dicts by column name. Raises ``UnreachableError``."""
         return [dict(row._mapping) for row in self.rows(query)]
 
     def rows_in(
@@ -301,8 +301,8 @@ class Database:
 
 
 def writes(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Database, P], T]:
-    """Let a function that takes a connection take a database: it is a writing transaction, as for
-    ``Database.write``."""
+    """Turn a function of a connection into one of a database, which runs it in a writing transaction (see
+    ``Database.write``)."""
 
     @wraps(work)
     def run(database: Database, /, *args: P.args, **options: P.kwargs) -> T:
@@ -312,8 +312,8 @@ def writes(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenat
 
 
 def reads(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Database, P], T]:
-    """Let a function that takes a connection take a database: it is a reading transaction, as for
-    ``Database.read``."""
+    """Turn a function of a connection into one of a database, which runs it in a reading transaction (see
+    ``Database.read``)."""
 
     @wraps(work)
     def run(database: Database, /, *args: P.args, **options: P.kwargs) -> T:

@@ -163,7 +163,7 @@ def may_begin_now(connection: Connection, job_id: str, concurrency: int | None) 
     return budget is None or items_of(connection, job_id).may_begin(budget, concurrency)
 
 
-# --- Items that do not begin ---
+# --- Items that may not begin yet ---
 
 
 HeldBy = Literal["budget", "cap", "finish_by", "window"]
@@ -203,7 +203,7 @@ def _hold(
 
 @writes
 def _let_wait(connection: Connection, job_id: str, now: float) -> None:
-    """Let some of a job's items wait for its budget: nothing in progress goes on to leave them more."""
+    """Make some of a job's items wait for its budget: no item in progress will free any of it."""
     due = _IS_FRESH & (runs.c.due_at <= now) & runs.c.rung_at.is_(None)
     first = select(runs.c.id).where(runs.c.job_id == job_id, due).limit(MOST_AT_ONCE)
     run_ids = connection.execute(first.order_by(runs.c.due_at, runs.c.id)).scalars().all()
@@ -257,8 +257,8 @@ def _first_not(fits: Callable[[int], bool], most: int) -> int:
 def _lacks_time(
     items: ItemsOfJob, times: Times, finish_by: float | None, now: float
 ) -> HeldBy | None:
-    """Return what leaves too little time for one more item. An item that no window is long enough for
-    begins in any."""
+    """Return what leaves too little time for one more item, or None. An item that is too long for any
+    window may begin in any."""
     if finish_by is not None and finish_by > now and not items.have_time(finish_by - now):
         return "finish_by"
     if times.window is None:
@@ -269,7 +269,7 @@ def _lacks_time(
 
 
 def held_back(database: Database, job_id: str, now: float) -> tuple[int, HeldBy] | None:
-    """Return how many items of a job would be due and do not begin, and what holds them back."""
+    """Return how many due items of a job may not begin, and what holds them back; None if nothing does."""
 
     of_cap = left_today(database, now)
 

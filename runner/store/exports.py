@@ -115,7 +115,7 @@ def _lines(
 
 
 def _add_bytes(connection: Connection, rows: Sequence[dict[str, Any]], *names: str) -> None:
-    """Put the bytes of media into the blocks of rows, with fields of their sources."""
+    """Put the bytes of media into the blocks of rows, and keep the fields ``names`` of their sources."""
     for row in rows:
         row["content"] = with_bytes(row["content"], partial(blob_of, connection), *names)
 

@@ -299,7 +299,7 @@ def set_priority(
     lock_rules(connection, job_id)
     old = _weight(connection, job_id)
     changed = update(job_shares).where(job_shares.c.job_id == job_id).values(weight=weight)
-    if connection.execute(changed).rowcount == 0:  # of a job from before there were shares
+    if connection.execute(changed).rowcount == 0:  # an older job has no row
         connection.execute(insert(job_shares).values(job_id=job_id, weight=weight))
     before, after = {"priority": old}, {"priority": weight}
     tell_of_job(connection, job_id, now, "priority_changed", author, old=before, new=after)

@@ -71,7 +71,7 @@ _GUARD = (
     .where(_HELD)
     .with_for_update(of=runs)
 )
-# The job is as the state has it, and the day has no cap.
+# The job is unchanged since the state was loaded, and the day has no cap.
 _SAME_JOB = (
     exists()
     .where(
@@ -212,7 +212,7 @@ class _Done(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Commit(Generic[T]):
-    """The two ways of one commit: under the lock of the run's row in a transaction, and without."""
+    """The two ways to commit: in a transaction that locks the run's row, or in one statement without."""
 
     lease: Lease
     state: RunState
@@ -222,9 +222,9 @@ class _Commit(Generic[T]):
     now: Callable[[], float]
 
     def at_once(self, connection: Connection) -> _Done[T] | None:
-        """Commit with one statement that Postgres commits by itself: it writes everything if nothing has
-        changed the run's row or its job since the state was stored. None, with nothing stored, if
-        something has, if there is nothing to write, or if the commit locks more than the row."""
+        """Commit in one statement on Postgres. Returns None, with nothing stored, if the run's row or its
+        job has changed since the state was stored, if there is nothing to write, or if the commit must
+        lock more than the row."""
         state, lease, now = self.state, self.lease, self.now()
         applied, step = _decided(state, self.entries, self.decide, now)
         if not applied or _starts_children(applied):
@@ -254,7 +254,7 @@ class _Commit(Generic[T]):
         return _Done(after, step, self.jobs.on(connection), stored)
 
     def locked(self, connection: Connection) -> _Done[T]:
-        """Commit in a transaction that holds the run's row, and what else the commit is about."""
+        """Commit in a transaction that locks the run's row, and any other rows that the commit needs."""
         row = self._guard(connection)
         jobs_read = self.jobs.on(connection)
         budget = None

@@ -1,10 +1,11 @@
-"""Notices: what people want to be told of a job, stored once it has happened, until it is sent.
+"""Notices of a job's events, stored when the event happens, and kept as a record once sent.
 
-A row is ``armed`` from the submission on, for each event that a job's ``[notify]`` names and that comes
-once. When it has happened, a row for each channel replaces it, which is ``due`` until it is ``sent``, or
-was tried so often that it has ``failed``. When the job goes on after a retry, a resume or with a higher
-budget, the event is armed again: its ``subject`` is 2 then, and so on. Whoever sends a notice has it for
-two minutes: when the worker dies, another sends it again.
+At submission an ``armed`` row is stored for each event of the job's ``[notify]``, except
+``needs_approval``, which has a notice for each new group of questions. When the event happens, a row for
+each channel replaces the armed one. It is ``due`` until it is ``sent``, or ``failed`` after too many tries.
+When the job goes on after a retry, a resume or a higher budget, the event is armed again, with the
+``subject`` 2, then 3, and so on. A sender owns a notice for two minutes: if the worker dies, another sends
+it again.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class DueNotice:
 def arm(
     connection: Connection, job_id: str, notify: Notify | None, now: float, *, raised: bool = False
 ) -> None:
-    """Store what people want to be told of a job that is submitted, or goes on. An end, a pause or a nearly
-    spent budget (unless it was ``raised``) that still holds is not told of again."""
+    """Store an armed row for each event of ``notify``, when a job is submitted or goes on. An event that
+    was announced and still holds (the end, a pause, a nearly spent budget unless it was ``raised``) is
+    not armed again."""
     wanted = [event for event in (notify.on if notify else ()) if event != "needs_approval"]
     stored = select(_notice.event, _notice.subject, _notice.at.is_(None).label("is_armed"))
     of_job = stored.where(_notice.job_id == job_id, _notice.event.in_(wanted)).distinct()
@@ -74,13 +76,13 @@ def arm(
 
 
 def arm_again(connection: Connection, job_id: str, now: float, *, raised: bool = False) -> None:
-    """``arm`` for a job that goes on."""
+    """``arm`` the stored ``[notify]`` of a job that goes on."""
     spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
     arm(connection, job_id, JobSpec.from_json(spec).notify, now, raised=raised)
 
 
 _ARMED = select(_notice.job_id, _notice.event, _notice.subject, _notice.data).where(
-    _notice.at.is_(None)  # in the index's words
+    _notice.at.is_(None)  # the same condition as the index
 )
 
 
@@ -98,8 +100,8 @@ def find(database: Database, now: float, job_id: str | None = None) -> None:
 def _come_up(
     connection: Connection, job_id: str, rows: Sequence[Any]
 ) -> tuple[list[tuple[Any, str]], bool]:
-    """Return which of a job's armed notices have happened, each with what to say of it, and whether the
-    job has ended."""
+    """Return the armed rows of a job whose events have happened, each with the notice's text, and whether
+    the job has ended."""
     since = {row.event: row.data and row.data["since"] for row in rows}
     events = _happened(connection, job_id, since)
     happened = [(row, events[row.event]) for row in rows if row.event in events]
@@ -114,8 +116,8 @@ def _has_ended(connection: Connection, job_id: str) -> bool:
 def _happened(
     connection: Connection, job_id: str, events: Mapping[NoticeEvent, float | None]
 ) -> dict[NoticeEvent, str]:
-    """Return the events that have happened, each with what to say of it. A failure counts from the time
-    of its event on, if there is one."""
+    """Return the events that have happened, each with the notice's text. Values of ``events`` are times: a
+    failure counts only after its time; None counts all."""
     told: dict[NoticeEvent, str] = {}
     for event in events:
         match event:
@@ -162,7 +164,7 @@ def _outcomes(connection: Connection, job_id: str) -> str:
 
 
 def _store(connection: Connection, job_id: str, rows: Sequence[Any], now: float) -> None:
-    """Store what has come up, looked at anew: a job may have been retried meanwhile."""
+    """Store the notices of a job. Checks the events again: the job may have been retried meanwhile."""
     query = select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)
     if (job := connection.execute(query).one_or_none()) is None:
         return  # pruned meanwhile, with its notices

@@ -192,8 +192,8 @@ def _event(question: Row[Any], given: Given) -> Event:
 
 
 def announce(database: Database, now: float, most: int = 200, job_id: str | None = None) -> None:
-    """Store notices of new questions, each once and at most ``most``, of one job or of all that want to be
-    told; those of a job together."""
+    """Store notices of new questions, one for each job: of one job, or of all jobs that want them. Each
+    question is announced once; a call announces at most ``most``."""
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)

@@ -499,8 +499,8 @@ def due_to_notify(
     """The ids of at most ``most`` due runs to notify of, the next one first; each is stamped as notified.
 
     Args:
-        shares: chooses among the jobs; None: as if nothing had been chosen before.
-        close: lets due runs of some of these jobs wait; true if it did (``times.close_windows``).
+        shares: chooses among the jobs; None: all jobs start equal.
+        close: makes due runs wait that may not begin now; true if it did (``times.close_windows``).
         hold: leaves out items that may not begin (``depth.hold``).
     """
     loads = job_loads(database, most, now)

@@ -50,7 +50,7 @@ from runner.store.tables import (
 
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
 _IDS_AT_ONCE = 500
-_READ_BY = f"{READER}:"  # what the digest of a session's files begins with
+_READ_BY = f"{READER}:"  # prefix of the digest of a session's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +208,15 @@ class _Import:
         return imported
 
     def _known(self, session_id: str) -> tuple[dict[str | None, str], dict[str, list[bytes]]]:
-        """Return the runs of a session that are here, by agent, and the lines that are kept of it."""
+        """Return the stored runs of a session, by agent, and its stored lines."""
         query = select(sessions.c.agent_id, sessions.c.run_id)
         rows = self._connection.execute(query.where(sessions.c.session_id == session_id)).all()
         known: dict[str | None, str] = {row.agent_id: row.run_id for row in rows}
         return known, lines_of_sessions(self._connection, list(known.values()))
 
     def _forks_among(self, run_ids: Collection[str], session: Session) -> dict[str, str]:
-        """Return the runs that are forks of a session and came before it, with their sessions. What a
-        session that is no fork has first, a fork of any session has from it."""
+        """Return which of these runs are forks of a session although they were imported before it, with the
+        ids of their sessions. A session that is no fork is the origin of any fork that shares its turns."""
         of_session = sessions.c.session_id
         query = select(sessions.c.run_id, of_session, run_items.c.item).where(
             run_items.c.run_id == sessions.c.run_id, sessions.c.run_id.in_(run_ids)
@@ -229,7 +229,7 @@ class _Import:
         return found
 
     def _make_again(self, session_id: str) -> None:
-        """Make the rows of a fork again, whose origin has come, and those of its own forks."""
+        """Make the rows of a fork again, now that its origin is imported, and those of its own forks."""
         known, kept = self._known(session_id)
         if kept:
             session = Session({"": (), **kept})

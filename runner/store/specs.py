@@ -26,7 +26,7 @@ class JobCache:
         self._kept: dict[_Key, Any] = {}
 
     def specs(self, database: Database, job_ids: Collection[str]) -> dict[str, JobSpec]:
-        """The specs of jobs that are stored, by id; no query if all of them are known."""
+        """The specs of stored jobs, by id, without a query if all are cached."""
         known = {job_id: self._kept.get(("spec", job_id)) for job_id in job_ids}
         found = {job_id: spec for job_id, spec in known.items() if spec is not None}
         if unknown := [job_id for job_id in job_ids if job_id not in found]:
@@ -38,7 +38,7 @@ class JobCache:
         return found
 
     def keep(self, values: Mapping[_Key, Any]) -> None:
-        """Share what is known to be stored with later transactions."""
+        """Keep values that are known to be committed for later transactions."""
         if len(self._kept) + len(values) > _MOST_KEPT:
             self._kept.clear()
         self._kept.update(values)

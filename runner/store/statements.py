@@ -194,9 +194,14 @@ class Writes:
         condition: ColumnElement[bool],
         values: Mapping[str, Any],
     ) -> bool:
-        """Change the row that still has the values of ``same`` and meets a condition (kept by the caller,
-        with ``values`` for its parameters), and write the others only then: in one statement, on
-        Postgres. Returns False, with nothing written, if there is none by now. Raises ``DBAPIError``."""
+        """Change the row that has the values of ``same`` and meets the condition, and run the collected
+        writes only then, in one statement on Postgres. Returns False, with nothing written, if no such
+        row is left. Raises ``DBAPIError``.
+
+        Args:
+            condition: always the same object for one caller, because statements are cached by it.
+            values: the parameters of the condition.
+        """
         if len(self._shapes) >= _WRITES_PER_STATEMENT:
             return False
         row = _Shape(table, tuple(changes), key=tuple(same))
@@ -251,8 +256,8 @@ def _write_statement(shapes: tuple[_Shape, ...]) -> Insert | Update:
 def _guarded(
     row: _Shape, condition: ColumnElement[bool], shapes: tuple[_Shape, ...]
 ) -> Select[Any]:
-    """One statement that changes a row under a condition, then writes the other shapes if it did. They
-    read what the change returns, so the row is locked before any of them."""
+    """One statement that changes a row under a condition and, if it did, runs the other writes. These read
+    the rows that the change returns, so the row is locked before any of them."""
     numbers = count()
     there = literal_column("1", Integer).label("there")
     changed = row.definition(numbers, condition).returning(there).cte("changed")

@@ -487,15 +487,15 @@ tool_outputs = _table_of_run(
     Column("compressed", LargeBinary, nullable=False),
 )
 
-# The bytes of images and documents in conversations, stored once whatever refers to them.
+# The bytes of images and documents in conversations, stored once for each digest.
 blobs = _table(
     "blobs",
     Column("sha256", Text, primary_key=True),
     Column("data", LargeBinary, nullable=False),
-    Column("used_at", Float, nullable=False),  # when a job was last given it
+    Column("used_at", Float, nullable=False),  # when a job last stored it
 )
 
-# The jobs whose conversations name the digest: they are pruned as a whole.
+# The jobs whose conversations name the digest. A job is pruned as a whole.
 job_blobs = _table(
     "job_blobs",
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),

@@ -90,9 +90,9 @@ _WAIT_FOR_PERSON = (
 def close_windows(
     database: Database, jobs_read: JobCache, loads: Sequence[JobLoad], now: float
 ) -> bool:
-    """Let due runs of these jobs wait that have not begun, and may begin no model call now: the job's
-    window has closed, or its ``finish_by`` has passed. Each would be claimed only to wait. True if any
-    run does."""
+    """Make due runs wait that have not begun and may begin no model call now: the job's window has closed,
+    or its ``finish_by`` has passed. A worker would claim them only to let them wait. True if any run
+    waits."""
     due = {load.job_id: load.finish_by for load in loads if load.due}
     specs = jobs_read.specs(database, due)
     return sum(_close(database, id_, spec, due[id_], now) for id_, spec in specs.items()) > 0

@@ -75,8 +75,8 @@ class RunWorkspace:
     commit_message: str | None
     asked: Workspace | None  # [workspace] of the job file
     start_tree: str | None  # recorded before the first turn
-    tree: str | None  # recorded last
-    commit: str | None  # the commit that the run has ended with; None if it went on since
+    tree: str | None  # the newest
+    commit: str | None  # the commit of the ended run; None if it has gone on since
     record: WorkspaceRecord | None  # None until its own workspace is whole
 
     @property
@@ -138,8 +138,8 @@ def workspace_of(database: Database, run_id: str, cache: JobCache | None = None)
 def workspaces_of_job(
     connection: Connection, job_id: str, *, among: Sequence[str] | None = None
 ) -> list[RunWorkspace]:
-    """The workspaces of the runs of a job's items, in order, without runs that were started afresh (see
-    ``jobs.current_runs``). ``among``: of all of these runs instead."""
+    """The workspaces of the runs of a job's items, in order, without runs that fresh runs have replaced
+    (see ``jobs.current_runs``). ``among``: the workspaces of these runs instead."""
     asked: tuple[ColumnElement[bool], ...] = (runs.c.id.in_(among or ()),)
     if among is None:
         is_current = runs.c.id.not_in(superseded_runs(job_id))
@@ -243,7 +243,7 @@ def list_of_host(
 # --- Snapshots, turn by turn ---
 
 
-# Of what happened at once.
+# The order of what happened at the same time.
 _ORDER = {"RunStart": 0, "PreToolUse": 1, "call": 2, "PostToolUse": 3, "TurnEnd": 4, "RunEnd": 5}
 _COLUMNS = ("started_at", "ended_at", "tree_before", "tree_after")
 
@@ -278,7 +278,7 @@ def _run(connection: Connection, run_id: str) -> Row[Any]:
 
 
 def _run_of_turn(connection: Connection, run: Row[Any], turn: int) -> Row[Any]:
-    """The run that did a turn: for a turn that a fork has a copy of, the original."""
+    """The run that did a turn: the original if the run is a fork that copied the turn."""
     while run.fork_of is not None and turn <= run.fork_turn:
         run = _run(connection, run.fork_of)
     return run

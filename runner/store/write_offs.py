@@ -1,8 +1,8 @@
-"""Take back charges for calls of unknown usage: a person says that they did not cost it, or the result of
-a call that its run gave up has come in a batch and says what it cost.
+"""Take back charges for calls of unknown usage: a person writes them off, or the batch of a call that its
+run gave up has ended and says what the call cost.
 
-What the API has counted of a call stays charged. A run that is being worked on keeps its charges: its
-worker has them in hand. The order of locks is in ``store.budgets``.
+Tokens that the API has counted stay charged. While a worker has a run, its charges stay, because the worker
+holds them in memory. The order of locks is in ``store.budgets``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def write_off(
 
 
 def wake(database: Database, job_ids: Iterable[str], author: Author, now: float) -> list[Change]:
-    """Queue the runs that wait for the budgets of jobs, or for the cap, after charges were taken back."""
+    """Queue the runs that wait for the budgets of jobs or for the cap, after charges were taken back."""
     woken = [each for job in job_ids for each in wake_for_budget(database, job, author, now)]
     return woken + caps.wake(database, author, now, {}, {})
 
@@ -97,14 +97,14 @@ def _write_off(
         costs.update(costs_of_run)
         calls = "1 call" if count == 1 else f"{count} calls"
         changes.append(changed(run, run.state, f"{of_run:,} tokens of {calls} written off"))
-    _take_back(connection, job_id, tokens, costs, now)
+    _reduce_job(connection, job_id, tokens, costs, now)
     return changes
 
 
-def _take_back(
+def _reduce_job(
     connection: Connection, job_id: str, tokens: int, costs: Counter[str], now: float
 ) -> None:
-    """Take charges of locked runs off their job's budget and off the days; ``costs`` are by day."""
+    """Take charges of locked runs off their job's budget, and off the cap's days; ``costs`` are by day."""
     if (budget := look_into(connection, job_id, lock=True)) is not None:
         spent = {
             "spent_tokens": budget.spent_tokens - tokens,
@@ -125,50 +125,50 @@ def _write_off_run(
     query = select(model_calls.c.number, unknown).where(model_calls.c.run_id == run.id, _IS_UNKNOWN)
     if number is not None:
         query = query.where(model_calls.c.number == number)
-    charged, less = _charged_to(connection, run.id), list[_Less]()
+    charged, reductions = _charged_to(connection, run.id), list[_Reduction]()
     for call in connection.execute(query.order_by(model_calls.c.number)).all():
         day, cost = charged.get(call.number, (_NO_DAY, 0))
         old = {"tokens": call.unknown, "cost": cost}
         event = signed_event("charge_written_off", author, {"call": call.number}, old=old)
         left = {"charged_tokens": _COUNTED, "written_off_tokens": call.unknown}
-        less.append(_Less(call.number, call.unknown, cost, day, left, event))
-    return (*_take_off(connection, run, less, now), len(less))
+        reductions.append(_Reduction(call.number, call.unknown, cost, day, left, event))
+    return (*_reduce_run(connection, run, reductions, now), len(reductions))
 
 
 @dataclass(frozen=True, slots=True)
-class _Less:
-    """The part of a charge that a call of a run gets back."""
+class _Reduction:
+    """The reduction of the charge for one call."""
 
     number: int
     tokens: int
     cost: int
-    day: str  # that it was charged to
-    columns: Mapping[str, Any]  # of the call, as they change
+    day: str  # the day that it was charged to
+    columns: Mapping[str, Any]  # the changed columns of the call
     event: Event
 
 
-def _take_off(
+def _reduce_run(
     connection: Connection,
     run: Row[Any],
-    less: Sequence[_Less],
+    reductions: Sequence[_Reduction],
     now: float,
     counted: Usage | None = None,
 ) -> tuple[int, Counter[str]]:
-    """Take charges off a locked run and its calls; ``counted`` is what the API has counted of them. Returns
-    the tokens, and their cost by day."""
+    """Take charges off a locked run and its calls, and add the usage that the API has ``counted``. Returns
+    the tokens taken off, and their cost by day."""
     costs = Counter[str]()
-    for each in less:
+    for each in reductions:
         this = model_calls.c.run_id == run.id, model_calls.c.number == each.number
         connection.execute(update(model_calls).where(*this).values(each.columns))
         costs[each.day] += each.cost
-    tokens, progress = sum(each.tokens for each in less), progress_from_row(run)
+    tokens, progress = sum(each.tokens for each in reductions), progress_from_row(run)
     money = replace(progress.money, charged_cost=progress.money.charged_cost - costs.total())
     changes: dict[str, Any] = {}
     if counted is not None:
         changes |= (progress.money.usage + counted).by_kind()
     changes |= {"charged_tokens": run.charged_tokens - tokens}
     changes |= {"progress": progress_to_json(replace(progress, money=money))}
-    store_change(connection, run, now, [each.event for each in less], **changes)
+    store_change(connection, run, now, [each.event for each in reductions], **changes)
     return tokens, costs
 
 
@@ -205,7 +205,7 @@ _GIVEN_UP = (
 
 
 def charged_by_results(database: Database) -> list[str]:
-    """Return the runs that gave up calls in batches whose results have come since."""
+    """Return the runs that gave up calls in batches whose results have arrived."""
     return [row.run_id for row in database.find(_GIVEN_UP, {})]
 
 
@@ -216,15 +216,16 @@ def charge_by_results(
     tariffs: Callable[[JobSpec], Mapping[str, Tariff]],
     now: float,
 ) -> str | None:
-    """Charge the calls in batches that a run gave up what their results say, and return its job if the
-    charges change. A charge that a person wrote off, or of a run that is being worked on, does not."""
+    """Correct the charges of calls in batches that a run gave up to what their results say. Returns the
+    run's job if a charge changes. Charges that a person wrote off stay, and so do those of a run that a
+    worker has."""
     for run in locked_runs(connection, [run_id], runs.c.state != "running"):
         names = ("number", "model", "hour_cache", "charged_tokens", "written_off_tokens")
         given_up = batch_calls.c.run_id == run.id, _given_up
         query = select(*(model_calls.c[name] for name in names), batch_calls.c.result)
         query = query.join(batch_calls, _of_call).where(*given_up).order_by(model_calls.c.number)
         spec = connection.execute(select(jobs.c.spec).where(jobs.c.id == run.job_id)).scalar_one()
-        charged, counted, less = _charged_to(connection, run.id), Usage(), list[_Less]()
+        charged, counted, reductions = _charged_to(connection, run.id), Usage(), list[_Reduction]()
         for call in connection.execute(query).all():
             usage = usage_in(call.result)
             if usage is None or call.written_off_tokens is not None or call.charged_tokens is None:
@@ -232,17 +233,19 @@ def charge_by_results(
             own = replace(JobSpec.from_json(spec), model=call.model)
             tariff = tariffs(own).get(call.model, FREE).in_lane(batch=True)
             cost = tariff.cost(usage, hour_cache=bool(call.hour_cache))
-            less.append(_corrected(call, usage, cost, *charged.get(call.number, (_NO_DAY, 0))))
+            reductions.append(
+                _corrected(call, usage, cost, *charged.get(call.number, (_NO_DAY, 0)))
+            )
             counted += usage
         connection.execute(update(batch_calls).where(*given_up).values(result=None))
-        if less:
-            tokens, costs = _take_off(connection, run, less, now, counted)
-            _take_back(connection, run.job_id, tokens, costs, now)
+        if reductions:
+            tokens, costs = _reduce_run(connection, run, reductions, now, counted)
+            _reduce_job(connection, run.job_id, tokens, costs, now)
             return str(run.job_id)
     return None
 
 
-def _corrected(call: Any, usage: Usage, cost: int, day: str, old_cost: int) -> _Less:
+def _corrected(call: Any, usage: Usage, cost: int, day: str, old_cost: int) -> _Reduction:
     told = {
         "call": call.number,
         "old": {"tokens": call.charged_tokens, "cost": old_cost},
@@ -250,4 +253,4 @@ def _corrected(call: Any, usage: Usage, cost: int, day: str, old_cost: int) -> _
     }
     real = {**usage.by_kind(), "charged_tokens": usage.total}
     tokens, event = call.charged_tokens - usage.total, Event("charge_corrected", told)
-    return _Less(call.number, tokens, old_cost - cost, day, real, event)
+    return _Reduction(call.number, tokens, old_cost - cost, day, real, event)

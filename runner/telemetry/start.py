@@ -59,7 +59,7 @@ def start_telemetry(
         from runner.telemetry.spans import Spans
     except ImportError as error:
         logger.warning(
-            "a collector is named, but nothing is told: `pip install '.[otel]'` in Runner's folder (%s)",
+            "an OTLP endpoint is set, but nothing is sent: `pip install '.[otel]'` in Runner's folder (%s)",
             error,
         )
         return None

@@ -24,9 +24,8 @@ CONTROLLERS = {MEMORY: "memory", PROCESSES: "pids", CPUS: "cpu"}
 _LEAF = "runner-worker"
 _CALL = "runner-call-"
 _PERIOD = 100_000  # microseconds: of cpu.max
-_ROOM = (
-    8 << 20
-)  # bytes for pages of programs; they run no more with less, or a part of a small limit
+# Programs hardly run with less memory than this for their pages: bytes, or this part of a small limit.
+_ROOM = 8 << 20
 _SMALL_ROOM = 32
 _PATIENCE = 5.0  # seconds
 
@@ -38,9 +37,8 @@ class Cgroup:
         self.held = held  # the limits that the kernel holds
         self._folder = folder
         self._memory = memory  # bytes: the limit
-        self._full: tuple[float, int] | None = (
-            None  # since when, and how often it had met the limit
-        )
+        # Since when it is full, and how often it had met the limit by then.
+        self._full: tuple[float, int] | None = None
 
     @classmethod
     def make(cls, folder: str, asked: Mapping[str, float]) -> Cgroup | None:
@@ -67,13 +65,13 @@ class Cgroup:
         return ""
 
     def _stays_full(self) -> bool:
-        """Return True if it has had no room for programs for some time, and goes on to ask for more. The
-        kernel may then read them from the disk page by page, for minutes, before it kills one."""
+        """Return True if for some time it has had no room for programs and kept asking for memory. The
+        kernel may then read programs from the disk page by page for minutes before it kills one."""
         anon, shmem, kernel, given_back = (
             _count(self._folder, "memory.stat", each)
             for each in (b"anon", b"shmem", b"kernel", b"slab_reclaimable")
         )
-        used = anon + shmem + kernel - given_back  # names of files give way, as their pages do
+        used = anon + shmem + kernel - given_back  # the kernel frees these slabs, as file pages
         if used < self._memory - min(_ROOM, self._memory / _SMALL_ROOM):
             self._full = None
             return False

@@ -214,8 +214,8 @@ def _stripped(text: str) -> str:
 
 
 def read(call: ToolCall, places: Places, interrupt: Interrupt, host: Starter) -> ToolResult:
-    """Show lines of a text file or of a notebook's cells, as ``cat -n`` does; an image, or pages of a PDF.
-    Raises ``ToolFailure`` if it cannot or may not be read, or is none of these."""
+    """Show lines of a text file or of a notebook's cells, as ``cat -n`` does, an image, or pages of a PDF.
+    Raises ``ToolFailure`` if the file cannot or may not be read, or is none of these."""
     path, real = call.input["file_path"], permitted(call, places)
     first = int(call.input.get("offset") or 1)
     most = int(call.input.get("limit") or MOST_LINES)

@@ -76,7 +76,7 @@ class CallLimits:
 
     def holders(self, held: Collection[str]) -> str:
         """Return who held a call to its limits, for its record: ``; the kernel holds memory; Runner
-        holds disk``. Without proc(5) Runner cannot count what processes use."""
+        holds disk``. Without proc(5), as on macOS, Runner cannot count what processes use."""
         by: dict[str, list[str]] = {"the kernel": [], "Runner": [], "nobody": []}
         for name in self.asked():
             counts = name == DISK or sys.platform == "linux"
@@ -416,7 +416,7 @@ def _cut(near: socket.socket) -> None:
 
 
 def run_reporting(call: ToolCall, start: Start, host: Starter, interrupt: Interrupt) -> ToolResult:
-    """Return the result that a child tells; see ``reported``."""
+    """Return the result that a child process reports; see ``reported``."""
     outcome, text, cut = reported(call.tool.name, start, host, interrupt)
     content, output = present(text, call.surroundings.outputs / f"{call.id}.txt", cut=cut)
     return ToolResult(content, outcome, output)
@@ -425,9 +425,9 @@ def run_reporting(call: ToolCall, start: Start, host: Starter, interrupt: Interr
 def reported(
     name: str, start: Start, host: Starter, interrupt: Interrupt
 ) -> tuple[ToolOutcome, bytes, bool]:
-    """Run a child that tells its outcome (``runner.tools.host_process``) to its end; return the outcome,
-    what it tells, and whether that was cut. Raises ``ToolFailure`` if it ended without telling;
-    ``Interrupted`` if it was cut."""
+    """Run a child that reports its outcome (``runner.tools.host_process``) to its end. Return the outcome,
+    its output, and whether the output was cut. Raises ``ToolFailure`` if it ended without a report, and
+    ``Interrupted`` if it was interrupted."""
     ended = host.call(start, interrupt)
     if ended.end == "timed_out":
         raise ToolFailure(

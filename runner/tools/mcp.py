@@ -68,8 +68,8 @@ class McpServers(Observer):
     def call(
         self, call: ToolCall, inside: Contained, host: Starter, interrupt: Interrupt
     ) -> ToolResult:
-        """Call a tool of a server. The server's process is started by ``inside`` if there is none, and
-        those that open its images by ``host``. Raises ``ToolFailure``, ``HostFaultError`` and
+        """Call a tool of a server. ``inside`` starts the server's process if there is none; ``host`` starts
+        the processes that open its images. Raises ``ToolFailure``, ``HostFaultError`` and
         ``Interrupted``."""
         server, parts = call.server, source_parts(call.tool.source)
         if server is None or parts is None:
@@ -378,8 +378,8 @@ def _unknown(why: str) -> ToolResult:
 
 
 def _rendered(result: Any, tool: str, opener: Opener) -> tuple[str, tuple[Media, ...]]:
-    """Return a result of the SDK as text: its blocks in order, then its structured content unless a
-    block has it; and its images."""
+    """Return a result of the SDK as text (its blocks in order, then its structured content unless a block
+    repeats it) and its images."""
     texts, media, opened = list[str](), list[Media](), 0
     for block in result.content:
         if block.type != "image" or opened == MOST_SHOWN:

@@ -1,7 +1,7 @@
-"""Images, PDF documents and notebooks as Read and MCP servers give them, made fit for the API.
+"""Images, PDF documents and notebooks of Read and MCP servers, made fit for the API.
 
-A child process opens them where the extra ``images`` is installed: then images are scaled down, and pages
-are cut out. Without it only the header is looked at, and what is not fit as it is is refused.
+With the extra ``images`` a child process opens them, scales images down and cuts out pages. Without it only
+the header is read, and a file that the API would not take unchanged is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runner.core.media import (
     MOST_SIDE,
     PDF,
     Media,
-    look_at,
+    image_header,
     page_count,
     shown_text,
 )
@@ -36,22 +36,22 @@ from runner.tools.file_access import ToolFailure, explained, open_file
 from runner.tools.host import Ended, Start, Starter, boot, reported
 
 MOST_FILE_BYTES = 64 << 20
-MOST_NOTEBOOK_BYTES = 16 << 20  # JSON takes 25 times as much once it is read, in the worker itself
+MOST_NOTEBOOK_BYTES = 16 << 20  # parsed JSON takes 25 times as much memory, in the worker itself
 MOST_SHOWN = 20  # media of one result
 
 _SUBMIT_SECONDS = 60.0
 
-_MISSING = "the extra images is not installed here (pip install 'runner[images]')"
+_MISSING = "the extra images is not installed here (`pip install '.[images]'` in Runner's folder)"
 _BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff")
 _PAGES = re.compile(r"[1-9][0-9]{0,5}(-([1-9][0-9]{0,5})?)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Makes media of bytes, in a child process if the extra is installed."""
+    """Makes media from bytes, in a child process if the extra is installed."""
 
-    tool: str  # that the media are for, in errors
-    folder: Path  # that the child runs in
+    tool: str  # the tool to name in errors
+    folder: Path  # where the child runs
     run_id: str
     timeout: float  # seconds
     host: Starter
@@ -64,7 +64,7 @@ class Opener:
 
     def image(self, data: bytes, name: str) -> Media:
         """Return an image within the API's sizes. Raises ``ToolFailure``."""
-        found = look_at(data)
+        found = image_header(data)
         if found is None:
             raise ToolFailure(
                 f"{name} has no header of a PNG, JPEG, GIF or WebP: the file is broken"
@@ -135,13 +135,13 @@ def read_media(file: BufferedReader, path: str, pages: str, opener: Opener) -> T
         return ToolResult(f"{plain(path)}: a PDF document", media=(document,))
     image, told = opener.image(data, name), f"{plain(path)}: an image"
     if image.data != data:
-        _, width, height = look_at(data) or ("", 0, 0)
+        _, width, height = image_header(data) or ("", 0, 0)
         told += f", scaled down from {width}x{height}"
     return ToolResult(told, media=(image,))
 
 
 def media_of_file(path: Path) -> Media:
-    """Return the image or PDF in a file of the person who submits a job. Raises ``UsageError``."""
+    """Return the image or PDF in a file, for a submission. Raises ``UsageError``."""
     opener = Opener("submit", Path("/"), "", _SUBMIT_SECONDS, _Alone(), Interrupt())
     try:
         real = os.path.realpath(path)
@@ -155,7 +155,7 @@ def media_of_file(path: Path) -> Media:
 
 
 class _Alone:
-    """Starts processes without a tool host, where there is no worker."""
+    """Starts processes where no worker, and so no tool host, runs."""
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         try:
@@ -181,8 +181,8 @@ def read_whole(file: BufferedReader, path: str, most: int = MOST_FILE_BYTES) -> 
 
 
 def decoded_image(data: Any, name: str, opener: Opener) -> Media | str:
-    """Return an image from its base64, or the line that says why it is not shown: the call that has
-    made it is not done again."""
+    """Return an image from its base64, or a line that says why it is not shown. A broken image is no error,
+    because the call that made it has run and is not repeated."""
     try:
         decoded = base64.b64decode("".join(data))
     except (TypeError, ValueError):
@@ -203,7 +203,7 @@ def notebook_cells(data: bytes, path: str, opener: Opener) -> tuple[str, tuple[M
         raise ToolFailure(f"{path} is no notebook in format 4: read it with Bash") from error
     media: list[Media] = []
     texts: list[str] = []
-    opened = 0  # each costs a process, whatever comes of it
+    opened = 0  # each costs a process, even if it fails
     for part in shown:
         if isinstance(part, str):
             texts.append(part)
@@ -221,7 +221,7 @@ def notebook_cells(data: bytes, path: str, opener: Opener) -> tuple[str, tuple[M
 
 
 def _cell(cell: Any, number: int) -> list[str | tuple[str, Any]]:
-    """Return what is shown of a cell: texts, and images as a name and base64."""
+    """Return the shown parts of a cell: texts, and images as a name and base64."""
     parts: list[str | tuple[str, Any]] = [f"--- cell {number}, {cell['cell_type']} ---"]
     parts.append("".join(cell["source"]).rstrip("\n"))
     for output in cell.get("outputs", ()):

@@ -29,7 +29,7 @@ class Unusable(Exception):  # noqa: N818 - what is wrong with the file, for the 
 
 
 def main() -> None:
-    """Answer with what is shown of the file on stdin: a line of JSON about it, and its bytes. The first
+    """Open the file on stdin, and answer with a line of JSON about it, then the bytes to show. The first
     argument is ``image`` or ``document``, the second the image's format or the pages."""
     report = Report()
     action, wanted = sys.argv[1:]
@@ -40,13 +40,13 @@ def main() -> None:
         about, shown = _image(data, wanted) if action == "image" else _pages(data, wanted)
     except Unusable as error:
         report.end("failed", str(error))
-    except Exception as error:  # decoders raise any kind of it for a broken file
+    except Exception as error:  # decoders raise all kinds of errors for broken files
         report.end("failed", f"cannot be opened: {type(error).__name__}: {error}")
     report.end("succeeded", json.dumps(about) + "\n", shown)
 
 
 def _image(data: bytes, kind: str) -> tuple[dict[str, Any], bytes]:
-    """Return an image that is whole: unchanged if the API takes it as it is, else scaled down."""
+    """Return a complete image: unchanged if the API takes it, else scaled down."""
     from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = MOST_PIXELS
@@ -77,7 +77,7 @@ def _saved(image: Any, kind: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _pages(data: bytes, wanted: str) -> tuple[dict[str, Any], bytes]:
-    """Return a document with the pages ``first-last``; an empty text stands for all of them."""
+    """Return a document with the pages ``first-last``; an empty text means all pages."""
     from pypdf import PdfReader, PdfWriter
 
     reader = PdfReader(BytesIO(data))

@@ -1,6 +1,6 @@
 """Run the shell command of a job's ``[notify]``.
 
-It runs below a process of its own, this file, which ends it after its time even if the worker has
+This file runs as a process of its own above the command, and ends it in time even if the worker has
 died.
 """
 

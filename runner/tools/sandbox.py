@@ -108,10 +108,10 @@ class Sandboxes:
     def door(
         self, hosts: Sequence[str], run_id: str, about: Mapping[str, Any]
     ) -> AbstractContextManager[Door]:
-        """Open the way of a process to hosts; ``about`` is the data of the events of its connections."""
+        """Let a process reach hosts over the proxy; ``about`` is the data of its connections' events."""
         with self._probing:
             if self.proxy is None:
-                # Here, because commands that submit jobs load this module, and need no asyncio.
+                # Imported here: commands that submit jobs load this module, and need no asyncio.
                 from runner.tools.proxy import Proxy
 
                 self.proxy = Proxy()
@@ -125,7 +125,7 @@ class Sandboxes:
         surroundings: Surroundings,
         kind: Kind,
     ) -> Mounts:
-        """Return what a process sees of this host."""
+        """Return the files and folders of this host that a process sees."""
         needs = start.needs if sandbox.image is None else image_needs(start.needs, sandbox)
         user = Path(self.environment.get("HOME") or Path.home())
         folder = self.home / sandbox_caches.FOLDER / self._job_of(start.run_id)
@@ -214,9 +214,9 @@ class Contained:
         return hint(sandbox.network, self.connections, said, loopback=kind != "landlock")
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
-        """Run a process to its end: see ``ToolHost.call``. One that is cut has no result to record its
-        connections: see ``connection_notes``. Raises ``ToolFailure`` also if the process made what the
-        policy denies."""
+        """Run a process to its end: see ``ToolHost.call``. An interrupted one has no result to record its
+        connections: see ``connection_notes``. Also raises ``ToolFailure`` if the process made files that
+        the policy denies."""
         sandbox, policy, surroundings, about = self._about
         found = self._sandboxes.containment_of(sandbox)
         kind = found.kind
@@ -234,7 +234,7 @@ class Contained:
             self.containment = _named(found, mounts, sandbox)
             try:
                 ended = self._run(start, limits, interrupt)
-            except BaseException:  # cut, or not started: the cause is told, not what is removed
+            except BaseException:  # interrupted or not started: report that, not the removed files
                 mounts.remove_denied()
                 raise
             if made := mounts.remove_denied():
@@ -254,7 +254,7 @@ class Contained:
         front = [shutil.which("bwrap", path=path) or "bwrap", *mounts.arguments]
         front += [*_network(sandbox), *OPTIONS, "--chdir", str(start.folder.resolve()), "--"]
         asked = start.limits.processes
-        # More than the job allows: it is the keeper that ends the call, while it can still count.
+        # More than the job allows, so that the keeper, which counts processes, ends the call first.
         gate = Gate(mounts.movable, processes=2 * asked + _SPARE_PROCESSES if asked else 0)
         if self._door is not None:
             gate = replace(gate, port=PORT, worker=str(self._door.socket))
@@ -274,7 +274,7 @@ class Contained:
         return CallLimits(sandbox.memory, sandbox.processes, sandbox.cpu, sandbox.disk, folders)
 
     def _run(self, start: Start, limits: CallLimits, interrupt: Interrupt) -> Ended:
-        """Run a process, and record who held it to the job's ``limits``."""
+        """Run a process, and record who held it to the limits of the job."""
         sandbox, *_ = self._about
         work = partial(self._host.call, start, interrupt)
         if sandbox is None or not start.removal:
@@ -282,7 +282,7 @@ class Contained:
         else:
             ended = self._sandboxes.containers.watch(work, start, sandbox)
         if ended.end in ("exited", "timed_out", "limited"):
-            # An engine holds a container to those that it was given, by cgroups.
+            # The engine holds a container to the limits that it was given, by cgroups.
             given = limits.asked().keys() - start.limits.asked().keys()
             self.containment = f"{self.containment}{limits.holders({*ended.held, *given})}"
         return ended

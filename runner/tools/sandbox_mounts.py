@@ -355,7 +355,7 @@ class Mounts:
         self.unheld = tuple(unheld)
         pinned: set[str] = set()
         for each in (*elsewhere, *below):
-            # The search names folders by where they are: only the last name may be a link.
+            # The search returns real folders: only the last name may be a link.
             path = os.path.realpath(each.path) if each.is_link else each.path
             if each.reading and inside(workspace, path) and not each.is_link:
                 raise ToolFailure(

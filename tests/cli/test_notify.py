@@ -38,7 +38,7 @@ def test_a_trial_has_the_address_of_the_page(
     assert told["url"] == f"https://runner.example.com/{page}"
 
 
-def test_a_trial_has_no_address_where_nobody_said_where_the_pages_are(
+def test_a_trial_has_no_address_without_a_web_url(
     folder: Path, command: Callable[..., Result]
 ) -> None:
     (folder / "job.toml").write_text(JOB)

@@ -78,7 +78,7 @@ def test_without_a_database_it_says_how_to_start_and_makes_none(
         *(("users", "list"), ("schedule", "list"), ("workspace", "list"), ("audit", "tools")),
     ],
 )
-def test_what_names_nothing_shows_nothing_without_a_database_and_says_how_to_start(
+def test_without_a_database_a_listing_is_empty_and_says_how_to_start(
     command: Callable[..., Result], folder: Path, arguments: tuple[str, ...]
 ) -> None:
     shown, as_json = command(*arguments), command(*arguments, "--json")

@@ -101,7 +101,7 @@ def every_hook_repeatable() -> None:
 
 
 def no_batch_found() -> None:
-    """After a creation with an unknown outcome, none of the API's batches is taken for this one."""
+    """After a creation with an unknown outcome, the API's list is not searched for the batch."""
 
     def none(*given: Any) -> list[str]:
         return []

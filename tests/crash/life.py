@@ -369,9 +369,9 @@ def _claim(task: Task, run_id: str, database: Database, clock: LeapingClock) -> 
 def _next_due(
     database: Database, root: str, clock: LeapingClock, collector: Collector
 ) -> tuple[str, float] | None:
-    """The run of the tree that is due first, and when, after a person has answered what others wait
-    for; None when all have ended. What a dispatcher does for parents, and a collector for batches, is
-    done here."""
+    """The run of the tree that is due first, and its time, after a person has answered all questions;
+    None when all have ended. Does the work of the dispatcher for parents, and of the collector for
+    batches."""
     columns = tuple(stored.runs.c[name] for name in ("id", "due_at", "state", "reason"))
     of_tree = (stored.runs.c.id == root) | (stored.runs.c.root_run == root)
     query = select(*columns).where(of_tree)

@@ -1,8 +1,10 @@
-"""The scenario's variants. Four in a workspace that nothing is recorded of, or a copy: one ends at its
-turn limit, one at its token ceiling, one is about calls that a person is asked about, and one passes
-its window again and again, at its job's cost. Four in a worktree: what cannot be done twice, the
-same by an MCP server, atomic batches of writing calls, and workers on hosts that share nothing but a
-remote. One whose calls go in Message Batches."""
+"""The scenario's variants.
+
+Four in an unrecorded workspace or a copy: one ends at its turn limit, one at its token ceiling, one asks a
+person about calls, and one passes its window again and again, at its job's cost. Four in a worktree: calls
+that cannot be done twice, the same calls by an MCP server, atomic batches of writing calls, and workers on
+hosts that share only a remote. One sends its calls in Message Batches.
+"""
 
 from __future__ import annotations
 

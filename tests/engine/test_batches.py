@@ -632,9 +632,7 @@ def test_a_refusal_for_now_holds_up_only_the_jobs_of_its_kind(office: Office) ->
     assert office.batches("outcome") == [("refused",), (None,)]
 
 
-def test_an_api_that_does_not_tell_its_organization_holds_up_nothing_once_it_is_known(
-    office: Office,
-) -> None:
+def test_batches_go_on_if_the_api_does_not_name_a_known_organization(office: Office) -> None:
     office.submit(COUNT)
     office.round()
     busy = ModelCallError("overloaded_error", "busy", status=529)

@@ -129,7 +129,7 @@ def test_people_are_told_once_and_of_nothing_that_no_longer_waits(post: Post) ->
 
 
 @pytest.mark.slow
-def test_two_workers_tell_of_each_question_once(database: Database) -> None:
+def test_two_workers_announce_each_question_once(database: Database) -> None:
     job_id = submit_asking(database, *"abcdefgh", asking=ASKING, notify=TOLD)
     asked = ask_all(database, job_id, "uv lock")
     sent: list[DueNotice] = []

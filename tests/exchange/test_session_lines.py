@@ -75,7 +75,7 @@ def test_what_only_the_queue_tells_joins_too_and_what_never_came_is_noted() -> N
     assert run.rows["sessions"][0]["notes"] == "never delivered: Third."
 
 
-def test_what_leaves_the_queue_is_never_taken_for_what_comes_after_it() -> None:
+def test_a_typed_text_that_leaves_the_queue_is_not_confused_with_a_later_one() -> None:
     session = working()
     queue(session, "enqueue", content="And the test.")
     queue(session, "popAll", content="And the test.")
@@ -139,11 +139,11 @@ def test_local_commands_links_modes_and_errors_of_the_api_are_noted() -> None:
         ({"error": {"message": "529 {…}", "formatted": "529 Overloaded"}}, "529 Overloaded"),
         ({"error": {"status": 529, "headers": {}}}, "status 529"),
         ({"error": {"cause": {"code": "ConnectionRefused"}}}, "ConnectionRefused"),
-        ({"error": {}}, "an error that it does not tell"),
-        ({"error": {}, "retryAttempt": 3, "maxRetries": 10}, "it does not tell (try 3 of 10)"),
+        ({"error": {}}, "an unknown error"),
+        ({"error": {}, "retryAttempt": 3, "maxRetries": 10}, "an unknown error (try 3 of 10)"),
     ],
 )
-def test_errors_of_the_api_are_noted_however_they_are_told(fields: Line, said: str) -> None:
+def test_api_errors_of_all_versions_are_noted(fields: Line, said: str) -> None:
     session = working()
     session.add("system", subtype="api_error", **fields)
     ((kind, noted),) = notes_of(read(session))
@@ -356,7 +356,7 @@ def repeating(files: Files) -> list[bytes]:
     return lines
 
 
-def test_an_agent_without_a_file_has_what_its_session_repeats_of_it() -> None:
+def test_an_agent_without_a_file_is_read_from_its_session() -> None:
     files = dict(with_agents())
     whole = {run.agent: run for run in sessions.Session(files).runs({}, {})}
     main = repeating(files)

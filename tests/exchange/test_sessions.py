@@ -348,7 +348,7 @@ def test_whatever_a_session_holds_it_is_read_or_refused(
         assert run.started_at >= 0
 
 
-def test_what_is_no_file_or_nested_deeply_beside_a_session_is_passed_over(tmp_path: Path) -> None:
+def test_folders_and_unreadable_files_beside_a_session_are_skipped(tmp_path: Path) -> None:
     session, deep = tmp_path / f"{SESSION}.jsonl", b"[" * 100_000
     lines = raw_of(usual().lines)
     session.write_bytes(b"\n".join(lines))

@@ -48,7 +48,9 @@ def test_a_large_image_is_scaled_down_at_the_submission(load_text: Load, folder:
     assert opened(logo.data).size == (1_568, 882)
 
 
-def test_a_file_that_is_none_is_a_problem_of_the_key(problems_of: Problems, folder: Path) -> None:
+def test_a_missing_file_or_another_kind_is_a_problem_of_the_key(
+    problems_of: Problems, folder: Path
+) -> None:
     (folder / "shots/a.png").unlink()
     (folder / "shots/b.pdf").write_text("words")
     first, second = problems_of(JOB)
@@ -68,7 +70,7 @@ def test_the_bound_of_a_first_call_counts_what_the_item_carries(
     assert counted.worst_case - bare.worst_case > 2 * 6_000  # two pages of a PDF
 
 
-def test_a_pipe_is_not_waited_for(problems_of: Problems, folder: Path) -> None:
+def test_a_named_pipe_is_a_problem_and_blocks_nothing(problems_of: Problems, folder: Path) -> None:
     (folder / "logo.gif").unlink()
     os.mkfifo(folder / "logo.gif")
     (problem,) = problems_of(JOB)
@@ -84,7 +86,7 @@ def test_a_pipe_is_not_waited_for(problems_of: Problems, folder: Path) -> None:
         ("shots/{{ item.shot }}", "../logo.gif"),
     ],
 )
-def test_an_item_leads_to_no_file_outside_of_the_folder_of_its_template(
+def test_an_item_cannot_name_a_file_outside_the_folder_of_its_template(
     problems_of: Problems, folder: Path, template: str, shot: str
 ) -> None:
     (folder.parent / "private.png").write_bytes(image())

@@ -183,7 +183,7 @@ _MOST_PAGES = _MOST_IMAGES = 100
 
 
 def _check_media(block: dict[str, Any], kind: str, at: str) -> None:
-    """Decode the bytes, as the API does: it refuses a broken file, and one of another type than is said."""
+    """Decode the bytes, as the API does: it refuses a broken file, and one of another type than stated."""
     source, at = block["source"], f"{at}.{kind}.source"
     if not isinstance(source, dict) or source.get("type") != "base64":
         raise Refusal(f"{at}: Input tag found using 'type' does not match 'base64'")

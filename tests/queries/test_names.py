@@ -136,9 +136,7 @@ def test_a_name_of_several_jobs_lists_them(database: Database) -> None:
     assert refusal(database, "nightly-2", "job") == f"'nightly-2' {both}"
 
 
-def test_a_job_that_is_called_as_the_short_id_of_something_else_is_not_taken_for_it(
-    database: Database,
-) -> None:
+def test_a_job_named_like_the_short_id_of_something_else_hides_nothing(database: Database) -> None:
     run_id = submit_one(database)
     for meant in (run_id, run_row(database, run_id).job_id):
         submit(database, meant[-8:], "a", key=f"{meant[-8:]}x")

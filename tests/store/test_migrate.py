@@ -184,7 +184,7 @@ def test_sessions_that_were_imported_before_are_known_by_their_ids(
     ]
 
 
-def test_workers_and_jobs_of_before_work_any_job_and_tell_nobody(
+def test_older_workers_work_any_job_and_older_jobs_send_no_notices(
     open_database: Callable[[], Database],
 ) -> None:
     database = open_database()
@@ -204,9 +204,7 @@ def test_workers_and_jobs_of_before_work_any_job_and_tell_nobody(
     assert database.rows(stored) == [("done", "armed", 0, None)]
 
 
-def test_jobs_that_told_people_by_on_ask_tell_them_by_notify(
-    open_database: Callable[[], Database],
-) -> None:
+def test_jobs_with_on_ask_get_notify(open_database: Callable[[], Database]) -> None:
     database = open_database()
     migrate.upgrade(database, to="r11")
     notify = {"on": ["done"], "webhook": "RUNNER_HOOK"}

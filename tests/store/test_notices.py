@@ -107,7 +107,7 @@ def test_a_breaker_that_pauses_the_job_is_told(database: Database) -> None:
     assert text_.startswith("paused by Runner: ")
 
 
-def test_a_job_that_is_retried_is_told_of_anew(database: Database) -> None:
+def test_a_retried_job_is_announced_again(database: Database) -> None:
     job_id = submit_told(database, "a", "b", notify=Notify(command="tell"))
     first, second = run_ids(database, job_id)
     for run_id in (first, second):
@@ -122,7 +122,7 @@ def test_a_job_that_is_retried_is_told_of_anew(database: Database) -> None:
     assert due(database, NOW + 40) == []
 
 
-def test_a_budget_is_told_of_anew_once_it_is_raised(database: Database) -> None:
+def test_a_raised_budget_is_announced_again(database: Database) -> None:
     job_id = submit_told(database, "a", "b", budget=Budget(usd=10.0))
     spent = update(job_budgets).where(job_budgets.c.job_id == job_id)
     database.execute(spent.values(spent_cost=billionths(9)))
@@ -143,7 +143,7 @@ def retry_first_of(database: Database, job_id: str) -> None:
     retry(database, Target("run", run_id), NOW)
 
 
-def test_a_breaker_is_told_of_anew_after_a_resume(database: Database) -> None:
+def test_a_breaker_is_announced_again_after_a_resume(database: Database) -> None:
     breaker = Breaker(same_failure=2)
     only = Notify(on=("breaker",), command="tell")
     job_id = submit_told(database, *"abcde", breaker=breaker, notify=only)
@@ -238,7 +238,7 @@ def test_a_job_that_is_pruned_while_its_notices_are_looked_for_has_none(
     assert due(database) == []
 
 
-def test_a_higher_budget_of_a_job_that_has_ended_tells_of_no_second_end(database: Database) -> None:
+def test_raising_the_budget_of_an_ended_job_announces_no_second_end(database: Database) -> None:
     job_id = submit_told(database, "a", budget=Budget(usd=1.0))
     claim(database, *run_ids(database, job_id), NOW).reply(text("Done."))
     assert ("done", "command") in said(due(database))

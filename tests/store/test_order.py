@@ -279,7 +279,7 @@ def test_a_job_without_a_stored_share_has_a_normal_one(database: Database) -> No
     assert priority_of(database, job_id) == 9.0
 
 
-def test_a_worker_sees_before_it_claims_if_a_run_calls_the_api(database: Database) -> None:
+def test_a_worker_knows_before_it_claims_if_a_run_calls_the_api(database: Database) -> None:
     scripted = submission(spec=replace(SPEC, provider="scripted"))
     job_id = jobs.submit(database, scripted, NOW)
     assert not runs.calls_api(database)

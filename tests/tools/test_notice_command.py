@@ -37,11 +37,11 @@ def test_command_that_reads_nothing_of_many_questions_is_no_failure() -> None:
         ("sleep 1000 & sleep 1000 # password", "was ended after 0.2 s"),
     ],
 )
-def test_failure_is_told_and_never_shows_the_command(command: str, expected: str) -> None:
+def test_a_failure_is_reported_without_the_command(command: str, expected: str) -> None:
     assert run_command(command, ABOUT, dict(os.environ), most_seconds=0.2) == expected
 
 
-def test_shell_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert run_command("true", ABOUT, {}) == "could not be run: No such file or directory"
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a command on another kernel, with cgroups of version 2 that are all its own, in a virtual machine that
-# sees this machine's files. What it writes is gone at the end. ACCEL=kvm is ten times as fast, if it is there.
+# Runs a command in a virtual machine with another kernel and its own cgroups (version 2). The machine sees the
+# files of its host; what it writes is lost at the end. ACCEL=kvm is ten times as fast, where available.
 #
 #     apt-get install qemu-system-x86; apt-get download linux-image-6.1.0-56-amd64 busybox-static
 #     for deb in *.deb; do dpkg -x $deb vm; done

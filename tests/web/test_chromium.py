@@ -173,7 +173,7 @@ def test_a_run_grows_before_the_reader_s_eyes(open_page: Open, database: Databas
 
 
 @pytest.mark.slow
-def test_a_real_worker_s_run_grows_before_the_reader_s_eyes(
+def test_a_page_shows_the_run_of_a_real_worker_as_it_grows(
     open_page: Open, site: Site, database: Database, tmp_path: Path
 ) -> None:
     environment = {**os.environ, **site.app.settings.environment()}

@@ -57,8 +57,8 @@ def is_option(value: str) -> bool:
 
 
 def git_parts(arguments: Sequence[Word]) -> tuple[list[Sequence[Word]], Sequence[Word]]:
-    """Return git's own options, each with its value if it takes one, and the words from the subcommand
-    on."""
+    """Return git's own options, each with its value if it takes one, and the words that start with the
+    subcommand."""
     options, at = [], 0
     while at < len(arguments) and arguments[at].value.startswith("-"):
         taken = 2 if arguments[at].value in programs.GIT_GLOBAL_VALUED else 1

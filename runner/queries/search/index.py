@@ -130,12 +130,12 @@ def again_if_unusable(work: Callable[[], T]) -> T:
 # --- What an index lacks ---
 
 
-# Runs an SQL statement where both ``runs`` and ``search_runs`` are, and returns the rows.
+# A function that runs SQL where ``runs`` and ``search_runs`` are both visible, and returns the rows.
 Ask = Callable[[str, Mapping[str, Any]], Sequence[Any]]
 
 _ROWS_AT_ONCE = 20
 
-# Whatever is added to a run makes one of its counters grow.
+# Anything added to a run increases one of its counters.
 _COUNTED = "r.revision + r.event_count + r.message_count"
 _CHANGED = f"""
 FROM runs AS r LEFT JOIN search_runs AS s ON s.run_id = r.id AND s.job_id = r.job_id
@@ -152,13 +152,13 @@ SELECT id FROM jobs AS j WHERE id > :after
     AND NOT EXISTS (SELECT 1 FROM search_runs AS s WHERE s.run_id = '' AND s.job_id = j.id)
 ORDER BY id LIMIT 100
 """
-# How many blocks the index lacks, about.
+# About how many blocks the index lacks.
 _MISSING = f"""
 SELECT sum(CASE WHEN r.message_count > s.message THEN r.message_count - s.message
     WHEN s.message IS NULL THEN r.message_count ELSE 1 END) {_CHANGED}
 """
 
-# Stores how much of a run the index holds.
+# Stores how much of a run is indexed.
 NOTE = """
 INSERT INTO search_runs
     (number, job_id, run_id, seen, message, positions, compactions, verifications)
@@ -169,7 +169,7 @@ ON CONFLICT (number) DO UPDATE SET seen = excluded.seen, message = excluded.mess
 """
 
 
-# What the index holds of runs and jobs that the database has no more.
+# Indexed runs and jobs that the database no longer has.
 GONE = """
 SELECT s.number FROM search_runs AS s
 WHERE NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.id = s.run_id)
@@ -186,7 +186,7 @@ def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
 _LAST: BindParameter[int] = bindparam("message")
 _MESSAGE = blocks.c.message
 _IS_NEW_THERE = blocks.c.position.not_in(bindparam("positions", expanding=True))
-# Of each table, the rows of a run that the index lacks.
+# By table: the rows of a run that the index lacks.
 _NEW_ROWS = {
     BLOCKS: _new(BLOCKS, _MESSAGE >= _LAST, or_(_MESSAGE > _LAST, _IS_NEW_THERE)),
     COMPACTIONS: _new(COMPACTIONS, compactions.c.number > bindparam("compactions")),
@@ -239,10 +239,15 @@ class _Seen:
             self.message, self.positions = row.message, [row.position]
 
 
-class News:
-    """Reads what an index lacks: new jobs' system prompts, and texts of runs whose counters have
-    changed (read before what they count). ``source`` has one view of the data; ``most`` limits the
-    documents, and ``progress`` receives how many were read and are lacking."""
+class Additions:
+    """Reads the documents that an index lacks: system prompts of new jobs, and texts of runs whose counters
+    have changed (the counters are read first).
+
+    Args:
+        source: a connection that sees one snapshot of the data.
+        most: limits the documents.
+        progress: receives the number of documents read, and of all that were lacking.
+    """
 
     def __init__(
         self, ask: Ask, source: Connection, most: int, tell: Tell, progress: Progress | None = None
@@ -255,7 +260,7 @@ class News:
         self._now = time.time()
         self._next_run = ask("SELECT coalesce(max(number), 0) + 1 FROM search_runs", {})[0][0]
         self._seen: list[_Seen] = []
-        self.forgotten: list[int] = []  # runs that are read again from the start
+        self.forgotten: list[int] = []  # numbers of runs to index again from the start
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield the missing entries, each with the number of its run."""
@@ -322,7 +327,7 @@ class News:
             yield seen.number, entry_of(document, self._now, self._tell)
 
     def _pages(self, query: str) -> Iterator[Any]:
-        """Yield the rows of a query by their ids, until enough was read."""
+        """Yield the rows of a query in order of their ids, until enough documents were read."""
         after = ""
         while rows := self._ask(query, {"after": after}):
             for row in rows:

@@ -25,10 +25,10 @@ from runner.queries.search.documents import KINDS, Place, Tell
 from runner.queries.search.index import (
     GONE,
     NOTE,
+    Additions,
     Entry,
     Match,
     Needs,
-    News,
     Progress,
     add_all,
     is_up_to_date,
@@ -73,7 +73,7 @@ FROM STDIN
 
 
 class PostgresIndex:
-    """Raises ``UnreachableError`` if the database does not answer."""
+    """The index in Postgres. All methods raise ``UnreachableError`` if the database does not answer."""
 
     def __init__(self, database: Database, tell: Tell, batch: int | None = None) -> None:
         self._database = database
@@ -82,13 +82,13 @@ class PostgresIndex:
 
     @contextmanager
     def up_to_date(self, progress: Progress) -> Iterator[PostgresLookup]:
-        """Add all that was committed before, and give the index to be asked."""
+        """Add all documents that were committed before, and yield a lookup in the index."""
         if not self._is_up_to_date():
             self._add_all(progress)
         yield PostgresLookup(self._database)
 
     def follow(self) -> int:
-        """Add a small batch of what is missing unless another process does. Return its size."""
+        """Add a small batch of missing documents, unless another process adds some. Return its size."""
 
         def add(connection: Connection) -> int:
             query = text("SELECT pg_try_advisory_xact_lock(:lock)").bindparams(lock=_LOCK)
@@ -99,7 +99,7 @@ class PostgresIndex:
         return 0 if self._is_up_to_date() else self._database.write(add)
 
     def renew(self, progress: Progress) -> int:
-        """Make the index again from nothing, and return how many documents it has."""
+        """Build the index again from nothing, and return how many documents it has."""
 
         def empty(connection: Connection) -> None:
             _lock(connection)
@@ -109,7 +109,7 @@ class PostgresIndex:
         return self._add_all(progress)
 
     def drop_gone(self) -> None:
-        """Drop what the index holds of runs that the database has no more."""
+        """Drop the documents of runs that the database no longer has."""
 
         def drop(connection: Connection) -> bool:
             _lock(connection)
@@ -147,12 +147,12 @@ class PostgresIndex:
         rows = _Rows(connection)
         driver: Any = connection.connection.driver_connection
         with self._database.reading() as source:
-            news = News(partial(_ask, source), source, most, self._tell, progress)
+            additions = Additions(partial(_ask, source), source, most, self._tell, progress)
             with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
-                for run, entry in news.entries():
+                for run, entry in additions.entries():
                     for row in rows.of(run, entry):
                         copy.write_row(row)
-        rows.finish(news)
+        rows.finish(additions)
         return rows.documents
 
 
@@ -192,7 +192,7 @@ class _Rows:
             self._next += 1
         self.documents += 1
 
-    def finish(self, news: News) -> None:
+    def finish(self, additions: Additions) -> None:
         """Add the words to the vocabulary, and note what the index holds now."""
         words = sorted(word for word in self._words if len(word) >= SHORTEST_PART)
         add = (
@@ -200,9 +200,9 @@ class _Rows:
         )
         self._connection.execute(text(add), {"words": words})
         delete = text("DELETE FROM search_documents WHERE run = :run AND id < :first")
-        for run in news.forgotten:
+        for run in additions.forgotten:
             self._connection.execute(delete, {"run": run, "first": self._first})
-        if notes := news.notes():
+        if notes := additions.notes():
             self._connection.execute(text(NOTE), notes)
 
 
@@ -250,15 +250,15 @@ def _signature(words: Sequence[str]) -> bytes:
 
 
 class PostgresLookup:
-    # True if the index knows that the words of a phrase stand side by side. If not, some matches of
-    # a phrase do not have it, and an unwanted phrase excludes nothing.
+    # True if the index knows which words are adjacent. If not, some matches of a phrase do not contain
+    # it, and an unwanted phrase excludes nothing.
     knows_phrases = False
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
-        """Return at most ``most`` + 1 words that contain ``part`` (3 characters), or end so."""
+        """Return at most ``most`` + 1 words that contain, or end with, ``part`` (3 or more characters)."""
         query = text(
             "SELECT word FROM search_words WHERE search_trigrams(word) @> CAST(:trigrams AS text[]) "
             "AND strpos(word, :part) > 0 AND (NOT :at_end OR right(word, :length) = :part) "
@@ -270,8 +270,8 @@ class PostgresLookup:
         return list(self._database.read(lambda c: list(c.execute(query, values).scalars())))
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
-        """Return the newest documents that have what is needed (with a number below ``before``), at most
-        ``most`` of them, the newest first."""
+        """Return at most ``most`` documents that meet the needs, with numbers below ``before``, the newest
+        first."""
         return self._database.read(lambda c: _Asking(c, needs, most, before).matches())
 
 

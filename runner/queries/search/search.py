@@ -248,7 +248,7 @@ def _hits(database: Database, query: Query, documents: Sequence[Document]) -> tu
 
 # --- The needs of a search ---
 
-# The most words that an exact text could start or lie in for which the index is asked.
+# The most words that one part of an exact text may match in the index.
 MOST_WORDS = 1_000
 _MOST_OPTIONAL_WORDS = 100
 _MOST_DAYS = 100
@@ -263,8 +263,8 @@ def needs_of(
     now: float,  # seconds since the epoch
     below: Collection[str] = (),  # the runs below the run of the filters
 ) -> Needs:
-    """Return the needs of a query. For an exact text they match other documents too; raises
-    ``UsageError`` if too many words contain it."""
+    """Return the needs of a query. Those of an exact text match other documents too. Raises ``UsageError``
+    if too many words contain it."""
     runs = (filters.run_id, *sorted(below)) if filters.run_id is not None else ()
     days = sorted(set(_days(filters.since, filters.until, now)))
     given: dict[str, Sequence[str | None]] = {
@@ -293,7 +293,7 @@ def _any_of(words: Iterable[str]) -> Group:
 
 
 def _days(since: float | None, until: float | None, now: float) -> Iterator[str]:
-    """Yield the days of a period if they are few. The times themselves are compared later."""
+    """Yield the days of a period, or none if they are many. The exact times are compared later."""
     if since is None:
         return
     end = now + DAY_SECONDS if until is None else min(until, now + DAY_SECONDS)
@@ -305,9 +305,9 @@ def _days(since: float | None, until: float | None, now: float) -> Iterator[str]
 
 
 def _exact(lookup: Lookup, parts: wording.Parts) -> Iterator[Group]:
-    """Yield what a text needs to contain an exact text: its whole words side by side, and at each end
-    one of the words that end or start like it. Long runs are cut elsewhere, so any text that has one
-    may contain it."""
+    """Yield the terms that a text with the exact text must contain: its whole words side by side, and at
+    each end a word that ends or starts like it. Very long words are indexed in pieces, so any text that
+    has one may contain it."""
     if parts.inner:
         words = lookup.words_with(parts.inner, MOST_WORDS)
         if len(words) > MOST_WORDS:

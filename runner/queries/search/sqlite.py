@@ -29,10 +29,10 @@ from runner.queries.search.documents import KINDS, Place, Tell
 from runner.queries.search.index import (
     GONE,
     NOTE,
+    Additions,
     Entry,
     Match,
     Needs,
-    News,
     Progress,
     Unusable,
     add_all,
@@ -191,15 +191,15 @@ class _Writer:
         with connection:
             connection.execute("BEGIN IMMEDIATE")  # no two processes add the same
             with self._database.reading() as source:
-                news = News(ask, source, most, self._tell, progress)
-                entries = list(news.entries())
-                self._store(entries, news)
+                additions = Additions(ask, source, most, self._tell, progress)
+                entries = list(additions.entries())
+                self._store(entries, additions)
                 last = source.execute(select(func.max(_ROWID)).select_from(blocks)).scalar() or 0
                 connection.execute("DELETE FROM held")
                 connection.execute("INSERT INTO held VALUES (?, ?)", (last, _key(source, last)))
         return len(entries)
 
-    def _store(self, entries: Sequence[tuple[int, Entry]], news: News) -> None:
+    def _store(self, entries: Sequence[tuple[int, Entry]], additions: Additions) -> None:
         """Store documents of runs after the existing ones, and note what the index holds now."""
         connection = self.connection
         (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM documents").fetchone()
@@ -215,9 +215,9 @@ class _Writer:
             "INSERT INTO texts (rowid, words) VALUES (?, ?)",
             [(number, " ".join((*each.facets, *each.words))) for number, _, each in numbered],
         )
-        forgotten = [(run, last) for run in news.forgotten]
+        forgotten = [(run, last) for run in additions.forgotten]
         connection.executemany("DELETE FROM documents WHERE run = ? AND id <= ?", forgotten)
-        connection.executemany(NOTE, news.notes())
+        connection.executemany(NOTE, additions.notes())
 
         if len(self._known) > _MOST_KNOWN_WORDS:
             self._known.clear()

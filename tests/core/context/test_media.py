@@ -47,7 +47,7 @@ def test_old_images_are_left_out_first_and_texts_stay():
     assert sent[-1], "a recent image is still sent"
 
 
-def test_of_too_many_media_half_are_left_out_at_once_and_stay_out():
+def test_half_of_too_many_media_are_left_out_and_stay_out():
     blocks = [SHOT.block() for _ in range(140)]
     counts = [left_out(blocks[:number]) for number in range(141)]
     assert counts[:101] == [0] * 101
@@ -71,13 +71,13 @@ def test_a_block_is_stored_without_its_bytes_and_comes_back():
     assert without_bytes(inline) == (media.block(), (media,))
 
 
-def test_what_is_no_image_of_the_api_stays_as_it_is():
+def test_a_block_that_is_no_image_for_the_api_stays_unchanged():
     for source in ({"type": "url", "url": "x"}, {"type": "base64", "data": "AAAA"}, {}, None):
         block = {"type": "image", "source": source}
         assert without_bytes(block) == (block, ())
 
 
-def test_bytes_elsewhere_cannot_be_named_from_outside():
+def test_an_imported_block_cannot_name_stored_bytes():
     block = {"type": "tool_result", "tool_use_id": "t1", "content": [SHOT.block()]}
     kept, media = without_bytes(block)
     assert media == ()

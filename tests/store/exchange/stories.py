@@ -337,7 +337,7 @@ def _beside(draw: st.DrawFn, run_id: str) -> Rows:
 
 @st.composite
 def _session(draw: st.DrawFn, run_id: str) -> Rows:
-    """What is kept of a session of Claude Code that was imported; of most runs nothing."""
+    """The stored lines of a run that was imported from Claude Code; empty for other runs."""
     of_run = {"run_id": run_id}
     session = {
         "session_id": draw(words),

@@ -334,7 +334,7 @@ IMAGE = {"type": "image", "source": BLOB}
     [[1], ["text"], [None, []], [IMAGE], [{**IMAGE, "content": []}]],
     ids=["a number", "a text", "a list", "an image", "an image with content"],
 )
-def test_a_result_of_anything_reads_like_any_other_and_names_no_bytes(
+def test_an_imported_result_with_any_content_is_readable_and_names_no_bytes(
     target: Database, sample: Lines, content: list[Any]
 ) -> None:
     results = [

@@ -106,7 +106,7 @@ def test_pruning_deletes_what_no_job_refers_to(database: Database) -> None:
     assert count(database, blobs) == 0
 
 
-def test_bytes_that_were_given_again_meanwhile_stay(database: Database) -> None:
+def test_bytes_stored_again_during_a_pruning_stay(database: Database) -> None:
     look(database, PNG)
     database.execute(update(blobs).values(used_at=LATER))
     (job,) = old_jobs(database, LATER, "this host")
@@ -114,7 +114,7 @@ def test_bytes_that_were_given_again_meanwhile_stay(database: Database) -> None:
     assert count(database, blobs) == 1
 
 
-def test_what_an_item_carries_follows_its_prompt_in_forks_and_fresh_runs_too(
+def test_the_images_of_an_item_follow_its_prompt_in_forks_and_fresh_runs(
     database: Database,
 ) -> None:
     given = submission("a")
@@ -134,7 +134,7 @@ def test_what_an_item_carries_follows_its_prompt_in_forks_and_fresh_runs_too(
     assert count(database, runs) == 3
 
 
-def test_an_export_comes_in_as_it_was_in_another_database(
+def test_another_database_imports_an_export_unchanged(
     make_database: MakeDatabase, database: Database
 ) -> None:
     run_id = look(database, PNG, PDF)
