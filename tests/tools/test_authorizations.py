@@ -62,6 +62,7 @@ class TestAuthorizationIsForThisCall:
             "tools/toolbox.py",
             "tools/shell.py",
             "tools/functions.py",
+            "tools/files.py",
             "tools/sandbox.py",
             "tools/search.py",
             "tools/mcp.py",
@@ -71,6 +72,7 @@ class TestAuthorizationIsForThisCall:
             # Children of Runner's own, which are no tools.
             "tools/checking.py",
             "tools/containers.py",
+            "tools/media.py",
             "workspace/host_check.py",
             "workspace/own_workspace.py",
         }
