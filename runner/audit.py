@@ -142,7 +142,7 @@ class Audit:
     def files(
         self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
-        """Who read or changed which file, in which turn."""
+        """List reads and changes of files, with their runs and turns."""
         filters, told = self._filters(only), self._differences
         return file_rows(self._database, filters, pattern, differences=told, limit=_most(limit))
 

@@ -50,7 +50,7 @@ class Group:
 
     @property
     def expires_at(self) -> float | None:
-        """When the first question expires; None if none does."""
+        """The time at which the first question expires; None if none does."""
         return min((each.expires_at for each in self.questions if each.expires_at), default=None)
 
     @property

@@ -111,7 +111,7 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """What was said and done in a turn, in order."""
+    """The words and calls of a turn, in order."""
 
     number: int  # 0: before the first reply
     parts: list[Part | Call | tuple[Message, Sequence[Piece]]] = field(default_factory=list)

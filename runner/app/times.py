@@ -1,4 +1,4 @@
-"""When model calls of jobs may begin: moving ``finish_by``, and what runs wait for, in words."""
+"""The times at which model calls of jobs may begin: they are moved here, and told in words."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class SubAgent:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a whole run has changed in its workspace, as a summary and a diff."""
+    """The changes of a whole run in its workspace, as a summary and a diff."""
 
     diff: str
 

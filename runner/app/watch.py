@@ -1,4 +1,4 @@
-"""What a person who watches a job is shown, computed from looks at the database. Pure: it reads no clock
+"""The view of a person who watches a job, computed from looks at the database. Pure: it reads no clock
 and no database (``app.looks`` does).
 
 All words are safe to print: control characters of untrusted parts are visible.
@@ -70,7 +70,7 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the database found."""
+    """The findings of one look at the database."""
 
     at: float  # seconds since the epoch, by the database's clock, as are all times here
     job: Mapping[str, Any]  # ``queries.jobs.JobSummary``
@@ -88,7 +88,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a run does."""
+    """The present doings of a run."""
 
     words: str  # such as ``Bash pytest -q``, or why it waits
     since: float | None = None
@@ -232,7 +232,7 @@ class Watch:
         self._begins = begins
 
     def _of_people(self, look: Look) -> Iterable[Happening]:
-        """What people, and Runner by itself, did to the job and its runs, the same to many in one line."""
+        """The acts of people, and of Runner by itself, on the job and its runs; equal ones in one line."""
         of_job = {"paused", "resumed", "cancelled"}
         done = [("job", event, look.job["id"]) for event in look.job_events]
         told_of_job = {(e.type, *_signature(e)) for _, e, _ in done if e.type in of_job}

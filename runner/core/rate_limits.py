@@ -119,7 +119,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker holds of a pool, and wants of it."""
+    """A worker's holdings in a pool, and its demand."""
 
     held: Amounts = field(
         default_factory=lambda: NOTHING
@@ -157,7 +157,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a worker heard of a pool since its last report."""
+    """The news of a pool that a worker heard since its last report."""
 
     observation: Observation | None = None  # the newest
     refusals: tuple[Refusal, ...] = ()

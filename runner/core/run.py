@@ -94,7 +94,7 @@ RUNNERS_NAME = "runner"
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who changes something."""
+    """The author of a change."""
 
     name: str | None = None  # a person's, or ``RUNNERS_NAME``; None where nobody said so
     why: str = ""  # in their words, and may be empty

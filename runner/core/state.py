@@ -232,7 +232,7 @@ class HookState:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What calls in batches took so far, for the lane ``auto``."""
+    """The time that calls in batches took so far, for the lane ``auto``."""
 
     seconds: float = 3_600.0  # from a batch's intent to its results; most take less than an hour
     turns: float | None = None  # of the job's items that have succeeded; None: none has

@@ -88,7 +88,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the model calls of a job may begin: always, where nothing is said."""
+    """The times at which the model calls of a job may begin: always, where nothing is said."""
 
     not_before: Moment | None = None
     window: Window | None = None
@@ -108,7 +108,7 @@ class Times:
         return replace(times, finish_by=finish_by)
 
     def next_start(self, now: float) -> tuple[float, StartReason] | None:
-        """When the next model call may begin, and what it waits for; None: now."""
+        """The time at which the next model call may begin, and what it waits for; None: now."""
         begins = max(now, (self.not_before and self.not_before.at) or now)
         opens = self.window.opens_at(begins) if self.window else begins
         if opens <= now:
@@ -134,7 +134,8 @@ def local_date(at: float, zone: str) -> date:
 
 
 def instant(day: date, clock: time, zone: str) -> float:
-    """When clocks in a zone first show this time of a day or a later one, in seconds since the epoch."""
+    """The first moment at which clocks in a zone show this time of a day or a later one, in seconds since
+    the epoch."""
     local = datetime.combine(day, clock, ZoneInfo(zone))
     while _is_skipped(local):
         local += _MINUTE

@@ -104,7 +104,7 @@ class _Share:
             self.news = replace(self.news, used=plus(self.news.used, amounts, times))
 
     def held(self, call: _Call, now: float) -> Amounts:
-        """What the API has not counted yet of a call under way; output comes little by little."""
+        """The part of a call under way that the API has not counted yet; output comes little by little."""
         if self.is_of_job:
             return NOTHING
         left = max(0.0, 1.0 - (now - call.began_at) / max(self.mean_seconds, LEAST_SECONDS))
@@ -417,7 +417,7 @@ class Governor:
 
 
 def _demands(waiting: Iterable[_Call], unused: int) -> list[Demand]:
-    """What calls want that wait, but for those that have permits of this share."""
+    """The demand of the calls that wait, without those that have permits of this share."""
     found: dict[float, list[_Call]] = {}
     for call in sorted(waiting, key=lambda each: (-each.urgency, each.number))[unused:]:
         found.setdefault(call.urgency, []).append(call)

@@ -154,7 +154,7 @@ class Worker:
 
     @property
     def unhealthy(self) -> str:
-        """Why it cannot keep its leases; empty if it can."""
+        """The reason why it cannot keep its leases; empty if it can."""
         if why := self._machine.database_outage.why:
             return why
         seconds = self._machine.clock.monotonic() - self._renewed_at
@@ -162,7 +162,7 @@ class Worker:
 
     @property
     def unready(self) -> str:
-        """Why it takes no runs, or no queue messages; empty if it does."""
+        """The reason why it takes no runs, or no queue messages; empty if it does."""
         if self._ports.stopping.is_set():
             return "draining"
         if not self._is_registered:

@@ -27,7 +27,7 @@ class RecordedMessage:
 
     @property
     def at(self) -> float:
-        """When its first block was stored, in seconds since the epoch."""
+        """The time at which its first block was stored, in seconds since the epoch."""
         return float(self.rows[0]["created_at"])
 
     @property

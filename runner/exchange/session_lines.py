@@ -61,7 +61,7 @@ _BY_MACHINES = re.compile(
 
 
 def speaker_of(line: Line, words: str) -> SpokenBy:
-    """Who said words of a user's line; in older versions only the words tell."""
+    """The speaker of a user's line; in older versions only its words tell."""
     origin = as_object(line.fields.get("origin")).get("kind")
     if isinstance(origin, str):
         return _ORIGINS.get(origin, "machine")

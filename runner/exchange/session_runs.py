@@ -43,7 +43,7 @@ def run_id_of(session: str, agent: str | None, started: float) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """What a session says of itself."""
+    """The facts that a session tells of itself."""
 
     id: str
     title: str | None

@@ -1,4 +1,4 @@
-"""Where each key of a TOML text is: ``tomllib`` reads values and does not tell their lines.
+"""The line of each key of a TOML text: ``tomllib`` reads values and does not tell their lines.
 
 Only for text that ``tomllib`` has accepted: the scanner trusts the syntax (https://toml.io/en/v1.0.0).
 """

@@ -19,7 +19,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What to change, as it was typed."""
+    """The changes of a job file, as they were typed."""
 
     only: tuple[str, ...] = ()  # keys of the items to work
     first: int | None = None  # items to work, from the first one

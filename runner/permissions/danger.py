@@ -1,4 +1,4 @@
-"""How dangerous a call looks: a person who reads denials is shown the worst first. It decides nothing."""
+"""The danger that a call looks like: people see the worst denial first. It decides nothing."""
 
 from __future__ import annotations
 

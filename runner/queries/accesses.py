@@ -1,4 +1,4 @@
-"""Who read or changed which file, and who asked for which host."""
+"""Reads and changes of files, and requests for hosts, with the runs that made them."""
 
 from __future__ import annotations
 

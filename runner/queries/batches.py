@@ -1,4 +1,4 @@
-"""What runs and jobs wait for in Message Batches."""
+"""The Message Batches that runs and jobs wait for."""
 
 from __future__ import annotations
 

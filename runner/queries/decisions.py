@@ -1,4 +1,4 @@
-"""Why tool calls were allowed, asked about or denied, and how people answered."""
+"""Decisions on tool calls: the grounds to allow, ask or deny, and the answers of people."""
 
 from __future__ import annotations
 

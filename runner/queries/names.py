@@ -72,7 +72,7 @@ def find(connection: Connection, text: str, *kinds: Kind) -> Found:
 
 
 def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
-    """What a text names, by the first of the ways in which it names anything."""
+    """Return what a text names, by the first of the ways in which it names anything."""
     if not text or not is_storable(text):
         return []
     ways = (
@@ -275,7 +275,7 @@ def _not_found(connection: Connection, text: str, kinds: Sequence[Kind]) -> str:
 
 
 def _of_wrong_kind(connection: Connection, text: str, found: Found, kinds: Sequence[Kind]) -> str:
-    """What a text names, and what to name instead."""
+    """Say what a text names, and what to name instead."""
     if found.kind == "job" and "run" in kinds:
         return f"a job; its runs: {_runs(connection, text, found.id)}"
     said = f"the {_NAMES[found.kind]} {found.id}"

@@ -72,7 +72,7 @@ def reasons(database: Database, job_id: str) -> list[tuple[str, str]]:
 
 
 def count_up_to(database: Database, job_id: str, filters: RunFilters, most: int) -> int:
-    """How many runs match, or ``most`` if there are more."""
+    """Return the number of runs that match, or ``most`` if there are more."""
     found = select(runs.c.id).where(*_conditions(database, job_id, filters)).limit(most).subquery()
     ((count,),) = database.rows(select(func.count()).select_from(found))
     return int(count)
@@ -92,8 +92,8 @@ def failed_runs(database: Database, job_id: str, limit: int) -> list[dict[str, A
 
 
 def ended_runs(database: Database, job_id: str) -> list[tuple[float, int, int]]:
-    """When each run of an item ended, its turns, and what it was charged with its sub-agents in billionths
-    of a USD, in order."""
+    """Return when each run of an item ended, its turns, and what it was charged with its
+    sub-agents in billionths of a USD, in order."""
     query = select(runs.c.ended_at, runs.c.turns, _cost(database).label("cost"))
     query = query.where(runs.c.job_id == job_id, IS_ITEM_RUN, runs.c.ended_at.is_not(None))
     return [
@@ -155,7 +155,7 @@ def _is_behind(
 
 
 def _cost(database: Database) -> ColumnElement[Any]:
-    """What a run was charged with its sub-agents, in billionths of a USD."""
+    """The charge of a run with its sub-agents, in billionths of a USD."""
     below = runs.alias()
     of_tree: Select[Any] = select(func.sum(_charged(database, below.c.progress)))
     of_tree = of_tree.where(below.c.root_run == runs.c.id).correlate(runs)

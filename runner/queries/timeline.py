@@ -228,8 +228,8 @@ def history_of_run(
 def _times_of(
     connection: Connection, run_id: str, turns: tuple[int, int]
 ) -> tuple[float | None, float | None]:
-    """When the calls for the first of the turns began, and when the reply of the turn after the last came:
-    what happened in these turns lies between them. None: from the start, or until the end."""
+    """Return when the calls for the first of the turns began, and when the reply of the turn after the
+    last came: what happened in these turns lies between them. None: from the start, or until the end."""
     call, (first, last) = model_calls.c, turns
     began = select(func.min(call.started_at)).where(call.run_id == run_id, call.turn == first)
     replied = select(func.max(call.ended_at)).where(call.run_id == run_id, call.turn == last + 1)

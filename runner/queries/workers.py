@@ -121,7 +121,7 @@ def queue_depths(database: Database) -> list[tuple[str, str, str, int]]:
 
 
 def oldest_due_at(database: Database) -> float | None:
-    """When the first queued run is or will be due; None if no run is queued."""
+    """Return the time at which the first queued run is or will be due; None if no run is queued."""
     ((oldest,),) = database.rows(select(func.min(runs.c.due_at)).where(runs.c.state == "queued"))
     return None if oldest is None else float(oldest)
 

@@ -1,4 +1,4 @@
-"""Who may do what in a browser, because an approval runs code.
+"""The rules for what a visitor may do in a browser: an approval runs code.
 
 ``Guard`` is the outermost part of the app. It answers by itself what does not pass: a name of another
 host (DNS rebinding), a visitor who is not logged in, a write that did not come from one of our own
@@ -53,7 +53,7 @@ Auth = Literal["local", "users", "proxy"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How visitors are known, and under which addresses."""
+    """The way in which visitors log in, and the addresses of the pages."""
 
     hosts: frozenset[str]  # that a request may name, with the port
     origins: frozenset[str]  # that our own forms come from
