@@ -126,6 +126,8 @@ class Iteration:
         """Interrupt a worker, and let another worker go on; whether the first one was interrupted."""
         self.begin()
         with MessagesServer(self.plan, batch_now=_api_time) as server, self._person:
+            # A batch of an earlier iteration is stored: one with its id would be taken for it.
+            server.shelf.prefix = f"msgbatch_{self.folder.name}_"
             interrupted = self._work(replace(task, api_url=server.url))
             self.served.refusals += [refusal.message for refusal in server.refusals]
         _wait(lambda: not self._processes(), "processes survived the workers", self._processes)

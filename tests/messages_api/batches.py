@@ -91,6 +91,7 @@ class BatchShelf:
         now: Callable[[], float],
         takes: Callable[[int], float],
     ) -> None:
+        self.prefix = "msgbatch_"  # of ids, which sort by their age
         self.faults: deque[CreateFault] = deque()
         self.batches: dict[str, Batch] = {}
         self._work = work
@@ -113,7 +114,8 @@ class BatchShelf:
                 raise Refusal(f"requests.{index}.custom_id: must be unique")
             seen.add(name)
         number = len(self.batches) + 1
-        batch = Batch(f"msgbatch_{number:06d}", requests, version, self._now(), self._takes(number))
+        batch_id = f"{self.prefix}{number:06d}"
+        batch = Batch(batch_id, requests, version, self._now(), self._takes(number))
         self.batches[batch.id] = batch
         return batch
 
