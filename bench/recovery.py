@@ -150,7 +150,7 @@ def _live_workers(database: Database) -> int:
 
 
 def _first_calls(database: Database, run_ids: list[str]) -> list[float]:
-    """When each run's second attempt started its first tool call, in seconds since the epoch."""
+    """Return the times at which the runs' second attempts started a tool, in seconds since the epoch."""
     query = (
         select(func.min(events.c.at))
         .where(events.c.run_id.in_(run_ids), events.c.attempt == 2, events.c.type == "tool_started")

@@ -164,7 +164,7 @@ class Collector:
             (self._find if batch.api_id is None else self._check)(batch, now)
         except (_Stopped, UnreachableError):
             raise
-        except Exception as error:
+        except Exception as error:  # any error: the batch notes it, and the pass logs it
             self._not_read(batch, error, now)
             raise
 

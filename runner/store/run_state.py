@@ -30,7 +30,7 @@ from runner.store.tables import (
 
 
 def tool_context_from_json(data: Mapping[str, Any]) -> ToolContext:
-    """The context of which ``asdict`` gave this value of ``approvals.setting``."""
+    """Return the tool context that a value of ``approvals.setting`` holds."""
     places = {text: ResolvedPath(**place) for text, place in data["places"].items()}
     return ToolContext(**{**data, "places": places})
 

@@ -260,7 +260,7 @@ def live(task: Task) -> int:
 
 
 def tariffs(spec: JobSpec) -> dict[str, Tariff]:
-    """What the calls of the run's models cost."""
+    """Return the prices of the run's models, by model."""
     return tariffs_of(spec, load_prices())
 
 

@@ -231,11 +231,11 @@ class Office:
         return [(each["worst_cost"], each["batch"]) for each in held]
 
     def cost_of(self, run_id: str) -> int:
-        """What the API billed for a run's calls, in billionths of a USD."""
+        """Return the sum that the API billed for a run's calls, in billionths of a USD."""
         return self._cost(lambda key: key == run_id)
 
     def billed(self) -> int:
-        """What the API billed for all calls."""
+        """Return the sum that the API billed for all calls, in billionths of a USD."""
         return self._cost(lambda key: True)
 
     def _cost(self, is_counted: Callable[[str], bool]) -> int:
@@ -243,7 +243,7 @@ class Office:
         return sum(int(each.spending.usd * 10**9) for each in found if is_counted(each.key))
 
     def spent(self) -> tuple[int, int]:
-        """What the budget of the job, and the cap of the day, are charged."""
+        """Return the charges of the job's budget and of the day's cap."""
         (budget,) = self.database.rows(select(job_budgets.c.spent_cost))
         days = self.database.rows(select(day_cap.c.spent_cost))
         return budget.spent_cost, sum(day.spent_cost for day in days)
