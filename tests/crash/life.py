@@ -35,6 +35,7 @@ from runner.ports import Command, Interrupt, ToolCall
 from runner.queries.transcript import tool_output
 from runner.store import children, ids, leases, runs
 from runner.store import tables as stored
+from runner.store.batches import is_there_work
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.tools.toolbox import LocalTools
@@ -370,8 +371,8 @@ def _next_due(
     database: Database, root: str, clock: LeapingClock, collector: Collector
 ) -> tuple[str, float] | None:
     """The run of the tree that is due first, and its time, after a person has answered all questions;
-    None when all have ended. Does the work of the dispatcher for parents, and of the collector for
-    batches."""
+    None when all have ended and no batch is open. Does the work of the dispatcher for parents, and of
+    the collector for batches."""
     columns = tuple(stored.runs.c[name] for name in ("id", "due_at", "state", "reason"))
     of_tree = (stored.runs.c.id == root) | (stored.runs.c.root_run == root)
     query = select(*columns).where(of_tree)
@@ -380,9 +381,11 @@ def _next_due(
         if due := [(run.due_at, run.id) for run in found if run.state == "queued"]:
             due_at, run_id = min(due)
             return run_id, due_at
-        if all(run.state in ENDED for run in found):
+        has_ended = all(run.state in ENDED for run in found)
+        if has_ended and not is_there_work(database):
             return None
-        if any(run.reason == "batch" for run in found):
+        # A batch may outlive its run: the next iteration's server does not know it.
+        if has_ended or any(run.reason == "batch" for run in found):
             collector.collect()
             clock.leap(PASS_SECONDS)
         elif not children.attend(database, clock.now()):

@@ -1,7 +1,7 @@
 """Message Batches: limits, validation at the end, results, expiry, cancelling, listing, and faults.
 
-Source: https://platform.claude.com/docs/en/build-with-claude/batch-processing and the types of the
-anthropic package. A batch is worked at once when it ends, which is when it is looked at after its time.
+Source: https://platform.claude.com/docs/en/build-with-claude/batch-processing, the batch limits of
+https://platform.claude.com/docs/en/api/rate-limits, and the types of the anthropic package. A batch is worked at once when it ends, which is when it is looked at after its time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.messages_api.replies import Break
 PATH = "/v1/messages/batches"
 ORGANIZATION = {"anthropic-organization-id": "org_test"}
 MOST_REQUESTS = 100_000
+MOST_QUEUED = 100_000  # requests in batches that have not ended, in the lowest tier
 MOST_BODY_BYTES = 256 * 1024 * 1024
 LIFETIME = 24 * 3600.0
 RESULTS_LIVE = 29 * 24 * 3600.0
@@ -93,6 +94,7 @@ class BatchShelf:
     ) -> None:
         self.prefix = "msgbatch_"  # of ids, which sort by their age
         self.faults: deque[CreateFault] = deque()
+        self.most_queued = MOST_QUEUED
         self.batches: dict[str, Batch] = {}
         self._work = work
         self._now = now
@@ -113,6 +115,9 @@ class BatchShelf:
             if name in seen:
                 raise Refusal(f"requests.{index}.custom_id: must be unique")
             seen.add(name)
+        if self._queued() + len(requests) > self.most_queued:
+            why = f"the number of batch requests in processing would be over {self.most_queued}"
+            raise Refusal(why, 429, "rate_limit_error")
         number = len(self.batches) + 1
         batch_id = f"{self.prefix}{number:06d}"
         batch = Batch(batch_id, requests, version, self._now(), self._takes(number))
@@ -164,6 +169,13 @@ class BatchShelf:
         if self._now() - batch.created_at > RESULTS_LIVE:
             raise Refusal(f"the results of {batch_id} are gone", 404, "not_found_error")
         return batch
+
+    def _queued(self) -> int:
+        """Return the number of requests in batches that have not ended."""
+        for batch in self.batches.values():
+            self._advance(batch)
+        unended = (each for each in self.batches.values() if each.ended_at is None)
+        return sum(len(each.requests) for each in unended)
 
     def _advance(self, batch: Batch) -> None:
         now, done_at = self._now(), batch.created_at + batch.seconds

@@ -57,6 +57,17 @@ def test_requests_are_checked_only_at_the_end() -> None:
     assert shelf.kinds(batch_id) == ["errored"] * 3 + ["succeeded"]
 
 
+def test_a_full_queue_takes_no_batch_until_one_ends() -> None:
+    shelf = Shelf()
+    shelf.most_queued = 2
+    shelf.make({}, {})
+    with pytest.raises(Refusal) as refused:
+        shelf.make({})
+    assert refused.value.status == 429
+    shelf.time += 60
+    shelf.make({})
+
+
 def test_a_batch_expires_after_a_day_and_its_results_after_29() -> None:
     shelf = Shelf(seconds=LIFETIME + 1)
     batch_id = shelf.make({}, {})
