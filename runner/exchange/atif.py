@@ -51,7 +51,7 @@ def trajectory(
         "agent": agent,
         "steps": steps,
         "notes": _NOTES,
-        "final_metrics": _totals(recorded, steps),
+        "final_metrics": _totals(recorded, steps, subagents),
         "extra": {
             "job_id": run["job_id"],
             "job_name": recorded.job_name,
@@ -225,12 +225,18 @@ def _tool_call(use: Block, row: Row | None) -> dict[str, Any]:
     return call
 
 
-def _totals(recorded: Recorded, steps: Sequence[Step]) -> dict[str, Any]:
-    """Return sums over the steps. Costs include the calls that wrote summaries or failed."""
+def _totals(
+    recorded: Recorded, steps: Sequence[Step], subagents: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return sums over the steps. Calls and costs include those of sub-agents, and the calls that wrote
+    summaries or failed."""
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     costs = [recorded.cost(call) for call in recorded.model_calls]
     known = [cost for cost in costs if cost is not None]
     extra = {"model_calls": len(costs), "calls_without_known_cost": len(costs) - len(known)}
+    for below in (each["final_metrics"] for each in subagents):
+        known += [below["total_cost_usd"]] if "total_cost_usd" in below else []
+        extra = {name: count + below["extra"][name] for name, count in extra.items()}
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     return {
         **{f"total_{name}": sum(each.get(name, 0) for each in metrics) for name in names},

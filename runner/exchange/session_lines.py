@@ -252,45 +252,47 @@ def api_error(line: Line) -> str:
 
 # --- Denials ---
 
+# By Claude Code's name of a denial: who denied, and what older versions, which name none, told the model.
 _DENIERS = {
-    "permission-rule": "a permission rule",
-    "user-rejected": "the user",
-    "automode-blocked": "the classifier of auto mode",
-    "automode-unavailable": "auto mode: its classifier could not be reached",
-    "sandbox-denied": "the sandbox",
-    "hook": "a hook",
-    "ungranted": "the permission mode: nobody had granted it",
-    "dont-ask": "the permission mode: it asks nobody",
+    "user-rejected": ("the user", r"The user doesn't want to (?:proceed with|take)"),
+    "automode-blocked": (
+        "the classifier of auto mode",
+        r"Permission for this action (?:has been|was) denied by the Claude",
+    ),
+    "automode-unavailable": ("auto mode: its classifier could not be reached", None),
+    "sandbox-denied": ("the sandbox", None),
+    "ungranted": (
+        "the permission mode: nobody had granted it",
+        r"Claude requested permissions? to .{0,4000}?haven't granted it yet",
+    ),
+    "dont-ask": (
+        "the permission mode: it asks nobody",
+        r"Permission to use \S+ (?:has been|was) auto-denied",
+    ),
+    "permission-rule": (
+        "a permission rule",
+        r"Permission to \S+ .{0,4000}? (?:has been|was) denied"
+        r"|File is in a directory that is denied by your permission",
+    ),
+    "hook": (
+        "a hook",
+        r"(?:PreToolUse:\S+ |\S+ operation |Hook \S+ |Error: )?hook (?:blocking )?error:"
+        r"|\S+ operation blocked by hook|Hook \S+ denied this tool",
+    ),
 }
 _NO_DENIALS = ("cancelled", "interrupted")
 INTERRUPTED = ("[Request interrupted by user", "Permission prompt was aborted")
-# What older versions told the model, from the start of the result.
-_DENYING_WORDS = tuple(
-    (kind, re.compile(words, re.DOTALL))
-    for kind, words in (
-        ("user-rejected", r"The user doesn't want to (?:proceed with|take)"),
-        ("automode-blocked", r"Permission for this action (?:has been|was) denied by the Claude"),
-        ("ungranted", r"Claude requested permissions? to .{0,4000}?haven't granted it yet"),
-        ("dont-ask", r"Permission to use \S+ (?:has been|was) auto-denied"),
-        ("permission-rule", r"Permission to \S+ .{0,4000}? (?:has been|was) denied"),
-        ("permission-rule", r"File is in a directory that is denied by your permission"),
-        (
-            "hook",
-            r"(?:PreToolUse:\S+ |\S+ operation |Hook \S+ |Error: )?(?:hook (?:blocking )?error:)",
-        ),
-        ("hook", r"\S+ operation blocked by hook|Hook \S+ denied this tool"),
-    )
-)
 
 
 def denier_of(kind: str | None, shown: str, is_error: bool) -> str | None:
     """Return who denied a call, in words, judged by its result; None if nobody did."""
-    if kind is None and is_error and not shown.startswith(INTERRUPTED):
-        shown = shown.removeprefix("<tool_use_error>").removeprefix("Error: ")
-        kind = next((name for name, words in _DENYING_WORDS if words.match(shown)), None)
-    if kind is None or kind in _NO_DENIALS:
+    if kind is not None:
+        return None if kind in _NO_DENIALS else _DENIERS.get(kind, (kind,))[0]
+    if not is_error or shown.startswith(INTERRUPTED):
         return None
-    return _DENIERS.get(kind, kind)
+    shown = shown.removeprefix("<tool_use_error>").removeprefix("Error: ")
+    told = (by for by, words in _DENIERS.values() if words and re.match(words, shown, re.DOTALL))
+    return next(told, None)
 
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e\t]")

@@ -1,127 +1,19 @@
-"""What the specification of ATIF 1.7 asks of a trajectory: a schema, and what no schema can say.
+"""What ATIF asks of a trajectory: its published models as a schema, and what no schema can say.
 
 https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format.md
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
-Schema = dict[str, Any]
-
-TEXT: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer"}
-AMOUNT: Schema = {"type": "number"}
-ANY_OBJECT: Schema = {"type": "object"}
-
-
-def closed(required: dict[str, Schema], optional: dict[str, Schema]) -> Schema:
-    """An object with these fields and no other."""
-    return {
-        "type": "object",
-        "properties": required | optional,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-def several(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-IMAGE = closed(
-    {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "path": TEXT},
-    {},
-)
-PART: Schema = {
-    "oneOf": [
-        closed({"type": {"const": "text"}, "text": TEXT}, {}),
-        closed({"type": {"const": "image"}, "source": IMAGE}, {}),
-    ]
-}
-CONTENT: Schema = {"oneOf": [TEXT, several(PART)]}
-SUBAGENT: Schema = {
-    **closed(
-        {},
-        {"trajectory_id": TEXT, "trajectory_path": TEXT, "session_id": TEXT, "extra": ANY_OBJECT},
-    ),
-    "anyOf": [{"required": ["trajectory_id"]}, {"required": ["trajectory_path"]}],
-}
-RESULT = closed(
-    {},
-    {
-        "source_call_id": TEXT,
-        "content": CONTENT,
-        "subagent_trajectory_ref": several(SUBAGENT),
-        "extra": ANY_OBJECT,
-    },
-)
-CALL = closed(
-    {"tool_call_id": TEXT, "function_name": TEXT, "arguments": ANY_OBJECT}, {"extra": ANY_OBJECT}
-)
-METRICS = closed(
-    {},
-    {
-        "prompt_tokens": COUNT,
-        "completion_tokens": COUNT,
-        "cached_tokens": COUNT,
-        "cost_usd": AMOUNT,
-        "prompt_token_ids": several(COUNT),
-        "completion_token_ids": several(COUNT),
-        "logprobs": several(AMOUNT),
-        "extra": ANY_OBJECT,
-    },
-)
-STEP = closed(
-    {
-        "step_id": {"type": "integer", "minimum": 1},
-        "source": {"enum": ["system", "user", "agent"]},
-        "message": CONTENT,
-    },
-    {
-        "timestamp": TEXT,
-        "model_name": TEXT,
-        "reasoning_effort": {"type": ["string", "number"]},
-        "reasoning_content": TEXT,
-        "tool_calls": several(CALL),
-        "observation": closed({"results": several(RESULT)}, {}),
-        "metrics": METRICS,
-        "extra": ANY_OBJECT,
-        "llm_call_count": {"type": "integer", "minimum": 0},
-        "is_copied_context": {"type": "boolean"},
-    },
-)
-AGENT = closed(
-    {"name": TEXT, "version": TEXT},
-    {"model_name": TEXT, "tool_definitions": several(ANY_OBJECT), "extra": ANY_OBJECT},
-)
-TOTALS = closed(
-    {},
-    {
-        "total_prompt_tokens": COUNT,
-        "total_completion_tokens": COUNT,
-        "total_cached_tokens": COUNT,
-        "total_cost_usd": AMOUNT,
-        "total_steps": COUNT,
-        "extra": ANY_OBJECT,
-    },
-)
-TRAJECTORY = closed(
-    {"schema_version": {"const": "ATIF-v1.7"}, "agent": AGENT, "steps": several(STEP)},
-    {
-        "session_id": TEXT,
-        "trajectory_id": TEXT,
-        "notes": TEXT,
-        "final_metrics": TOTALS,
-        "continued_trajectory_ref": TEXT,
-        "extra": ANY_OBJECT,
-        "subagent_trajectories": several(ANY_OBJECT),
-    },
-)
+SCHEMA = json.loads(Path(__file__).with_name("atif.schema.json").read_text())
 
 _AGENT_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
 
@@ -130,7 +22,7 @@ def problems(trajectory: Any) -> list[str]:
     """Everything in which a trajectory is none."""
     found = [
         f"{error.json_path}: {error.message[:200]}"
-        for error in Draft202012Validator(TRAJECTORY).iter_errors(trajectory)
+        for error in Draft202012Validator(SCHEMA).iter_errors(trajectory)
     ]
     return found or [*_of_steps(trajectory)]
 
@@ -151,8 +43,28 @@ def _of_steps(trajectory: dict[str, Any]) -> Iterator[str]:
             source = result.get("source_call_id")
             if source is not None and source not in asked:
                 yield f"{place}: a result of {source}, which it did not call"
+            for ref in result.get("subagent_trajectory_ref", ()):
+                if "trajectory_id" not in ref and "trajectory_path" not in ref:
+                    yield f"{place}: a sub-agent's trajectory that nothing names"
+        parts = step["message"] if isinstance(step["message"], list) else ()
+        for part in parts:
+            if ("text" in part) != (part["type"] == "text") or ("text" in part) == (
+                "source" in part
+            ):
+                yield f"{place}: a part of another type than it says"
+    children = {
+        each.get("trajectory_id"): each for each in trajectory.get("subagent_trajectories", ())
+    }
+    if None in children or len(children) < len(trajectory.get("subagent_trajectories", ())):
+        yield "subagent_trajectories: an id is missing, or is there twice"
+    for child in children.values():
+        yield from (f"{child['trajectory_id']}: {problem}" for problem in _of_steps(child))
     metrics = [step.get("metrics", {}) for step in trajectory["steps"]]
     totals = trajectory["final_metrics"]
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
         if totals[f"total_{name}"] != sum(each.get(name, 0) for each in metrics):
             yield f"final_metrics: total_{name} is not the sum of the steps'"
+    costs = [each["cost_usd"] for each in metrics if "cost_usd" in each]
+    costs += [each["final_metrics"].get("total_cost_usd", 0) for each in children.values()]
+    if totals.get("total_cost_usd", 0) < sum(costs) * 0.999:
+        yield "final_metrics: total_cost_usd lacks a cost of a step or of a sub-agent"
