@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from runner.core.agents import DEEPEST, place_of
+from runner.core.agents import DEEPEST
 from runner.core.context import CompactionKind
 from runner.core.conversation import Purpose, Role
 from runner.core.hooks import HookDecision, HookEvent
@@ -21,6 +21,7 @@ from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.text import visible
 from runner.exchange.lines import LONGEST_LINE, parsed
+from runner.exchange.recorded import place_columns
 from runner.permissions import Effect
 
 # --- Values against their types ---
@@ -356,17 +357,10 @@ class RunCheck:
             raise ValueError("runs.progress is no run's (hooks.decided is not of its last calls)")
 
     def _check_place(self, run: Row) -> None:
-        place = place_of(run["id"])
-        is_child = place["parent"] is not None
-        wanted = {
-            "parent_run": place["parent"],
-            "root_run": place["root"] if is_child else None,
-            "depth": place["depth"],
-            "child_number": int(run["id"].rpartition(".")[2]) if is_child else None,
-        }
-        for name, value in wanted.items():
+        for name, value in place_columns(run["id"]).items():
             if run[name] != value:
                 raise ValueError(f"runs.{name} is not what the run's id says")
+        is_child = run["parent_run"] is not None
         types = [agent.name for agent in self._spec.agents] if is_child else [None]
         is_session = not self._spec.tools  # of Claude Code: its job has no types either
         if run["agent_type"] not in types and not (is_child and is_session):

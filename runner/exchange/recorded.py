@@ -102,6 +102,18 @@ class Recorded:
         return None if spent.unpriced else float(spent.usd)
 
 
+def place_columns(run_id: str) -> dict[str, Any]:
+    """Return the columns of ``runs`` that follow from a run's id."""
+    place = place_of(run_id)
+    is_child = place["parent"] is not None
+    return {
+        "parent_run": place["parent"],
+        "root_run": place["root"] if is_child else None,
+        "depth": place["depth"],
+        "child_number": int(run_id.rpartition(".")[2]) if is_child else None,
+    }
+
+
 def usage_of(call: Row) -> Usage:
     """Return the tokens of a model call whose usage is known."""
     names = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")

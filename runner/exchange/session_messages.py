@@ -47,28 +47,52 @@ def usage_of(stated: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-@dataclass
-class Said:
+class Said(NamedTuple):
     block: Block
     at: float
     by: SpokenBy | None = None
-    # Of a result: what Claude Code kept beside what the model was shown, and who denied the call.
-    raw: Any = None
-    denial: str | None = None
+
+
+@dataclass
+class Call:
+    """A tool call of a reply. Its result belongs to the message after it, before the words of the user."""
+
+    asked: Said
+    result: Said | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict)  # what Claude Code kept beside the result
+    denier: str | None = None  # in words
     is_stopped: bool = False  # it did not run
     ends_turn: bool = False  # with it the session has its result
+
+    @property
+    def shown(self) -> str:
+        return "" if self.result is None else shown_text(self.result.block["content"])
+
+    @property
+    def outcome(self) -> str:
+        if self.denier is not None:
+            return "denied"
+        if self.result is None or self.is_stopped or self.shown.startswith(kept.INTERRUPTED):
+            return "interrupted"
+        return "failed" if self.result.block.get("is_error") else "succeeded"
+
+    def whole_output(self, most: int) -> bytes | None:
+        """Return what a command printed if it is longer than what the model was shown, up to ``most``
+        bytes."""
+        printed = (as_text(self.raw.get(name)) for name in ("stdout", "stderr"))
+        whole = "\n".join(filter(None, printed))
+        encoded = whole.encode("utf-8", "replace")
+        return encoded if len(self.shown) < len(whole) and len(encoded) <= most else None
 
 
 @dataclass
 class SessionMessage:
-    """A message of the user, or a reply with the results of its calls. The results belong to the
-    message after it, before the words of the user."""
+    """A message of the user, or a reply."""
 
     role: str
     asked_at: float = 0.0
     said: list[Said] = field(default_factory=list)
-    uses: list[Said] = field(default_factory=list)  # the tool calls in ``said``
-    results: dict[int, Said] = field(default_factory=dict)  # by index in ``uses``
+    calls: list[Call] = field(default_factory=list)  # that ``said`` asks for
     lines: list[Line] = field(default_factory=list)
     id: str | None = None  # of a reply, as the API names it
 
@@ -80,7 +104,7 @@ class SessionMessage:
     def stop_reason(self) -> str:
         """The lines of a streamed reply may not say it; then its blocks do."""
         told = (as_text(line.message.get("stop_reason")) for line in reversed(self.lines))
-        return next(filter(None, told), "tool_use" if self.uses else "end_turn")
+        return next(filter(None, told), "tool_use" if self.calls else "end_turn")
 
     @property
     def text(self) -> str:
@@ -98,7 +122,7 @@ class SessionMessage:
         if self.role == "assistant":
             return self.model == SYNTHETIC and self.text == _NO_REPLY
         texts = [as_text(each.block.get("text")) for each in self.said]
-        return all(text and (_AFTERWORDS.match(text)) for text in texts)
+        return all(text and _AFTERWORDS.match(text) for text in texts)
 
     def usage(self) -> dict[str, int]:
         """Return the tokens by kind. Each line repeats them; output grows while a reply is streamed."""
@@ -114,7 +138,7 @@ class SessionMessage:
 
     def is_under_reported(self) -> bool:
         """True if its text is far longer than its tokens of output can be."""
-        written = sum(len(json.dumps(each.block.get("input", ""))) for each in self.uses)
+        written = sum(len(json.dumps(call.asked.block.get("input", ""))) for call in self.calls)
         return len(self.text) + written > 200 + 12 * self.usage()["output_tokens"]
 
 
@@ -149,9 +173,9 @@ class Conversation:
         self.messages: list[SessionMessage] = []
         self.boundaries: list[Boundary] = []
         self.notes: list[Note] = []
-        self.result: Line | None = None  # the last word of ``stream-json``
         self.system: str | None = None
-        self.calls: dict[str, tuple[SessionMessage, int]] = {}  # by the API's id
+        self.calls: dict[str, Call] = {}  # by the API's id
+        self._result: Line | None = None  # the last word of ``stream-json``
         self._texts = texts
         self._queued: list[tuple[float, str]] = []
         self._replies: dict[str, SessionMessage] = {}
@@ -180,26 +204,28 @@ class Conversation:
             case "queue-operation":
                 self._add_queued(line)
             case "pr-link":
-                self._note(line, "pr-link", line.text("prUrl"))
+                self._note(line.at, "pr-link", line.text("prUrl"))
             case "permission-mode" if (mode := line.text("permissionMode")) != self._mode:
                 self._mode = mode
-                self._note(line, "permission-mode", mode)
+                self._note(line.at, "permission-mode", mode)
             case "result":
-                self.result = line
+                self._result = line
         if (uuid := line.text("uuid")) is not None and self.messages:
             self._places[uuid] = len(self.messages) - 1
 
     def end(self) -> None:
         """Note typed messages that the session never took, and denied calls that only the last line of
         ``stream-json`` names."""
-        for at, text in self._queued:
-            self._note_unsaid(at, text)
-        told = self.result.fields if self.result is not None else {}
-        for each in as_list(told.get("permission_denials")):
+        for queued in self._queued:
+            self._note_unsaid(*queued)
+        for each in as_list(self.told("permission_denials")):
             call = self.calls.get(as_text(as_object(each).get("tool_use_id")) or "")
-            result = call and call[0].results.get(call[1])
-            if result:
-                result.denial = result.denial or "the permission mode"
+            if call and call.result:
+                call.denier = call.denier or "the permission mode"
+
+    def told(self, name: str) -> Any:
+        """Return a field of the last line of ``stream-json``, or None."""
+        return None if self._result is None else self._result.fields.get(name)
 
     def last(self, name: str) -> str | None:
         return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
@@ -207,9 +233,27 @@ class Conversation:
     def first(self, name: str) -> str | None:
         return next((text for line in self.lines if (text := line.text(name))), None)
 
-    def _note(self, line: Line, kind: str, text: str | None) -> None:
+    def end_of(self) -> tuple[str, str]:
+        """Return the state and the reason that it ended with."""
+        if self.told("subtype") == "error_max_turns":
+            return "stopped", "max_turns"
+        last = next((each for each in reversed(self.messages) if not each.is_afterword), None)
+        reply = last if last is not None and last.role == "assistant" else None
+        if self.told("is_error") is True or (reply is not None and reply.is_error):
+            return "failed", "api_error"
+        if self.told("subtype") == "success":
+            return "succeeded", "end_turn"
+        if reply is not None and all(call.result for call in reply.calls):
+            if reply.stop_reason == "refusal":
+                return "failed", "refused"
+            is_end = not reply.calls and reply.stop_reason in ("end_turn", "stop_sequence")
+            if is_end or any(call.ends_turn for call in reply.calls):
+                return "succeeded", "end_turn"
+        return "cancelled", "cancelled"
+
+    def _note(self, at: float, kind: str, text: str | None) -> None:
         if text:
-            self.notes.append(Note(line.at, kind, text))
+            self.notes.append(Note(at, kind, text))
 
     def _add_reply(self, line: Line, asked_at: float) -> None:
         id_ = visible(as_text(line.message.get("id")) or line.text("requestId") or "") or None
@@ -223,32 +267,35 @@ class Conversation:
         for block in line.blocks:
             said = Said(block, line.at)
             if block["type"] == "tool_use":
-                if block["id"] in {use.block["id"] for use in reply.uses}:
+                if block["id"] in {call.asked.block["id"] for call in reply.calls}:
                     continue
-                self.calls[block["id"]] = (reply, len(reply.uses))
-                reply.uses.append(said)
+                reply.calls.append(Call(said))
+                self.calls[block["id"]] = reply.calls[-1]
             reply.said.append(said)
 
     def _add_user(self, line: Line) -> None:
         results = [block for block in line.blocks if block["type"] == "tool_result"]
         # What Claude Code kept is of the one result that the line has.
-        raw = line.fields.get("toolUseResult") if len(results) == 1 else None
+        raw = as_object(line.fields.get("toolUseResult")) if len(results) == 1 else {}
         by = kept.speaker_of(line, shown_text(line.blocks))
         words = []
         for block in line.blocks:
             if block["type"] == "tool_result" and block["tool_use_id"] in self.calls:
-                reply, place = self.calls[block["tool_use_id"]]
-                shown, is_error = shown_text(block["content"]), block.get("is_error") is True
-                denial = kept.denier_of(line.text("toolDenialKind"), shown, is_error)
-                if is_error and denial in (None, "a hook"):
-                    denial = self._hooks.get(block["tool_use_id"], denial)
-                stopped = line.text("toolDenialKind") is not None
-                ends = line.fields.get("toolEndsTurn") is True and not is_error
-                said = Said(block, line.at, None, raw, denial, stopped, ends)
-                reply.results.setdefault(place, said)
+                call = self.calls[block["tool_use_id"]]
+                if call.result is None:
+                    self._add_result(line, block, call, raw)
             elif block["type"] != "text" or block["text"]:
                 words.append(Said(block, line.at, by))
         self._say(words)
+
+    def _add_result(self, line: Line, block: Block, call: Call, raw: Mapping[str, Any]) -> None:
+        call.result, call.raw = Said(block, line.at), raw
+        kind, is_error = line.text("toolDenialKind"), block.get("is_error") is True
+        call.is_stopped = kind is not None
+        call.ends_turn = line.fields.get("toolEndsTurn") is True and not is_error
+        call.denier = kept.denier_of(kind, call.shown, is_error)
+        if is_error and call.denier in (None, "a hook"):
+            call.denier = self._hooks.get(block["tool_use_id"], call.denier)
 
     def _say(self, words: Sequence[Said]) -> None:
         if not words:
@@ -262,40 +309,34 @@ class Conversation:
         kind, use_id = str(attachment.get("type")), attachment.get("toolUseID")
         self.system = kept.system_prompt(line) or self.system
         if kind == "hook_blocking_error" and isinstance(use_id, str):
-            self._hooks[use_id] = (
-                f"the hook {visible(str(attachment.get('hookName') or ''))}".strip()
-            )
+            hook = visible(str(attachment.get("hookName") or ""))
+            self._hooks[use_id] = f"the hook {hook}".strip()
         by, blocks = kept.given_by(line)
         if self.agent is not None and not self._replies:
             # An agent begins with its prompt; what it is given beside that is noted.
-            self._note(line, kind, shown_text(blocks))
+            self._note(line.at, kind, shown_text(blocks))
         elif blocks:
             self._say([Said(block, line.at, by) for block in blocks])
         elif kind in kept.NOTED_ATTACHMENTS:
-            self._note(line, kind, kept.attachment_text(attachment))
+            self._note(line.at, kind, kept.attachment_text(attachment))
 
     def _add_system(self, line: Line) -> None:
         subtype = line.text("subtype") or ""
         if subtype == "compact_boundary" and self.messages:
             data = as_object(line.fields.get("compactMetadata"))
             before = tokens_of(data.get("preTokens", data.get("pre_tokens")))
-            after = tokens_of(data.get("postTokens"))
             preserved, segment = (
                 as_object(data.get(name)) for name in ("preservedMessages", "preservedSegment")
             )
             uuids = preserved.get("allUuids") or preserved.get("uuids") or [segment.get("headUuid")]
-            places = [
-                self._places[uuid]
-                for uuid in as_list(uuids)
-                if isinstance(uuid, str) and uuid in self._places
-            ]
-            boundary = Boundary(len(self.messages), line.at, before, after)
-            boundary.kept = min(places, default=None)
-            self.boundaries.append(boundary)
+            known = (self._places.get(uuid) for uuid in as_list(uuids) if isinstance(uuid, str))
+            first = min((place for place in known if place is not None), default=None)
+            after = tokens_of(data.get("postTokens"))
+            self.boundaries.append(Boundary(len(self.messages), line.at, before, after, kept=first))
         elif subtype == "api_error":
-            self._note(line, subtype, kept.api_error(line))
+            self._note(line.at, subtype, kept.api_error(line))
         elif subtype in _NOTED:
-            self._note(line, subtype, line.text("content"))
+            self._note(line.at, subtype, line.text("content"))
 
     def _add_queued(self, line: Line) -> None:
         """Follow the queue of what a person types while the model works. Older versions say only
@@ -307,18 +348,15 @@ class Conversation:
             place = next((n for n, (_, each) in enumerate(self._queued) if each == text), 0)
             _, text = self._queued.pop(place)
             if text not in self._texts:
-                self._say(
-                    [Said({"type": "text", "text": text}, line.at, kept.speaker_of(line, text))]
-                )
+                by = kept.speaker_of(line, text)
+                self._say([Said({"type": "text", "text": text}, line.at, by)])
         elif operation == "dequeue" and self._queued:
             self._note_unsaid(*self._queued.pop(0), "command")
         elif operation == "popAll":  # the person takes all of it back, to edit it
-            for at, text in self._queued:
-                self._note_unsaid(at, text)
-            self._queued.clear()
+            while self._queued:
+                self._note_unsaid(*self._queued.pop(0))
 
     def _note_unsaid(self, at: float, text: str, of_commands: str = "never delivered") -> None:
         """Note a typed text, unless the conversation contains it."""
-        kind = of_commands if text.startswith("/") else "never delivered"
         if text not in self._texts:
-            self.notes.append(Note(at, kind, text))
+            self._note(at, of_commands if text.startswith("/") else "never delivered", text)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from runner.core.agents import child_id, place_of
+from runner.core.agents import child_id
 from runner.core.text import visible
 from runner.exchange import session_lines as kept
 from runner.exchange.lines import parsed
+from runner.exchange.recorded import place_columns
 from runner.exchange.session_lines import Line, as_object, as_text, shown_text
 from runner.exchange.session_messages import Conversation, tokens_of
-from runner.exchange.session_runs import About, Parent, SessionRun
+from runner.exchange.session_runs import About, Link, SessionRun
 
 READER = 3  # this reader's version: files that an older one has read are read again
 
@@ -81,7 +82,6 @@ class Session:
         self.forked_from = forked_from
         cwd = self._main.first("cwd")
         self._about = About(self.id, title, cwd, forked_from, stated_usd)
-        self._about_agents = replace(self._about, title=None, stated_usd=None)
         for one in self._conversations:
             one.end()
 
@@ -116,59 +116,47 @@ class Session:
             known: the ids of runs that are stored, by agent (None: the session itself).
             counted: the replies that other runs have, by the API's id: their tokens count there.
         """
+        about = replace(self._about, title=None, stated_usd=None)  # of agents
         made: dict[str | None, SessionRun] = {}
         if not self._main.messages:
-            about = self._about_agents
-            made = {
-                name: SessionRun(about, one, known.get(name), None, counted)
-                for name, one in self._agents.items()
-            }
+            for name, one in self._agents.items():
+                made[name] = SessionRun(about, one, known.get(name), counted)
         else:
-            root = made[None] = SessionRun(self._about, self._main, known.get(None), None, counted)
-            self._add_agents(made, root, known, counted)
+            root = made[None] = SessionRun(self._about, self._main, known.get(None), counted)
+            links = self._links()
+            numbers: Counter[str] = Counter()
+            for place in map(place_columns, known.values()):
+                above_id, number = place["parent_run"], place["child_number"] or 0
+                numbers[above_id] = max(numbers[above_id], number)
+            waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
+            while waiting:
+                # An agent that names itself, or one that is not there, is the session's own.
+                for name in [each for each in waiting if links[each].owner in made] or waiting:
+                    above = made.get(links[name].owner, root)
+                    numbers[above.id] += name not in known
+                    run_id = known.get(name) or child_id(above.id, numbers[above.id])
+                    one = self._agents[name]
+                    made[name] = SessionRun(about, one, run_id, counted, above, links[name])
+                waiting = [name for name in waiting if name not in made]
             root.add_unreported(self._main, made.values())
         for run in made.values():
             run.finish()
         return tuple(made.values())
 
-    def _add_agents(
-        self,
-        made: dict[str | None, SessionRun],
-        root: SessionRun,
-        known: Mapping[str | None, str],
-        counted: Mapping[str, str],
-    ) -> None:
-        links, about = self._links(), self._about_agents
-        waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
-        numbers: Counter[str] = Counter()
-        for each in known.values():
-            if (parent_id := place_of(each)["parent"]) is not None:
-                numbers[parent_id] = max(numbers[parent_id], int(each.rpartition(".")[2]))
-        while waiting:
-            # An agent that names itself, or one that is not there, is the session's own.
-            for name in [each for each in waiting if links[each].owner in made] or waiting:
-                link = links[name]
-                above = made.get(link.owner, root)
-                numbers[above.id] += name not in known
-                run_id = known.get(name) or child_id(above.id, numbers[above.id])
-                parent = Parent(above.id, call := above.call(link.use_id), link.type)
-                made[name] = SessionRun(about, self._agents[name], run_id, parent, counted)
-                if place_of(run_id)["parent"] is not None:
-                    above.add_child(made[name], call)
-            waiting = [name for name in waiting if name not in made]
-
-    def _links(self) -> dict[str, _Link]:
+    def _links(self) -> dict[str, Link]:
         """Return the call that started each agent, as far as the session says."""
-        by_id: dict[str | None, _Link] = {}  # of an agent or of a call
-        by_prompt: dict[str, list[_Link]] = {}
+        by_id: dict[str | None, Link] = {}  # of an agent or of a call
+        by_prompt: dict[str, list[Link]] = {}
         for one in self._conversations:
-            for use_id, (reply, place) in one.calls.items():
-                asked, result = reply.uses[place].block, reply.results.get(place)
-                given = as_object(asked["input"])
-                raw = as_object(result.raw) if result is not None else {}
-                types = given.get("subagent_type"), given.get("agent_type"), raw.get("agentType")
-                link = _Link(one.agent, use_id, next(filter(None, map(as_text, types)), ""))
-                agent = visible(as_text(raw.get("agentId")) or use_id)
+            for use_id, call in one.calls.items():
+                asked, given = call.asked.block, as_object(call.asked.block["input"])
+                told = (
+                    given.get("subagent_type"),
+                    given.get("agent_type"),
+                    call.raw.get("agentType"),
+                )
+                link = Link(one.agent, use_id, next(filter(None, map(as_text, told)), ""))
+                agent = visible(as_text(call.raw.get("agentId")) or use_id)
                 by_id |= {use_id: link, agent: link}
                 if agent not in self._agents and asked["name"] in _AGENT_TOOLS:
                     by_prompt.setdefault(str(given.get("prompt")), []).append(link)
@@ -177,25 +165,12 @@ class Session:
             meta = self._meta.get(f"agent-{agent}.meta.json", {})
             owner, call_id = (as_text(meta.get(each)) for each in ("parentAgentId", "toolUseId"))
             asked_in = one.lines[0].text("parentToolUseID") or call_id
-            same = by_prompt.get(one.messages[0].text)
-            link = (
-                by_id.get(agent)
-                or by_id.get(asked_in)
-                or (
-                    same.pop(0)
-                    if same
-                    else _Link(owner if owner in self._agents else None, call_id)
-                )
-            )
+            known = by_id.get(agent) or by_id.get(asked_in)
+            if known is None and (same := by_prompt.get(one.messages[0].text)):
+                known = same.pop(0)
+            link = known or Link(owner if owner in self._agents else None, call_id)
             found[agent] = replace(link, type=as_text(meta.get("agentType")) or link.type)
         return found
-
-
-@dataclass(frozen=True)
-class _Link:
-    owner: str | None = None  # the agent whose call it was; None: the session
-    use_id: str | None = None
-    type: str = ""
 
 
 def _file_of(line: Line) -> str:

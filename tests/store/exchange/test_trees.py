@@ -278,7 +278,9 @@ def test_a_trajectory_has_those_of_its_sub_agents_in_it(database: Database) -> N
     found = json.loads(json.dumps(made(parent)))
     assert problems(found) == []
     assert [each["trajectory_id"] for each in found["subagent_trajectories"]] == [first, second]
-    calls = [each["final_metrics"]["extra"]["model_calls"] for each in found["subagent_trajectories"]]
+    calls = [
+        each["final_metrics"]["extra"]["model_calls"] for each in found["subagent_trajectories"]
+    ]
     own = len(load_recorded(database, parent, PRICES).model_calls)
     assert found["final_metrics"]["extra"]["model_calls"] == own + sum(calls) > own
     (below,) = found["subagent_trajectories"][1]["subagent_trajectories"]
