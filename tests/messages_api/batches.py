@@ -1,7 +1,8 @@
 """Message Batches: limits, validation at the end, results, expiry, cancelling, listing, and faults.
 
 Source: https://platform.claude.com/docs/en/build-with-claude/batch-processing, the batch limits of
-https://platform.claude.com/docs/en/api/rate-limits, and the types of the anthropic package. A batch is worked at once when it ends, which is when it is looked at after its time.
+https://platform.claude.com/docs/en/api/rate-limits, and the types of the anthropic package. A batch is
+worked at once when it ends, which is when it is looked at after its time.
 """
 
 from __future__ import annotations
