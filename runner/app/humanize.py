@@ -1,4 +1,4 @@
-"""Values in words: times, costs, decisions, verifications, tool inputs and events.
+"""Values in words: times, costs, decisions, verifications and tool inputs.
 
 Each function returns text that is safe to print: control characters of untrusted parts are visible, and
 line breaks too unless the function returns several lines.
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runner.core.losses import Loss, Losses
 from runner.core.prices import Spending
-from runner.core.run import RUNNERS_NAME
 from runner.core.text import visible
 
 if TYPE_CHECKING:
@@ -197,12 +196,17 @@ def cheaper_lines(found: Losses) -> list[str]:
 # Permission decisions, approvals and verifications
 
 
+def after(prefix: str, data: Mapping[str, Any], name: str) -> str:
+    """Return one value of ``data`` behind a prefix; empty if there is none."""
+    return f"{prefix}{data[name]}" if data.get(name) else ""
+
+
 def decider(call: Mapping[str, Any]) -> str:
     """Return the rule that decided on a call with its reason, or the words for no rule."""
     if call["rule"] is None:
         return cell(call["decision_reason"] or "no rule of the job allows it")
     why = f" ({call['why']})" if call["why"] else ""
-    more = _get(call, "decision_reason", ": ")
+    more = after(": ", call, "decision_reason")
     return cell(f"the rule {call['decision']} {call['rule']}{why}{more}")
 
 
@@ -222,12 +226,12 @@ def answer(approval: Mapping[str, Any]) -> str:
         case "expired":
             return "no answer came in time"
         case "cancelled":
-            by = cell(_get(approval, "answered_by", " by "))
+            by = cell(after(" by ", approval, "answered_by"))
             end = f"was cancelled{by}" if approval["answered_via"] == "cancel" else "ended"
             return f"the run {end} before an answer came"
     is_by_rule = approval["remembered"] is not None and approval["answered_via"] == "rule"
     by = f"{'the rule ' if is_by_rule else ''}{approval['answered_by'] or ''}"
-    return cell(f"{approval['answer']} by {by}{_get(approval, 'reason', ': ')}")
+    return cell(f"{approval['answer']} by {by}{after(': ', approval, 'reason')}")
 
 
 def contained(by: str | None) -> str:
@@ -322,13 +326,6 @@ TONES: dict[str | None, Tone] = {
     **dict.fromkeys(("failed", "stopped", "cancelled", "denied", "expired"), "bad"),
     **dict.fromkeys(("waiting", "pending", "started", "unknown", "interrupted"), "wait"),
 }
-_EVENTS = {
-    "run_submitted": "submitted",
-    "pause_requested": "pause asked for",
-    "begun_afresh": "begun afresh",
-}
-_TOLD_BESIDE = frozenset({"by", "at", "why", "old", "new", "job_id", "item_key", "total"})
-_TOLD_BY_TYPE = frozenset({"pause_requested"})  # values that an event's type tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,141 +391,3 @@ def decision_notes(
     if call["decision"] == "allow" and call["rule"]:
         return (Note(f"allowed by {call['rule']}"),)
     return ()
-
-
-def is_by_person(data: Mapping[str, Any]) -> bool:
-    return data.get("by") not in (None, RUNNERS_NAME)
-
-
-def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
-    """Return an event in words; None if it is shown elsewhere or does not matter to a reader."""
-
-    def get(name: str, before: str = "") -> str:
-        return _get(data, name, before)
-
-    match type_:
-        case "model_call_ended" if "error" in data:
-            return Note(
-                f"the summary by model call {get('call')} is not used: {get('error')}", "bad"
-            )
-        case "model_call_ended":
-            failure = f"{get('kind')}{get('message', ': ')}"
-            return Note(f"model call {get('call')} failed: {failure}", "bad")
-        case "retry_scheduled":
-            return Note(f"to be tried again at {moment(data['at'])}", "wait")
-        case "waiting":
-            words = f"waits: {get('reason')}{get('detail', ': ')}"
-            return Note(words + _who_and_why(data), "wait")
-        case "attempt_started":  # the first one is no news
-            words = f"attempt {attempt} begins, on {get('worker')}"
-            return Note(words) if (attempt or 0) > 1 else None
-        case "attempt_ended":  # what follows tells of the other ends
-            if data.get("why") == "host_fault":
-                return Note(f"host {get('host')} could not work it: {get('detail')}", "wait")
-            words = f"attempt {attempt} was lost with its worker"
-            return Note(words, "bad") if data.get("why") == "lease_lost" else None
-        case "error":  # a bug; its end tells how else a run failed
-            last = get("traceback").strip("\n").rpartition("\n")[2]
-            return Note(f"attempt {attempt} ended in a bug: {last}", "bad") if last else None
-        case "done":  # a cancellation tells of its end
-            is_cancelled = data["state"] == "cancelled"
-            return None if is_cancelled else run_state({"reason": "", "detail": "", **data})
-        case "child_started":  # the call that asked for it tells of it
-            did = "is given the whole task" if "token_ceiling" in data else "works for it"
-            words = f"{get('agent_type')} {get('child')} {did}"
-            return None if "call_index" in data else Note(words)
-        case "connection":
-            return _connection_note(data)
-        case "hook_started":  # its end tells of it
-            return None
-        case "hook_finished":
-            return _hook_note(data)
-        case _:
-            return _note_on_commands(type_, data)
-
-
-def _connection_note(data: Mapping[str, Any]) -> Note | None:
-    """Describe a connection that was not made; `runner audit connections` lists all."""
-    outcome = _get(data, "outcome")
-    if outcome == "allowed":
-        return None
-    where = f"{_get(data, 'host')}:{_get(data, 'port')}"
-    return Note(f"connection to {where} {outcome}{_get(data, 'why', ': ')}", "bad")
-
-
-def _note_on_commands(type_: str, data: Mapping[str, Any]) -> Note | None:
-    """Describe a change by a person, a rule or instructions, or an event of an unknown type."""
-    match type_:
-        case "session_note":
-            return Note(f"{_get(data, 'kind').replace('_', ' ')}: {cell(_get(data, 'text'))}")
-        case "message_queued":
-            return Note(f"message queued{_who(data)}: {_get(data, 'text')}")
-        case "approval_answered":
-            index = data.get("call_index")  # an imported event may have any shape
-            number = index + 1 if isinstance(index, int) else "?"
-            call = f"{_get(data, 'name')}, call {number} of turn {_get(data, 'turn')}"
-            edited = ", with another input" if data.get("edited") else ""
-            rule = _get(data, "rule", " by the rule ")
-            words = f"{call}: {_get(data, 'answer')}{edited}{rule}{_who(data)}"
-            return Note(words, TONES.get(_get(data, "answer"), "plain"))
-        case "instructions_read":
-            files = data.get("files")
-            names = [str(file.get("path")) for file in files] if isinstance(files, list) else []
-            return Note(f"instructions read: {', '.join(names)}") if names else None
-        case "rule_added" | "rule_revoked":
-            kind, side = ("new", "new") if type_ == "rule_added" else ("revoked", "old")
-            changed = data.get(side) or {}
-            of = changed.get("run_id")
-            scope = "for the whole job" if of is None else f"for {of} and all below it"
-            said = f"{kind} rule {_get(changed, 'effect')} {_get(changed, 'rule')}"
-            return Note(f"{scope}: {said}{_who(data)}")
-    details = ", ".join(
-        f"{name} {_value(value)}"
-        for name, value in data.items()
-        if name not in _TOLD_BESIDE and value not in (None, "", [], {})
-    )
-    said = _EVENTS.get(type_, type_.replace("_", " "))
-    return Note(f"{said}{f' ({details})' if details else ''}{_who_and_why(data)}")
-
-
-def _hook_note(data: Mapping[str, Any]) -> Note:
-    told = ", ".join(str(data[name]) for name in ("outcome", "decision") if data.get(name))
-    took = data.get("duration")
-    time = f" ({duration(took)})" if isinstance(took, float | int) else ""
-    hook = f"hook {_get(data, 'hook')} at {_get(data, 'event')}{_get(data, 'name', ' of ')}"
-    tone: Tone = "plain" if data.get("outcome") == "succeeded" else "bad"
-    is_against = data.get("decision") in ("ask", "deny")
-    said = _get(data, "system_message", "; it says: ")
-    words = f"{hook}: {told}{_get(data, 'reason', ': ')}{time}{cell(said)}"
-    return Note(words, "wait" if is_against else tone)
-
-
-def _get(data: Mapping[str, Any], name: str, before: str = "") -> str:
-    """Return one value of an event after a prefix, or "" if the event does not have it."""
-    return f"{before}{data[name]}" if data.get(name) else ""
-
-
-def _who_and_why(data: Mapping[str, Any]) -> str:
-    """``by lena: too dear (max_turns 5 → 9)``."""
-    before = old if isinstance(old := data.get("old"), dict) else {}
-    after = new if isinstance(new := data.get("new"), dict) else {}
-    changes = [
-        f"{name} {_value(before.get(name))} → {_value(after.get(name))}"
-        if name in before and name in after
-        else f"{name} {_value(after.get(name, before.get(name)))}"
-        for name in before | after
-        if before.get(name) != after.get(name) and name not in _TOLD_BY_TYPE
-    ]
-    return _who(data) + (f" ({', '.join(changes)})" if changes else "")
-
-
-def _who(data: Mapping[str, Any]) -> str:
-    return (f" by {data['by']}" if is_by_person(data) else "") + _get(data, "why", ": ")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_value(each)}" for name, each in value.items())
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return "none" if value in (None, "") else str(value)

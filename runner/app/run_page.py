@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.app import humanize, outputs
 from runner.app.costs import spending_of
+from runner.app.event_words import event_note
 from runner.app.handle import App
 from runner.app.listing import what_runs_wait_for
 from runner.app.show import tree_of
@@ -211,8 +212,7 @@ def event_lines(
     found = timeline.newest_events(app.database, head.run["id"], before, EVENTS + 1)
     lines: list[Mapping[str, Any]] = []
     for event in found[:EVENTS]:
-        data = event["data"] if isinstance(event["data"], dict) else {}
-        note = humanize.event_note(event["type"], data, event["attempt"])
+        note = event_note(event["type"], event["data"], event["attempt"])
         lines.append({**event, "note": note})
     return lines, found[EVENTS - 1]["number"] if len(found) > EVENTS else None
 

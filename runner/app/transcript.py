@@ -19,6 +19,7 @@ from typing import Any
 
 from runner.app import humanize
 from runner.app.costs import spending_of
+from runner.app.event_words import event_note, is_by_person
 from runner.app.handle import App
 from runner.app.humanize import DiffKind, Note, Tone, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
@@ -361,9 +362,12 @@ class _Composer:
         return _told_once(chain.from_iterable(parts for _, parts in merged))
 
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
-        note = humanize.event_note(event.type, event.data, event.attempt)
-        if note is not None:
-            yield Event(event.at, note, humanize.is_by_person(event.data))
+        note = event_note(event.type, event.data, event.attempt)
+        # The first attempt is no news, and what follows tells why an attempt gave the run back.
+        is_first = (event.type, event.attempt) == ("attempt_started", 1)
+        is_given_back = event.type == "attempt_ended" and "due_at" in event.data
+        if note is not None and not (is_first or is_given_back):
+            yield Event(event.at, note, is_by_person(event.data))
         if event.type == "child_started" and "call_index" not in event.data:
             children = self._run["children"]
             yield from self._sub_agents(c for c in children if c["id"] == event.data.get("child"))

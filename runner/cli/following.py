@@ -7,8 +7,8 @@ from datetime import datetime
 
 from runner.app import handle
 from runner.app import show as app_show
+from runner.app.event_words import event_note
 from runner.app.humanize import cell, lines
-from runner.app.telling import line_of
 from runner.cli.drawing import TONES
 from runner.cli.terminal import MARGIN, Line, print_lines
 from runner.core.agents import place_of
@@ -40,7 +40,7 @@ def follow_in_words(
                 sys.stdout.write("\n" + MARGIN if writing else MARGIN)
             sys.stdout.write(lines(event["text"]).replace("\n", f"\n{MARGIN}"))
             writing = event["run_id"]
-        elif (said := line_of(event)) is not None:
+        elif said := event_note(event["type"], event["data"], event["attempt"]):
             at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
             tell([(f"{at}  ", "dim"), *whose, (said.words, TONES[said.tone])])
         sys.stdout.flush()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.app.telling import line_of
+from runner.app.event_words import event_note
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ from runner.app.telling import line_of
     ],
 )
 def test_an_event_is_one_line(type_: str, data: dict[str, Any], said: str) -> None:
-    note = line_of({"type": type_, "data": data, "attempt": 2})
+    note = event_note(type_, data, 2)
     assert note is not None
     assert note.words == said
 
@@ -63,4 +63,4 @@ def test_an_event_is_one_line(type_: str, data: dict[str, Any], said: str) -> No
     ],
 )
 def test_what_follows_from_other_lines_is_not_said(type_: str, data: dict[str, Any]) -> None:
-    assert line_of({"type": type_, "data": data, "attempt": 1}) is None
+    assert event_note(type_, data, 1) is None
