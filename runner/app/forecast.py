@@ -72,7 +72,7 @@ def _tokens(count: float) -> str:
 
 
 def forecast_of(app: App, job_id: str) -> JobForecast | None:
-    return forecasts(app, queries.list_jobs(app.database, job_id=job_id)).get(job_id)
+    return forecasts(app, queries.list_jobs(app.database, among=[job_id])).get(job_id)
 
 
 def forecasts(app: App, jobs: Iterable[Mapping[str, Any]]) -> dict[str, JobForecast]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,12 @@ from runner.store.database import in_lots
 RUNS_ON_A_PAGE = 200
 
 
-def list_jobs(app: App, status: RunStatus | None, job_id: str | None = None) -> list[JobSummary]:
-    """Return the jobs, or one job, oldest first, with the states to show."""
-    found = jobs.list_jobs(app.database, status, job_id)
-    shown = workers.shown_states_by_job(app.database, app.now(), job_id)
+def list_jobs(
+    app: App, status: RunStatus | None, among: Collection[str] | None = None
+) -> list[JobSummary]:
+    """Return the jobs, or those ``among`` some ids, oldest first, with the states to show."""
+    found = jobs.list_jobs(app.database, status, among)
+    shown = workers.shown_states_by_job(app.database, app.now(), among)
     listed = (with_shown_state(job, shown[job["id"]]) for job in found)
     return [{**job, "near_limits": job_near_limits(job)} for job in listed]
 
@@ -36,14 +38,9 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
         job_id = wait["job_id"]
         if wait["state"] == idle[job_id]:
             first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
-    said: dict[str, str] = {}
-    for job_id, wait in first.items():
-        said |= times.waits_for_times(app, [{**wait, "id": job_id}])
-    for job in found:
-        job_id = job["id"]
-        may_wait = job_id not in said and job["runs"].keys() & {"queued", "waiting"}
-        if may_wait and (why := what_holds_back(app, job_id)) is not None:
-            said[job_id] = why
+    waits = [{**wait, "id": job_id} for job_id, wait in first.items()]
+    may_wait = [job["id"] for job in found if job["runs"].keys() & {"queued", "waiting"}]
+    said = what_holds_back(app, may_wait) | times.waits_for_times(app, waits)
     return said | {job["id"]: pause_line(job) for job in found if job["pause"]}
 
 
@@ -58,13 +55,15 @@ def pause_line(job: Mapping[str, Any]) -> str:
     return f"paused by {by.get(pause['reason'], 'Runner')}: {pause['detail']}: {go_on}"
 
 
-def what_holds_back(app: App, job_id: str) -> str | None:
-    """Return how many items of a job do not begin, why, and what to do about it; None if none waits."""
+def what_holds_back(app: App, job_ids: Collection[str]) -> dict[str, str]:
+    """Return, by job, how many items do not begin, why, and what to do about it."""
     from runner.store.depth import held_back  # late: it slows the start of other commands
 
-    if (held := held_back(app.database, job_id, app.now())) is None:
-        return None
-    count, by = held
+    held = held_back(app.database, job_ids, app.now())
+    return {job_id: _held_line(app, job_id, *each) for job_id, each in held.items()}
+
+
+def _held_line(app: App, job_id: str, count: int, by: str) -> str:
     items = plural(count, "item does not begin", "items do not begin")
     if by == "budget":
         how = costs.how_to_raise(job_id, costs.budget_of(app, job_id))

@@ -52,7 +52,7 @@ class Looks:
         found = watching.job_events_after(database, self._job_id, self._last_event or 0)
         is_first = self._last_event is None
         self._last_event = max((event.number for event in found), default=self._last_event or 0)
-        (job,) = list_jobs(database, job_id=self._job_id)
+        (job,) = list_jobs(database, among=[self._job_id])
         progress = Progress(list_runs(database, self._job_id, whole_trees=True))
         shown = in_hand(progress.runs)
         events = watching.newest_events(

@@ -12,7 +12,7 @@ from runner.app.report import FailureGroup, failure_groups
 from runner.core.budget import billionths
 from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.errors import NotFoundError
-from runner.queries import decisions, jobs, runs, workers
+from runner.queries import decisions, jobs, runs
 from runner.queries.run_table import ended_runs, failed_runs
 
 JOBS = 30  # of a page
@@ -74,15 +74,10 @@ def job_line(app: App, job_id: str) -> JobLine:
 
 
 def _lines(app: App, ids: Sequence[str]) -> list[JobLine]:
-    database, now = app.database, app.now()
-    found = []
-    for job_id in ids:
-        summaries = jobs.list_jobs(database, job_id=job_id)
-        shown = workers.shown_states_by_job(database, now, job_id)
-        found += [listing.with_shown_state(job, shown[job["id"]]) for job in summaries]
+    found = listing.list_jobs(app, None, ids)[::-1]
     why = listing.what_jobs_wait_for(app, found)
     expected = forecast.forecasts(app, found)
-    waiting = decisions.waiting_by_job(database)
+    waiting = decisions.waiting_by_job(app.database)
     return [
         JobLine(job, waiting.get(job["id"], 0), why.get(job["id"], ""), expected.get(job["id"]))
         for job in found

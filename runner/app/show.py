@@ -36,10 +36,10 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
     match found.kind:
         case "job":
             spending = spending_of(app, job_id=found.id)
-            shown = workers.shown_states_by_job(database, app.now(), found.id)
+            shown = workers.shown_states_by_job(database, app.now(), [found.id])
             job = jobs.show_job(database, found.id) | {
                 "containment": containments(database, found.id),
-                "held_back": what_holds_back(app, found.id),
+                "held_back": what_holds_back(app, [found.id]).get(found.id),
             }
             values = with_shown_state(job, shown[found.id]) | {"spending": spending}
             spec = JobSpec.from_json(job["spec"])

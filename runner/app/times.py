@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import Row
+
 from runner.app.handle import App
 from runner.app.humanize import moment
 from runner.core.run import Author
@@ -48,25 +50,30 @@ def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
 
 
 def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return, by run, why and until when runs of one job wait for the times of its model calls, or for
-    the cap of the day."""
+    """Return, by run, why and until when runs wait for the times of their job's model calls, or for the
+    cap of the day."""
     now = app.now()
     waiting = [
         run for run in runs if (begins_later(run) and run["due_at"] > now) or is_past_finish(run)
     ]
     if not waiting:
         return {}
-    job_id = waiting[0]["job_id"]
-    job = times_of(app.database, [job_id])[job_id]
-    set_for = JobSpec.from_json(job.spec).times
-    words = {name: f"{name} {getattr(set_for, name)}" for name in _LATER} | {"cap": _CAP}
-    past = f"no model call begins since finish_by {job.finish_by_text}: {how_to_move(job_id)}"
+    by_job = times_of(app.database, list({run["job_id"] for run in waiting}))
+    words = {job_id: _words(job_id, job) for job_id, job in by_job.items()}
     return {
-        run["id"]: f"waits until {moment(run['due_at'])} ({words[run['reason']]})"
+        run["id"]: f"waits until {moment(run['due_at'])} ({words[run['job_id']][run['reason']]})"
         if begins_later(run)
-        else past
+        else words[run["job_id"]]["finish_by"]
         for run in waiting
     }
+
+
+def _words(job_id: str, job: Row[Any]) -> dict[str, str]:
+    """Return what runs of a job wait for, in words, by their reason."""
+    set_for = JobSpec.from_json(job.spec).times
+    past = f"no model call begins since finish_by {job.finish_by_text}: {how_to_move(job_id)}"
+    own = {name: f"{name} {getattr(set_for, name)}" for name in _LATER}
+    return {**own, "cap": _CAP, "finish_by": past}
 
 
 def begins_later(run: Mapping[str, Any]) -> bool:

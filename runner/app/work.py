@@ -125,7 +125,7 @@ def workers_of(app: App, job_id: str) -> int:
 
 def has_ended(app: App, job_id: str) -> bool:
     """True if every run of a job has ended."""
-    return list_jobs(app.database, job_id=job_id)[0]["state"] in ENDED
+    return list_jobs(app.database, among=[job_id])[0]["state"] in ENDED
 
 
 def start_worker(

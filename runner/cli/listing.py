@@ -108,7 +108,7 @@ def _first_page(
     page = next(pages)
     yield page.runs
     if page.next is not None:
-        (job,) = listing.list_jobs(app, None, job_id)
+        (job,) = listing.list_jobs(app, None, [job_id])
         note(
             f"{len(page.runs)} runs of {sum(job['runs'].values()):,} ({counts(job['shown_runs'])}): "
             f"go on with --after {page.next}, or --all"

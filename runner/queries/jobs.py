@@ -6,7 +6,7 @@ What is returned has the tables' column names, and ``id`` and ``state`` where a 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -69,10 +69,10 @@ def job_state(counts: Mapping[RunStatus, int]) -> RunStatus:
 
 
 def list_jobs(
-    database: Database, state: RunStatus | None = None, job_id: str | None = None
+    database: Database, state: RunStatus | None = None, among: Collection[str] | None = None
 ) -> list[JobSummary]:
-    """All jobs, those in a state, or one; the oldest first."""
-    found = database.read(lambda connection: _job_summaries(connection, job_id))
+    """All jobs, or those in a state or ``among`` some ids; the oldest first."""
+    found = database.read(lambda connection: _job_summaries(connection, among))
     return [job for job in found if state in (None, job["state"])]
 
 
@@ -242,7 +242,7 @@ def runs_without_workspace(database: Database) -> dict[str, int]:
 def show_job(connection: Connection, job_id: str) -> dict[str, Any]:
     """Return a job's row, its summary, the rules that hold for all of its runs now, and its budget
     with spent and reserved amounts (None without a budget)."""
-    (summary,) = _job_summaries(connection, job_id)
+    (summary,) = _job_summaries(connection, [job_id])
     finish_by = jobs.c.finish_by, jobs.c.finish_by_text
     columns = select(jobs.c.spec, jobs.c.spec_text, *finish_by).where(jobs.c.id == job_id)
     rule = permission_rules.c
@@ -263,14 +263,14 @@ def item_keys(database: Database, job_id: str) -> set[str]:
     return {row.item_key for row in database.rows(query)}
 
 
-def _job_summaries(connection: Connection, job_id: str | None = None) -> list[JobSummary]:
-    of_job = () if job_id is None else (jobs.c.id == job_id,)
+def _job_summaries(connection: Connection, among: Collection[str] | None) -> list[JobSummary]:
+    of_jobs = () if among is None else (jobs.c.id.in_(among),)
     of_pause = (job_pauses.c[name].label(f"pause_{name}") for name in _PAUSE_COLUMNS)
     of_budget = (job_budgets.c[name] for name in _BUDGET_COLUMNS)
     listed = select(*(jobs.c[name] for name in _JOB_COLUMNS), *of_pause, *of_budget)
     listed = listed.outerjoin(job_pauses, job_pauses.c.job_id == jobs.c.id)
     listed = listed.outerjoin(job_budgets, job_budgets.c.job_id == jobs.c.id)
-    listed = listed.where(*of_job).order_by(jobs.c.id)
+    listed = listed.where(*of_jobs).order_by(jobs.c.id)
     of_items = func.count(case((IS_ITEM_RUN, 1)))
     sums = (func.sum(runs.c[name]) for name in _COUNTERS)
     summed = select(runs.c.job_id, runs.c.state, of_items, *sums)
@@ -282,8 +282,8 @@ def _job_summaries(connection: Connection, job_id: str | None = None) -> list[Jo
     totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
     queries: tuple[tuple[Select[Any], int], ...] = ((summed, 1), (superseded, -1))
     for query, sign in queries:
-        if job_id is not None:
-            query = query.where(runs.c.job_id == job_id)
+        if among is not None:
+            query = query.where(runs.c.job_id.in_(among))
         grouped = query.group_by(runs.c.job_id, runs.c.state)
         for job, state, count, *numbers in connection.execute(grouped):
             counts[job][state] += sign * count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -135,14 +135,15 @@ def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict
 
 
 def shown_states_by_job(
-    database: Database, now: float, job_id: str | None = None
+    database: Database, now: float, among: Collection[str] | None = None
 ) -> Mapping[str, Counter[tuple[str, str]]]:
-    """Return the number of items' runs by job, stored state and the different ``shown_states``."""
+    """Return the number of items' runs by job, stored state and the different ``shown_states``; only of
+    the jobs ``among`` some ids, if there are any."""
     shown = _shown(now)
-    of_job = () if job_id is None else (runs.c.job_id == job_id,)
+    of_jobs = () if among is None else (runs.c.job_id.in_(among),)
     query = (
         select(runs.c.job_id, runs.c.state, shown.label("shown"), func.count())
-        .where(*of_job, _MAY_BE_UNWORKED, IS_ITEM_RUN)
+        .where(*of_jobs, _MAY_BE_UNWORKED, IS_ITEM_RUN)
         .group_by(runs.c.job_id, runs.c.state, "shown")
     )
     found: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)

@@ -7,7 +7,7 @@ and the sub-agents of both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -268,14 +268,15 @@ def _lacks_time(
     return "window" if is_short and items.have_time(closes - opens) else None
 
 
-def held_back(database: Database, job_id: str, now: float) -> tuple[int, HeldBy] | None:
-    """Return how many due items of a job may not begin, and what holds them back; None if nothing does."""
-
+def held_back(
+    database: Database, job_ids: Collection[str], now: float
+) -> dict[str, tuple[int, HeldBy]]:
+    """Return how many due items may not begin, and what holds them back: of the jobs that have any."""
+    if not job_ids:
+        return {}
     of_cap = left_today(database, now)
 
-    def work(connection: Connection) -> tuple[int, HeldBy] | None:
-        of_job = select(jobs.c.spec, jobs.c.finish_by).where(jobs.c.id == job_id)
-        job = connection.execute(of_job).one()
+    def of_job(connection: Connection, job_id: str, job: Any) -> tuple[int, HeldBy] | None:
         spec = JobSpec.from_json(job.spec)
         if not _is_limited(spec, job.finish_by, of_cap):
             return None
@@ -289,5 +290,11 @@ def held_back(database: Database, job_id: str, now: float) -> tuple[int, HeldBy]
             return due, "cap"
         why = _lacks_time(items, spec.times, job.finish_by, now) if due and items.go_on else None
         return None if why is None else (due, why)
+
+    def work(connection: Connection) -> dict[str, tuple[int, HeldBy]]:
+        query = select(jobs.c.id, jobs.c.spec, jobs.c.finish_by).where(jobs.c.id.in_(job_ids))
+        rows = connection.execute(query).all()
+        found = ((job.id, of_job(connection, job.id, job)) for job in rows)
+        return {job_id: held for job_id, held in found if held is not None}
 
     return database.read(work)

@@ -94,7 +94,7 @@ def test_an_item_begins_only_while_the_budget_covers_the_begun_ones(database: Da
     half_done(database, ids[9])  # 200,000, and they need 200,000
     assert is_refused(database, ids[10])
     assert hold(database, job_id).due == 0
-    assert held_back(database, job_id, NOW) == (2, "budget")
+    assert held_back(database, [job_id], NOW) == {job_id: (2, "budget")}
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_items_that_wait_begin_when_others_needed_less(database: Database) -> No
     half_done(database, ids[9])
     set_run(database, ids[9], state="waiting", reason="paused", worker_id=None)
     hold(database, job_id)
-    assert held_back(database, job_id, NOW) == (2, "budget")
+    assert held_back(database, [job_id], NOW) == {job_id: (2, "budget")}
     control.cancel(database, Target("run", ids[9]), NOW)
     depth.wake_held(database, NOW)  # one always may, where none is in progress
     states = [run_row(database, run_id).state for run_id in ids[10:]]
@@ -174,7 +174,7 @@ def test_no_item_begins_that_would_not_end_before_finish_by(database: Database) 
     assert hold(database, job_id, SPEC).due == 1  # one always may
     half_done(database, ids[3])
     assert hold(database, job_id, SPEC).due == 0
-    assert held_back(database, job_id, NOW) == (5, "finish_by")
+    assert held_back(database, [job_id], NOW) == {job_id: (5, "finish_by")}
 
 
 def test_no_item_begins_that_would_not_end_before_the_window_closes(database: Database) -> None:
@@ -203,10 +203,10 @@ def test_no_item_begins_that_the_cap_of_the_day_does_not_cover(database: Databas
     database.execute(spend())
     half_done(database, ids[3])  # 45 cents are left, and it needs ten of them
     assert hold(database, job_id, SPEC).due == 3
-    assert held_back(database, job_id, NOW) is None
+    assert held_back(database, [job_id], NOW) == {}
     database.execute(spend(spent_cost=billionths(0.85)))
     assert hold(database, job_id, SPEC).due == 0
-    assert held_back(database, job_id, NOW) == (8, "cap")
+    assert held_back(database, [job_id], NOW) == {job_id: (8, "cap")}
     assert hold(database, job_id, SPEC, NOW + 86_400).due == 8
     control.cancel(database, Target("run", ids[3]), NOW)
     assert hold(database, job_id, SPEC).due == 1  # one always may

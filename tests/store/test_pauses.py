@@ -45,7 +45,7 @@ def states(database: Database, job_id: str) -> list[str]:
 
 
 def pause_of(database: Database, job_id: str) -> dict[str, Any] | None:
-    (job,) = list_jobs(database, job_id=job_id)
+    (job,) = list_jobs(database, among=[job_id])
     return job["pause"]
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
+from runner.app import overview
 from runner.app.handle import App
 from runner.app.run_table import ROWS, Sorting, filters_of, runs_page
 from runner.store.database import Database
@@ -97,3 +100,25 @@ def test_10_000_runs_are_a_small_page(browser: Browser, database: Database) -> N
     print(f"a page of 10,000 runs, sorted by cost: {time.monotonic() - began:.3f} s")
     assert len(page.body) < 200_000
     assert len(items(page.text)) == ROWS
+
+
+def test_a_list_of_many_jobs_takes_as_many_queries_as_one_of_few(
+    app: App, database: Database
+) -> None:
+    def queries() -> int:
+        statements: list[str] = []
+
+        def note(*arguments: Any) -> None:
+            statements.append(arguments[2])
+
+        event.listen(Engine, "before_cursor_execute", note)
+        lines, _ = overview.jobs_page(app, None)
+        event.remove(Engine, "before_cursor_execute", note)
+        assert [line.total for line in lines] == [2] * len(lines)
+        return len(statements)
+
+    submit(database, "a.py", "b.py", spec=PLAYED)
+    few = queries()
+    for _ in range(overview.JOBS):
+        submit(database, "a.py", "b.py", spec=PLAYED)
+    assert queries() == few
