@@ -42,6 +42,12 @@ def looks_secret(name: str) -> bool:
     return name not in _HARMLESS_NAMES and _WITHHELD_NAMES.search(name) is not None
 
 
+def user_home() -> str | None:
+    """Return the home of this process's user, symlinks resolved; None if it has none."""
+    home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
+    return os.path.realpath(home) if Path(home).is_absolute() else None
+
+
 class Secrets:
     """Texts that must not reach a tool, the store or a terminal: credentials, and the user and
     password of Runner's own URLs. A long one is recognised anywhere; a short one, which may be an

@@ -14,6 +14,7 @@ from runner.app.humanize import lines as visible_lines
 from runner.core.agents import is_within, place_of
 from runner.core.commands import Answered, Question, Reply, Target
 from runner.errors import NotFoundError, UsageError
+from runner.permissions import STANDING
 from runner.queries import decisions
 from runner.queries.decisions import Why
 from runner.queries.filters import Call, call_labels
@@ -232,9 +233,8 @@ def why_asked(app: App, group: Group) -> list[str]:
     if why is not None:
         lines.append(f"asked by {decider(why)}")
         if why["origin"] is not None:
-            lines.append(
-                f"the rule is from: {'the job file' if why['origin'] == 'job' else why['origin']}"
-            )
+            sources = {"job": "the job file", STANDING: "the standing rules"}
+            lines.append(f"the rule is from: {sources.get(why['origin'], why['origin'])}")
         if why["matched"]:
             lines.append(f"it matched: {cell(why['matched'])}")
     said = decisions.text_before(app.database, one.run_id, one.message)

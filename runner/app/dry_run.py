@@ -9,12 +9,13 @@ from typing import Any
 
 from runner import wiring
 from runner.app.humanize import dollars, plural
-from runner.app.rules import RuleCheck
+from runner.app.rules import RuleCheck, with_standing
 from runner.core.budget import Reservation
 from runner.core.model_calls import first_call, tariffs_of
 from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, NewRun, Submission, spec_of
 from runner.errors import SandboxMissing
+from runner.permissions import Rule
 from runner.settings import Settings
 
 
@@ -22,6 +23,7 @@ from runner.settings import Settings
 class Plan:
     submission: Submission
     decisions: Sequence[dict[str, Any]]  # on the examples of the rules, as ``RuleCheck`` gives them
+    standing_rules: Sequence[Rule]  # that the job would get copies of
     contained_by: str  # what would contain calls on this host, or why nothing would
     first_call_usd: Decimal | None  # the most that one costs; None: unknown, or nothing (scripted)
     run_usd: Decimal | None  # the most that a run may cost by its limits
@@ -58,6 +60,7 @@ class Plan:
             "runs": [asdict(run) for run in self.runs],
             "notes": self.submission.notes,
             "decisions": self.decisions,
+            "standing_rules": [asdict(rule) for rule in self.standing_rules],
             **{name: getattr(self, name) for name in names},
             **{name: _as_number(getattr(self, name)) for name in costs},
         }
@@ -66,7 +69,7 @@ class Plan:
 def plan_of(settings: Settings, submission: Submission) -> Plan:
     """Return what a submission would do on this host, and what it may cost at the worst."""
     spec, prices = submission.spec, wiring.load_prices(settings)
-    check = RuleCheck(spec, settings.home, None)
+    check = RuleCheck(with_standing(settings, spec), settings.home, None)
     try:
         found = wiring.sandboxes_here(settings).containment_of(spec.sandbox)
         contained_by = found.kind if found.kind != "none" else f"none: {found.missing}"
@@ -75,6 +78,7 @@ def plan_of(settings: Settings, submission: Submission) -> Plan:
     return Plan(
         submission,
         check.decide_all(submission.examples),
+        check.spec.rules[len(spec.rules) :],
         contained_by,
         *_worst_case(spec, submission.runs, prices),
     )

@@ -7,17 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.app.handle import App
+from runner.app.handle import App, open_app
 from runner.core.run import Author
 from runner.core.spec import JobSpec, spec_of
-from runner.errors import UsageError
-from runner.permissions import Decision, Request, ResolvedPath
+from runner.errors import NoDatabaseError, UsageError
+from runner.permissions import Decision, Request, ResolvedPath, Rule
 from runner.permissions.accesses import Access, File, paths_of
 from runner.permissions.decisions import Policy, evaluate, evaluate_each
 from runner.permissions.examples import call_of
 from runner.permissions.rules import READING, WRITING
 from runner.ports import Surroundings
+from runner.settings import Settings
 from runner.store import rules as stored
+from runner.store import standing
+from runner.store.jobs import refuse_unstorable
 from runner.tools.file_access import Places, ToolFailure, inside, locate
 from runner.workspace.folders import COPIES
 
@@ -44,6 +47,41 @@ def revoke_rule(
         lambda now: stored.revoke(app.database, job_id, position, author, now, force=force)
     )
     return job_id, dict(rule._mapping)
+
+
+def add_standing(app: App, rule: Rule, author: Author) -> int:
+    """Let each new job get a copy of a rule, and return its id. Raises ``UsageError`` if a job file
+    could not have it, or it is a standing rule already."""
+    refuse_unstorable("the rule", rule.text)
+
+    def add(now: float) -> int | None:
+        return app.database.write(lambda connection: standing.stand(connection, rule, author, now))
+
+    if (added := app.change(add)) is None:
+        raise UsageError(f"{rule.effect} {rule.text!r} is a standing rule already")
+    return added
+
+
+def remove_standing(app: App, id: int, author: Author) -> dict[str, Any]:
+    """Let new jobs get no copy of a standing rule any more; jobs that have one keep it. Returns the
+    rule. Raises ``UsageError`` if it was removed before."""
+    return app.change(lambda now: standing.remove(app.database, id, author, now))
+
+
+def list_standing(app: App, *, removed: bool) -> list[dict[str, Any]]:
+    """Return the standing rules, with ``removed`` also those that were removed."""
+    return standing.list_standing(app.database, removed=removed)
+
+
+def with_standing(settings: Settings, spec: JobSpec) -> JobSpec:
+    """Return a spec with the copies of standing rules that a job would get now. Without a database
+    there are none. Raises ``UsageError`` if it is not current, and ``UnreachableError``."""
+    try:
+        with open_app(settings) as app:
+            found = app.database.read(lambda each: standing.standing_for(each, spec))
+    except NoDatabaseError:
+        return spec
+    return replace(spec, rules=(*spec.rules, *(rule for _, rules in found for rule in rules)))
 
 
 class RuleCheck:

@@ -92,10 +92,10 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--rule", metavar="RULE", help=rule),
         click.option(
             "--remember",
-            type=click.Choice(["call", "run", "job"]),
+            type=click.Choice(["call", "run", "job", "always"]),
             default="call",
             show_default=True,
-            help="Answer this call only, or store a rule for its run or its job.",
+            help="Answer this call only, or store a rule: for its run, its job, or all new jobs too.",
         ),
         click.option(
             "--group", "group_key", metavar="TEXT", help="Only calls of this group: 'uv lock'."
@@ -114,7 +114,8 @@ def approve(app: handle.App, **options: Any) -> int:
 
     A run includes its sub-agents. With --edit a call runs with another input, and the model is
     told. With --remember run or job, a rule is stored and at once answers all questions that it
-    covers. Exits with 1 if nothing changed: somebody else had answered, or the run has ended.
+    covers; with always, it becomes a standing rule too (`runner rules standing`). Exits with 1 if
+    nothing changed: somebody else had answered, or the run has ended.
 
     \b
     Example:

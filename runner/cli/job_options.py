@@ -132,6 +132,7 @@ def _fields(plan: dry_run.Plan) -> list[tuple[str, Any]]:
         ("pilot", ", ".join(keys[at] for at in pilot)),
         ("tools", ", ".join(tool.name for tool in spec.tools)),
         ("workspace", where and workspace and f"{where} ({workspace.mode}{base})"),
+        ("standing rules", ", ".join(f"{r.effect} {r.text}" for r in plan.standing_rules)),
         ("setup", "; ".join(workspace.setup) if workspace else ""),
         ("sandbox", plan.contained_by),
         ("verify", "; ".join(spec.verify.commands) if spec.verify else ""),

@@ -10,7 +10,7 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import IO
+from typing import IO, Literal
 
 import click
 
@@ -213,8 +213,9 @@ class Asker:
                     self._terminal.say("reason, for the model (Enter: none): ", end="")
                     reason = self._terminal.read_line(until)
                 return None if reason is None else Reply("denied", self._author, reason)
-            case "a" | "always" if not rest and one.suggested_rule:
-                return Reply("approved", self._author, remember="job", rule=one.suggested_rule)
+            case "a" | "always" if rest in ("", "all") and one.suggested_rule:
+                far: Literal["job", "always"] = "always" if rest else "job"
+                return Reply("approved", self._author, remember=far, rule=one.suggested_rule)
             case "e" | "edit" if not rest and not one.asked_again:
                 return self._edited(one)
         if line:
@@ -261,7 +262,7 @@ def _choices(group: approvals.Group) -> str:
         "y(es), n(o)",
         "" if one.asked_again else "e(dit)",
         "w(hy)",
-        "a(lways in this job)" if one.suggested_rule else "",
+        "a(lways in this job; a all: in new ones too)" if one.suggested_rule else "",
         f"g(roup: all {count})" if count > 1 else "",
         "q(uit), s(how all): ",
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -11,19 +12,21 @@ from runner.app import handle
 from runner.app import rules as app_rules
 from runner.app.humanize import cell, moment
 from runner.cli.options import JOB, changing, json_option, load_job, with_app, with_settings
-from runner.cli.terminal import say, say_json, say_table
+from runner.cli.terminal import say, say_json, say_listing, say_table
 from runner.core.run import Author
+from runner.permissions import Effect, Rule
 from runner.settings import Settings
 
 
 @click.group()
 def rules() -> None:
-    """Permission rules: check them against calls, list and revoke a job's.
+    """Permission rules: check them against calls, list and revoke a job's, and set some for all jobs.
 
     \b
     Example:
       runner rules check jobs/refactor.toml 'Bash(git push -f)'
       runner rules list job_01jd9k
+      runner rules standing add deny 'Bash(git push *)'
     """
 
 
@@ -39,6 +42,7 @@ def check(
     settings: Settings, spec: Path, calls: tuple[str, ...], agent: str | None, as_json: bool
 ) -> None:
     """Say what a job file's rules would make of calls, and why; without calls, list the rules.
+    Standing rules, which a job would get copies of, count.
 
     A call is written as a rule is: a tool with what it is called with. Nothing is run or stored.
 
@@ -48,18 +52,19 @@ def check(
       runner rules check jobs/refactor.toml 'Bash(git push -f)' 'Read(src/x.py)'
       runner rules check jobs/team.toml --agent reviewer 'Bash(git stash)'
     """
-    checking = app_rules.RuleCheck(load_job(settings, spec).spec, settings.home, agent)
-    found = checking.decide_all(calls) if calls else checking.rules()
+    found = app_rules.with_standing(settings, load_job(settings, spec).spec)
+    checking = app_rules.RuleCheck(found, settings.home, agent)
+    rows = checking.decide_all(calls) if calls else checking.rules()
     if as_json:
-        say_json(found)
+        say_json(rows)
     elif calls:
-        for one in found:
+        for one in rows:
             _say_decision(one["call"], one)
             for part in one["parts"]:
                 _say_decision(part["part"], part, indent="  ")
     else:
         columns = ("position", "effect", "rule", "from", "why")
-        say_table(columns, (tuple(rule.values()) for rule in found))
+        say_table(columns, (tuple(rule.values()) for rule in rows))
         say(f"what no rule matches: {checking.spec.asking.default}")
         if checking.allows_only:
             say(f"what no rule of {cell(checking.agent and checking.agent.name)} allows: deny")
@@ -131,3 +136,80 @@ def revoke(
         return
     ended = f"no longer holds (snapshot {rule['revoked_in']})"
     say(f"{job_id}: {rule['effect']} {cell(rule['rule'])} {ended}")
+
+
+@rules.group()
+def standing() -> None:
+    """Standing rules: each new job gets a copy. Jobs that were submitted before do not change.
+
+    \b
+    Example:
+      runner rules standing add allow 'Bash(uv lock)' --reason "It only locks."
+    """
+
+
+@standing.command("add")
+@click.argument("effect", type=click.Choice(get_args(Effect)))
+@click.argument("rule")
+@changing
+def add(app: handle.App, effect: Effect, rule: str, author: Author, as_json: bool) -> None:
+    """Let each job that is submitted from now on get a copy of a rule.
+
+    The reason is shown with its decisions, also to the model. A rule that allows stands above the ask
+    rules of a job, as a remembered answer does, and below every denial.
+
+    \b
+    Example:
+      runner rules standing add deny 'Bash(git push *)' --reason "By hand."
+    """
+    added = app_rules.add_standing(app, Rule(effect, rule, author.why), author)
+    if as_json:
+        say_json({"id": added, "effect": effect, "rule": rule})
+    else:
+        say(f"standing rule {added}: {effect} {cell(rule)}")
+
+
+@standing.command("list")
+@click.option("--all", "removed", is_flag=True, help="Those that were removed, too.")
+@json_option
+@with_app
+def list_standing(app: handle.App, removed: bool, as_json: bool) -> None:
+    """List the standing rules: who added each, when and why; for a remembered one, the call.
+
+    \b
+    Example:
+      runner rules standing list
+    """
+    heads = ("id", "effect", "rule", "by", "when", "why", "call", "removed")[: 8 if removed else 7]
+
+    def row(each: Mapping[str, Any]) -> Sequence[Any]:
+        gone = ""
+        if each["removed_at"] is not None:
+            why = f": {each['removed_why']}" if each["removed_why"] else ""
+            gone = f"by {each['removed_by']} {moment(each['removed_at'])}{why}"
+        named = (each[name] for name in ("id", "effect", "rule", "author"))
+        return (*named, moment(each["created_at"]), each["why"], each["call_id"], gone)[
+            : len(heads)
+        ]
+
+    say_listing(app_rules.list_standing(app, removed=removed), as_json, heads, row)
+
+
+@standing.command("rm")
+@click.argument("id", type=click.IntRange(1, 2**31 - 1))
+@changing
+def remove(app: handle.App, id: int, author: Author, as_json: bool) -> None:
+    """Let new jobs get no copy of a standing rule any more. It stays on record.
+
+    ID is the one that `runner rules standing list` shows. Jobs that have a copy keep it: see `runner
+    rules revoke`.
+
+    \b
+    Example:
+      runner rules standing rm 3 --reason "The lock file is reviewed now."
+    """
+    rule = app_rules.remove_standing(app, id, author)
+    if as_json:
+        say_json(rule)
+    else:
+        say(f"standing rule {id} was removed: {rule['effect']} {cell(rule['rule'])}")

@@ -24,6 +24,7 @@ from runner.core.conversation import Usage
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
+from runner.permissions import STANDING
 
 # Values shown as stored: names with columns.
 _WHERE = {
@@ -82,7 +83,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("pause", listing.pause_line(job) if job["pause"] else None),
             ("model", spec["model"] if spec["provider"] == "anthropic" else "scripted"),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
-            ("rules", ", ".join(f"{r['effect']} {r['rule']}" for r in job["permission_rules"])),
+            ("rules", ", ".join(map(_rule, job["permission_rules"]))),
             ("workspace", f"{source} ({workspace['mode']})" if source and is_own else source),
             ("base", commit and f"{workspace['base']}, commit {commit}"),
             ("remote", workspace.get("remote")),
@@ -107,6 +108,11 @@ def _say_job(job: dict[str, Any]) -> None:
         )
     )
     say(f"\nIts runs: runner list {job['id']}")
+
+
+def _rule(rule: Mapping[str, Any]) -> str:
+    of = " (standing)" if rule["origin"] == STANDING else ""
+    return f"{rule['effect']} {rule['rule']}{of}"
 
 
 def _sandbox(job: Mapping[str, Any]) -> str:

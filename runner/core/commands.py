@@ -83,7 +83,8 @@ class Reply:
     by: str
     reason: str = ""  # reaches the model on a denial
     edited: Mapping[str, Any] | None = None  # the input to run with instead
-    remember: Literal["call", "run", "job"] = "call"  # for the last two, a rule is stored
+    # For a run or a job a rule is stored; "always": for the job, and as a standing rule.
+    remember: Literal["call", "run", "job", "always"] = "call"
     rule: str | None = None  # the rule to store; None: the one that each question suggests
 
 

@@ -53,6 +53,7 @@ class Asking:
     timeout: float | None = None  # seconds; None: the run waits as long as it takes
     on_timeout: OnTimeout = "deny"
     trust: Trust | None = None  # commands that no rule mentions may run
+    standing: bool = True  # the job gets a copy of the standing rules that allow, too
 
 
 @dataclass(frozen=True, slots=True)

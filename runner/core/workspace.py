@@ -36,11 +36,18 @@ class Workspace:
     external: tuple[Rule, ...] = ()  # calls with effects elsewhere: never run again by themselves
     on_unknown: OnUnknown = "tell"  # who decides on an unknown outcome: the model, or a person
     max_concurrency: int | None = None  # runs that are worked on at once in a shared folder
+    other_name: str | None = None  # of ``path``, as the job file has it: a symlink may lead there
 
     @property
     def is_recorded(self) -> bool:
         """True if snapshots of it are recorded: each run has a workspace of its own."""
         return self.mode in ("git", "copy")
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The names of the folder that runs work in copies of, the real one first."""
+        is_here = self.is_recorded and self.path is not None
+        return tuple(filter(None, (self.path, self.other_name))) if is_here else ()
 
     @property
     def source(self) -> str:

@@ -362,6 +362,8 @@ PERMISSIONS = Table("permissions", (
     Key("mode", choice(*get_args(Mode)), None, "[A set of rules](#modes), added to the job's own."),
     Key("from", _path, None, example=".claude/settings.json", doc=
         "A [settings file](#rules-of-a-settings-file) of Claude Code, whose rules are added."),
+    Key("standing", flag, True, "Whether the job gets a copy of the [standing "
+        "rules](operations.md#standing-rules) that allow. Those that deny or ask hold in any case."),
     Key("ask_timeout", duration(), None, "How long a question waits for its answer.", "unlimited",
         example="8h"),
     Key("on_timeout", choice(*get_args(OnTimeout)), "deny", needs="ask_timeout", doc=

@@ -59,6 +59,7 @@ from runner.permissions.claude_settings import ImportedRules, from_settings
 from runner.permissions.examples import as_call
 from runner.permissions.modes import rules_of as mode_rules
 from runner.permissions.rules import AgentPattern, concerns, covers, name_of, parse, with_copies
+from runner.settings import user_home
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
 # Returns the tools in the order of the names, and (name, what is wrong with it) for each other name.
@@ -283,6 +284,9 @@ class _Job:
         if found is not None:
             rules = tuple(rule for _, rule in section["external"])
             given = {"path": None, "base": section["base"] or "HEAD", "external": rules, **found}
+            if section["mode"] in ("git", "copy") and found.get("path"):
+                written = os.path.normpath(self.folder / (section["path"] or section["repo"]))
+                given["other_name"] = None if written == found["path"] else written
             if section["mode"] != "copy":
                 given["ignore"] = ()
             workspace = self.workspace = section.fill(Workspace, **given)
@@ -564,13 +568,8 @@ class _Job:
 
     def _in_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """Return the rules, with rules about the workspace's folder rewritten for a run's copy."""
-        workspace, section = self.workspace, self.top["workspace"]
-        if workspace is None or not workspace.is_recorded or workspace.path is None:
-            return tuple(rules)
-        written = os.path.normpath(self.folder / (section["path"] or section["repo"]))
-        home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
-        real_home = os.path.realpath(home) if Path(home).is_absolute() else None
-        return tuple(with_copies(tuple(rules), (workspace.path, written), real_home))
+        folders = self.workspace.copied if self.workspace is not None else ()
+        return tuple(with_copies(tuple(rules), folders, user_home()))
 
     def _agents(self) -> tuple[agents.AgentType, ...]:
         if AGENT_TOOL in self.named and not self.types:

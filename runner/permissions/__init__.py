@@ -3,6 +3,7 @@ arguments."""
 
 from runner.permissions.values import (
     REMEMBERED,
+    STANDING,
     Answer,
     AnswerEffect,
     Decision,
@@ -18,6 +19,7 @@ from runner.permissions.values import (
 
 __all__ = [
     "REMEMBERED",
+    "STANDING",
     "Answer",
     "AnswerEffect",
     "Decision",

@@ -14,7 +14,7 @@ from typing import Any
 from runner.permissions import rules as syntax
 from runner.permissions.paths import PathPattern, absolute, is_below
 from runner.permissions.shell import Part, Script, analyse
-from runner.permissions.values import REMEMBERED, ResolvedPath, ToolContext
+from runner.permissions.values import ABOVE_ASK, ResolvedPath, ToolContext
 
 # Where reading is harmless though no path there is known: a call's own input, and files of the
 # kernel that are the same for every process.
@@ -155,7 +155,7 @@ class File(Access):
             return self.text != "" or syntax.covers(rule.name, "Bash")
         if self.place is None or not isinstance(rule.specifier, PathPattern):
             return False
-        if self.search and rule.rule.origin != REMEMBERED:
+        if self.search and rule.rule.origin not in ABOVE_ASK:
             return True  # what it finds is looked at file by file
         paths, outputs = (self.place.named, self.place.real), self.context.outputs
         if self.tool in syntax.READING and all(is_below(path, outputs) for path in paths):

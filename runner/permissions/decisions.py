@@ -18,6 +18,7 @@ from operator import itemgetter
 from runner.permissions.accesses import Access, accesses_of, file_access
 from runner.permissions.rules import CommandPattern, ParsedRule, covers, quoted
 from runner.permissions.values import (
+    ABOVE_ASK,
     REMEMBERED,
     Answer,
     Decision,
@@ -59,7 +60,7 @@ class RuleIndex:
         return [rule for _, rule in sorted((*self._for_any, *found), key=_POSITION)]
 
 
-# By effect, and under REMEMBERED the rules from people's answers, which are under "allow" too.
+# By effect, and under REMEMBERED the allow rules that stand above ask rules; they are under "allow" too.
 _Rules = Mapping[str, RuleIndex]
 
 
@@ -75,7 +76,7 @@ class RuleSet:
             for rule in map(ParsedRule.of, self.rules):
                 if any(covers(rule.name, tool) for tool in tools):
                     groups[rule.rule.effect].append(rule)
-                    if rule.rule.effect == "allow" and rule.rule.origin == REMEMBERED:
+                    if rule.rule.effect == "allow" and rule.rule.origin in ABOVE_ASK:
                         groups[REMEMBERED].append(rule)
             found = {name: RuleIndex(rules) for name, rules in groups.items()}
             if len(self._kept) < _MOST_KEPT:

@@ -320,7 +320,7 @@ def with_copies(rules: Sequence[Rule], folders: Sequence[str], home: str | None)
 
 
 def _rebased(rule: Rule, folder: str, home: str | None) -> Iterator[str]:
-    syntax = parse(rule.text)
+    syntax = ParsedRule.of(rule)
     pattern = syntax.specifier
     if not isinstance(pattern, PathPattern) or pattern.anchor == "workspace":
         return

@@ -13,8 +13,11 @@ Effect = Literal["allow", "ask", "deny"]
 Default = Literal["ask", "deny"]
 AnswerEffect = Literal["approved", "denied", "expired"]
 
-# The origin of a rule that is a person's answer; it stands above ask rules.
+# The origins of a rule that is a person's answer, and of a copy of a standing rule. Those that allow
+# stand above ask rules.
 REMEMBERED = "remembered"
+STANDING = "standing"
+ABOVE_ASK = (REMEMBERED, STANDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Rule:
     effect: Effect
     text: str  # "Tool" or "Tool(specifier)"
     why: str = ""
-    origin: str = "job"  # "job", "mode", a settings file's path, or REMEMBERED
+    origin: str = "job"  # "job", "mode", a settings file's path, REMEMBERED or STANDING
     run_id: str | None = None  # the one run of the job that it holds for
     position: int | None = None  # in the job's list, once it is stored
 

@@ -247,7 +247,7 @@ def show_job(connection: Connection, job_id: str) -> dict[str, Any]:
     columns = select(jobs.c.spec, jobs.c.spec_text, *finish_by).where(jobs.c.id == job_id)
     rule = permission_rules.c
     rules = (
-        select(rule.effect, rule.rule)
+        select(rule.effect, rule.rule, rule.origin)
         .where(rule.job_id == job_id, rule.run_id.is_(None), rule.revoked_in.is_(None))
         .order_by(rule.position)
     )

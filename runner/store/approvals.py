@@ -21,11 +21,13 @@ from runner.errors import NotFoundError, UsageError
 from runner.permissions import REMEMBERED, Decision, Request, Rule
 from runner.permissions import rules as syntax
 from runner.permissions.decisions import evaluate
+from runner.store import ids
 from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.database import MOST_AT_ONCE, Database, in_lots, to_json
 from runner.store.jobs import refuse_unstorable
 from runner.store.questions import Given, LockedRun, load_asked, lock_open, store_answers
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
+from runner.store.standing import stand
 from runner.store.tables import approvals, jobs, runs
 
 BATCH = MOST_AT_ONCE
@@ -98,8 +100,8 @@ def apply_new_rules(
                 undecided.setdefault(decision.snapshot, []).append(question.id)
             else:
                 given[question.id] = _given_by_rules(decision)
-        for snapshot, ids in undecided.items():  # the rules of the snapshot ask as well
-            stamped = update(approvals).where(approvals.c.id.in_(ids))
+        for snapshot, unclear in undecided.items():  # the rules of the snapshot ask as well
+            stamped = update(approvals).where(approvals.c.id.in_(unclear))
             connection.execute(stamped.values(checked_snapshot=snapshot))
         queued = store_answers(connection, locked, given, now)
         return Applied(len(looked), [(looked[id_][0], one) for id_, one in given.items()], queued)
@@ -249,9 +251,11 @@ def _refuse_reply(reply: Reply) -> None:
     for what, text in (("reason", reply.reason), ("name", reply.by), ("rule", reply.rule or "")):
         refuse_unstorable(f"the {what}", text)
     if reply.rule is not None and reply.remember == "call":
-        raise UsageError("a rule is remembered for a run or a job: say --remember run or job")
+        raise UsageError(
+            "a rule is remembered for a run, a job or always: say --remember run, job or always"
+        )
     if reply.rule is not None:
-        _refuse_rule(reply.rule)
+        _refuse_rule(reply.rule, reply)
     if reply.edited is None:
         return
     if reply.effect == "denied":
@@ -262,8 +266,8 @@ def _refuse_reply(reply: Reply) -> None:
         raise UsageError(f"the edited input cannot be stored as JSON ({error})") from error
 
 
-def _refuse_rule(text: str) -> None:
-    if (problem := syntax.problem(text)) is not None:
+def _refuse_rule(text: str, reply: Reply) -> None:
+    if (problem := syntax.problem(text, _EFFECTS[reply.effect])) is not None:
         raise UsageError(f"the rule {shorten(text, INPUT_SUMMARY_LENGTH)!r} is none: {problem}")
 
 
@@ -287,7 +291,7 @@ def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rul
                 f"no rule can be suggested for `{one.summary}`: give one with --rule, or answer "
                 "this call only"
             )
-        _refuse_rule(text)
+        _refuse_rule(text, reply)
         run_id = one.run_id if reply.remember == "run" else None
         rules[one.id] = Rule(_EFFECTS[reply.effect], text, reply.reason, REMEMBERED, run_id)
     return rules
@@ -383,7 +387,16 @@ class _Answering:
             if new := [rule for rule in rules if (job_id, rule) not in stored]:
                 added = remember_rules(connection, job_id, new, author, self.now)
                 positions |= zip(((job_id, rule) for rule in new), added, strict=True)
+        if self.reply.remember == "always":
+            self._stand(connection, answered, author)
         return positions
+
+    def _stand(self, connection: Connection, answered: Sequence[Question], author: Author) -> None:
+        """Store the rules of these answers as standing ones, in the same order in each process."""
+        first = {self.rules[one.id].text: one for one in reversed(answered)}
+        for _, one in sorted(first.items()):
+            call_id = ids.call_id(one.run_id, one.turn, one.position)
+            stand(connection, self.rules[one.id], author, self.now, call_id)
 
     def _given(self, asked: Question, positions: _Positions) -> Given:
         reply, rule = self.reply, self.rules.get(asked.id)

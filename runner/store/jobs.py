@@ -30,6 +30,7 @@ from runner.store.notices import arm
 from runner.store.pauses import insert_pilot
 from runner.store.rules import insert_rules, lock_rules
 from runner.store.run_state import progress_to_json
+from runner.store.standing import standing_for
 from runner.store.statements import insert_many, insert_or
 from runner.store.tables import blocks, events, job_budgets, job_shares, jobs, run_items, runs
 
@@ -99,9 +100,14 @@ def insert_job(
     budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
     texts: dict[str, Any] = {"name": spec.name, "key": key, "source": submission.source}
     told = {name: text and shorten(text, INPUT_SUMMARY_LENGTH) for name, text in texts.items()}
+    standing = standing_for(connection, spec)
     told |= {"runs": len(submission.runs), "rules": len(spec.rules), **budget}
+    if standing:
+        told["standing_rules"] = len(standing)
     tell_of_job(connection, job_id, now, "submitted", author, about, new=told)
     insert_rules(connection, job_id, spec.rules, author, now)
+    for row, rules in standing:
+        insert_rules(connection, job_id, rules, Author(row.author), row.created_at)
     insert_shares(connection, job_id, spec, workspace_id)
     arm(connection, job_id, spec.notify, now)
     if spec.budget.is_set:

@@ -34,6 +34,7 @@ REVISIONS = (
     "r13",
     "r16",
     "r15",
+    "r17",
 )
 HEAD = REVISIONS[-1]
 # The schemas before 0.1.0, which no migration starts from.

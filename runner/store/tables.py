@@ -174,6 +174,24 @@ permission_rules = _table(
     CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
 )
 
+# Rules that each new job gets a copy of, with their authors. Removed ones stay on record.
+standing_rules = _table(
+    "standing_rules",
+    Column("id", Integer, primary_key=True),
+    *_columns("effect rule why author", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("call_id", Text),  # the tool call that it answered, if it was remembered with an answer
+    Column("removed_at", Float),
+    *_columns("removed_by removed_why", Text),
+    CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
+    Index(
+        "ix_standing_rules_in_force",
+        *("effect", "rule"),
+        unique=True,
+        **_where("removed_at IS NULL"),
+    ),
+)
+
 # What happened to a job as a whole. What happened to one of its runs is in ``events``.
 job_events = _table(
     "job_events",

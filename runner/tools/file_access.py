@@ -5,7 +5,7 @@ was judged, because a symlink changed in between, the call is refused. Permissio
 resolved paths: before a call is decided on, and again when the file is opened.
 """
 
-# ruff: noqa: PTH111, PTH115, PTH116, PTH117, PTH118, PTH120 - pathlib costs a fast path time
+# ruff: noqa: PTH115, PTH116, PTH118, PTH120 - pathlib costs a fast path time
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from runner.core.conversation import ToolOutcome
 from runner.permissions import Request, ResolvedPath, ToolContext
 from runner.permissions.accesses import paths_of
 from runner.ports import Surroundings, ToolCall
+from runner.settings import user_home
 
 WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.folders names it; a test compares
 _LONGEST_PATH = 4_096  # PATH_MAX of Linux
@@ -245,12 +246,7 @@ def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> 
 
 def tool_context_of(places: Places) -> ToolContext:
     """Return a run's folders, and the home of the worker's user, which is that of its tools too."""
-    home = os.path.expanduser("~")
-    return ToolContext(
-        workspace=places.workspace,
-        outputs=places.outputs,
-        home=os.path.realpath(home) if os.path.isabs(home) else None,
-    )
+    return ToolContext(workspace=places.workspace, outputs=places.outputs, home=user_home())
 
 
 def permitted(call: ToolCall, places: Places, *, writing: bool = False) -> str:

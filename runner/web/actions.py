@@ -47,8 +47,12 @@ def answer(visit: Visit) -> Response:
     if action not in _ANSWERS:
         raise UsageError("say yes or no: approve or deny")
     remember = form.get("remember") or "call"
-    if remember not in ("call", "run", "job"):
-        raise UsageError(f"{remember[:20]!a} cannot be remembered: take call, run or job")
+    if remember not in ("call", "run", "job", "always"):
+        raise UsageError(f"{remember[:20]!a} cannot be remembered: take call, run, job or always")
+    if remember == "always" and not may(visit.session.role, "operate"):
+        raise UsageError(
+            "a rule for all new jobs needs the role 'operate': remember it for the job"
+        )
     names = [name for name in form.get("names", "").split() if name]
     reply = Reply(
         cast(Any, _ANSWERS[action]),

@@ -16,6 +16,7 @@ from runner.store.approvals import answer
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.rules import list_rules
+from runner.store.standing import list_standing
 from runner.store.tables import blocks
 from tests.cli.person import OurTerminal, Person
 from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs
@@ -85,7 +86,7 @@ def test_always_remembers_the_rule_and_asks_no_more(
     asked = [ask(database, run_id) for run_id in runs]
     person.answers(
         ("always:   Bash(uv lock)", ""),
-        ("a(lways in this job), g(roup: all 3), q(uit), s(how all)", "a\n"),
+        ("a(lways in this job; a all: in new ones too), g(roup: all 3), q(uit), s(how all)", "a\n"),
     )
     job_id = job_of(database, runs[0])
     let_ask(asker, job_id)
@@ -95,6 +96,15 @@ def test_always_remembers_the_rule_and_asks_no_more(
     assert shown.count(PROMPT) == 1
     assert "2 more ask for the same" in shown
     assert "and 2 more by the rule" in shown
+
+
+def test_always_may_hold_for_new_jobs_too(database: Database, asker: Asker, person: Person) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id)
+    person.answers((PROMPT, "a all\n"))
+    let_ask(asker, job_of(database, run_id))
+    assert approval_row(database, approval_id).answer == "approved"
+    assert [row["rule"] for row in list_standing(database)] == ["Bash(uv lock)"]
 
 
 def test_always_is_not_offered_without_a_rule(
@@ -238,7 +248,9 @@ def test_e_runs_the_call_with_what_the_person_makes_of_its_input(
     (run_id,) = submit_runs(database, "a")
     approval_id = ask(database, run_id, "uv lock", timeout=9)
     editor(tmp_path, monkeypatch, 'sed -i "s/lock/lock --offline/" "$1"')
-    person.answers((f"e(dit), w(hy), a(lways in this job), q(uit), {PROMPT}", "e\n"))
+    person.answers(
+        (f"e(dit), w(hy), a(lways in this job; a all: in new ones too), q(uit), {PROMPT}", "e\n")
+    )
     let_ask(asker, job_of(database, run_id))
     row = approval_row(database, approval_id)
     assert (row.answer, row.edited_input) == (

@@ -62,6 +62,7 @@ READING = {
     "results": "J",
     "rules check": "F",
     "rules list": "J",
+    "rules standing list": "",
     "schema": "",
     "schedule list": "",
     "search": "mend",
@@ -142,6 +143,7 @@ TRIED = {
     *("approve", "budget", "cancel", "deny", "finish-by", "fork", "import", "lane", "pause"),
     *("priority", "prune", "resume"),
     *("retry", "schedule add", "schedule pause", "schedule resume", "schedule rm", "rules revoke"),
+    *("rules standing add", "rules standing rm"),
     *("run", "say", "submit", "users add", "users remove", "workspace prune"),
 }
 
@@ -159,6 +161,14 @@ def test_who_may_log_in_is_recorded_with_who_said_so(command: Command, database:
     why = "The wrong branch."
     assert said == [("added", "lena", why), ("removed", "lena", why)]
     assert command("users", "list", "--json").json == []
+
+
+def test_a_standing_rule_is_recorded_with_who_and_why(command: Command, database: Database) -> None:
+    assert command(*signing("rules", "standing", "add", "deny", "Bash(git push *)")).code == 0
+    assert command(*signing("rules", "standing", "rm", "1")).code == 0
+    (rule,) = command("rules", "standing", "list", "--all", "--json").json
+    assert (rule["author"], rule["why"]) == ("lena", "The wrong branch.")
+    assert (rule["removed_by"], rule["removed_why"]) == ("lena", "The wrong branch.")
 
 
 def last_change(database: Database, job_id: str) -> tuple[str, str | None, str]:

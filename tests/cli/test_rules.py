@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.workspace.repository.made import Made
 
@@ -203,6 +204,24 @@ def test_a_rule_that_the_job_file_does_not_hold_says_where_it_is_from(
     text = JOB.replace("[permissions]", '[permissions]\nfrom = "settings.json"')
     result = command("rules", "check", job(text=text), "Bash(ls)")
     assert result.out.rstrip().endswith(f"'Bash(ls *)', from {folder / 'settings.json'}")
+
+
+def test_standing_rules_count_as_the_job_file_lets_them(
+    command: Command, job: Callable[..., str], database: Database
+) -> None:
+    for rule in (("allow", "Bash(git commit *)"), ("deny", "Bash(git status)")):
+        assert command("rules", "standing", "add", *rule).code == 0
+    calls = ("Bash(git commit -m x)", "Bash(git status)")
+    allowed, denied = checked(command, job(), *calls)
+    assert (allowed["decision"], allowed["origin"]) == ("allow", "standing")
+    assert (denied["decision"], denied["origin"]) == ("deny", "standing")
+    text = JOB.replace("[permissions]", "[permissions]\nstanding = false")
+    asked, denied = checked(command, job(text=text), *calls)
+    assert (asked["decision"], denied["decision"]) == ("ask", "deny")
+    plan = command("run", "job.toml", "--dry-run", "--json").json
+    assert [rule["text"] for rule in plan["standing_rules"]] == ["Bash(git status)"]
+    shown = command("run", "job.toml", "--dry-run").out
+    assert "standing rules  deny Bash(git status)" in shown
 
 
 def test_what_a_settings_file_loses_is_said_on_stderr(

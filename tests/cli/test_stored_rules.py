@@ -91,3 +91,39 @@ def test_stored_rules_steer_no_terminal(command: Command, database: Database) ->
     for arguments in (("rules", "list", job_of(database, run_id)), ("show", run_id)):
         result = command(*arguments)
         assert not any(map(steers, result.out.replace("\n", ""))), arguments
+
+
+def test_a_standing_rule_is_added_listed_and_removed(command: Command, database: Database) -> None:
+    reason = ("--reason", "It only locks.")
+    added = command("rules", "standing", "add", "allow", "Bash(uv lock)", "--as", "lena", *reason)
+    assert (added.code, added.out) == (0, "standing rule 1: allow Bash(uv lock)\n")
+    again = command("rules", "standing", "add", "allow", "Bash(uv lock)")
+    assert (again.code, "is a standing rule already" in again.err) == (2, True)
+    wrong = command("rules", "standing", "add", "allow", "mcp__*")
+    assert (wrong.code, "name the server" in wrong.err) == (2, True)
+    (row,) = command("rules", "standing", "list", "--json").json
+    assert (row["author"], row["why"], row["removed_by"]) == ("lena", "It only locks.", None)
+    (run_id,) = submit_runs(database, "a")
+    job_id = job_of(database, run_id)
+    copy = command("rules", "list", job_id, "--json").json[-1]
+    assert (copy["origin"], copy["rule"], copy["author"]) == ("standing", "Bash(uv lock)", "lena")
+    assert "allow Bash(uv lock) (standing)" in command("show", job_id).out
+    removed = command("rules", "standing", "rm", "1", "--as", "nils", "--reason", "No more.")
+    assert removed.code == 0, removed.err
+    assert command("rules", "standing", "list", "--json").json == []
+    assert "by nils" in command("rules", "standing", "list", "--all").out
+    assert "(standing)" in command("show", job_id).out  # a job's rules are its own
+
+
+def test_an_answer_is_remembered_for_new_jobs_too(command: Command, database: Database) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id)
+    assert command("approve", run_id, "--remember", "always", "--as", "lena").code == 0
+    (row,) = command("rules", "standing", "list", "--json").json
+    assert (row["rule"], row["author"], row["call_id"]) == (
+        "Bash(uv lock)",
+        "lena",
+        call_id(run_id),
+    )
+    (later,) = submit_runs(database, "b")
+    assert "Bash(uv lock) (standing)" in command("show", job_of(database, later)).out

@@ -18,9 +18,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
 
+from runner.core.run import Author
 from runner.errors import UnreachableError, UsageError
+from runner.permissions import Rule
 from runner.store import migrate
 from runner.store.database import Database
+from runner.store.standing import list_standing, stand
 from runner.store.tables import (
     jobs,
     metadata,
@@ -233,6 +236,22 @@ def test_jobs_with_on_ask_get_notify(open_database: Callable[[], Database]) -> N
             {"asking": {"default": "deny"}, "notify": None},
             {},
         ]
+
+
+def test_older_jobs_keep_their_rules_when_standing_rules_come(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    migrate.upgrade(database, to="r15")
+    fill_first_schema(database)
+    insert_row(database, "permission_rules", job_id="job_1", position=90, effect="ask", rule="Bash")
+    migrate.upgrade(database)
+    rules = select(permission_rules.c.rule).where(permission_rules.c.position == 90)
+    assert [row.rule for row in database.rows(rules)] == ["Bash"]
+    assert list_standing(database, removed=True) == []
+    rule = Rule("deny", "Bash")
+    added = [database.write(lambda c: stand(c, rule, Author("a"), NOW)) for _ in range(2)]
+    assert added == [1, None]
 
 
 def test_migrations_import_nothing_of_runner_but_the_tables_in_env() -> None:

@@ -12,6 +12,7 @@ from runner.app import people
 from runner.app.handle import App
 from runner.core.run import Author
 from runner.store.database import Database
+from runner.store.standing import list_standing
 from tests.cli.questions import ask, submit_runs
 from tests.store.attempts import run_row
 from tests.web.browser import Browser
@@ -87,6 +88,24 @@ def test_a_rule_that_is_remembered_answers_the_others(
     fields = {"names": one, "action": "approve", "remember": "job", "rule": "Bash(uv *)"}
     page = browser.submit("/inbox", "/answer", **fields)
     assert "3 calls approved, 2 of them by the rule" in page.words
+
+
+@pytest.mark.parametrize("role", ["answer", "operate"])
+def test_only_who_may_operate_sets_a_rule_for_new_jobs(
+    app: App, database: Database, open_site: Callable[..., Site], role: people.Role
+) -> None:
+    (run_id,) = submit_runs(database, "a.py")
+    ask(database, run_id)
+    token = people.add(app, "lena", role, Author("ada"), with_token=True)
+    browser = open_site(auth="users").stranger()
+    browser.post("/login", {"token": str(token)})
+    page = browser.get("/inbox")
+    assert ("for all new jobs too" in page.words) == (role == "operate")
+    (names,) = names_on(page.text)
+    fields = {"names": names, "action": "approve", "remember": "always"}
+    browser.submit("/inbox", "/answer", **fields)
+    standing = [(row["effect"], row["author"]) for row in list_standing(database)]
+    assert standing == ([("allow", "lena")] if role == "operate" else [])
 
 
 def test_a_rule_that_does_not_cover_the_call_answers_nothing(

@@ -145,7 +145,7 @@ at time when the reply that asked for it was stored
 decision text `allow`, `ask` or `deny`
 rule text the rule that decided; NULL: the job's default
 rule_effect text the effect of that rule
-rule_origin text where the rule is from (`job`, `approval` …)
+rule_origin text where the rule is from (`job`, `remembered`, `standing` …)
 rule_author text who wrote it
 rule_why text its own reason (`why`)
 rules_snapshot integer the snapshot of the job's rules that it was decided by
