@@ -35,6 +35,12 @@ _WITHHELD_NAMES = re.compile(
     r"|^OTEL_EXPORTER_",  # headers and addresses may hold a password
     re.IGNORECASE,
 )
+# What bash and sh would run, define or change by them before a command, or around it: rules take the
+# name of a program for the program (https://www.gnu.org/software/bash/manual/html_node/Bash-Variables.html).
+_STEERING_NAMES = re.compile(
+    r"^(BASH_FUNC_.*|BASH_ENV|ENV|PROMPT_COMMAND|SHELLOPTS|BASHOPTS|PS4|CDPATH|GLOBIGNORE)$",
+    re.DOTALL,
+)
 
 
 def looks_secret(name: str) -> bool:
@@ -135,3 +141,15 @@ class Settings:
     def secrets(self) -> Secrets:
         """Secrets to hide from tools, the store and terminals."""
         return Secrets(self.keys, (self.database_url, self.redis_url or ""))
+
+
+def tool_environment(environ: Mapping[str, str], secrets: Secrets | None = None) -> dict[str, str]:
+    """Return the environment that tools run in: variables whose names do not look like a setting of
+    Runner's or a secret, and steer no shell, and whose values contain no secret."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not looks_secret(name)
+        and not _STEERING_NAMES.search(name)
+        and not (secrets and secrets.are_in(value))
+    }

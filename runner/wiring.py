@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
-from runner.settings import Settings
+from runner.settings import Settings, tool_environment
 from runner.store import ids, migrate
 from runner.store.database import POSTGRES_CONNECTIONS, Database, DatabaseClock, connections_for
 
@@ -87,7 +87,6 @@ def load_submission(
     """Read and check a job file, changed by ``overrides``. Raises ``SpecError`` with every problem,
     those that ``preflight`` finds included."""
     from runner.jobfile.load import load
-    from runner.tools.environment import tool_environment
     from runner.tools.mcp import list_tools
     from runner.tools.media import media_of_file
     from runner.tools.registry import resolve_hooks, resolve_tools
@@ -110,7 +109,6 @@ def load_submission(
 
 def sandboxes_here(settings: Settings) -> Sandboxes:
     """Return what this host has to contain calls of tools."""
-    from runner.tools.environment import tool_environment
     from runner.tools.sandbox import Sandboxes
 
     return Sandboxes(settings.home, tool_environment(os.environ))
@@ -134,7 +132,6 @@ def mark_workspace(submission: Submission) -> str | None:
     """Mark the folder of a job's workspace, or keep the commit that its runs begin at, and return the id
     of what a worker has to see; None where any worker can work. Raises ``UsageError`` if that
     cannot be done."""
-    from runner.tools.environment import tool_environment
     from runner.workspace.folders import identify
     from runner.workspace.submission import keep_base
 
@@ -499,7 +496,6 @@ def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> No
 def send_notice(notice: DueNotice, settings: Settings) -> None:
     """Send a notice by its channel. Raises ``NotSentError``."""
     from runner.core.notify import with_link
-    from runner.tools.environment import tool_environment
     from runner.tools.notices import send
 
     environment = tool_environment(os.environ, settings.secrets())

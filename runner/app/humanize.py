@@ -339,6 +339,13 @@ class Note:
         object.__setattr__(self, "words", visible(short_ids(self.words)))
 
 
+_TONES_OF_VERDICTS: dict[str, Tone] = {"passed": "good", "failed": "bad", "not ended": "wait"}
+
+
+def verified_note(verification: Verification) -> Note:
+    return Note(verified(verification), _TONES_OF_VERDICTS[verdict(verification)])
+
+
 def run_state(run: Mapping[str, Any]) -> Note:
     """Return a run's state and its reason: ``stopped: max_turns: 50 turns``."""
     told = (str(run[name]) for name in ("state", "reason", "detail") if run[name])

@@ -23,7 +23,7 @@ from runner.jobfile.items import matches_path
 from runner.permissions import Rule
 from runner.permissions.examples import matches
 from runner.permissions.rules import problem
-from runner.tools.environment import tool_environment
+from runner.settings import tool_environment
 from runner.workspace.git import Git, GitError
 
 Template = Literal["refactor", "review", "migrate", "audit"]

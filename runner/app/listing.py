@@ -117,15 +117,20 @@ def list_runs(
         yield Page(_with_files(app, job_id, listed), next_after)
 
 
-def job_near_limits(job: Mapping[str, Any]) -> str:
-    """Return the caps of a job's budget that it has nearly used, in words."""
+def spent_shares(job: Mapping[str, Any]) -> list[float]:
+    """Return the spent share (1.0: all of it) of each cap of a job's budget."""
     usd = job["budget_usd"]
     caps = (
         (job["spent_cost"], None if usd is None else billionths(usd)),
         (job["spent_tokens"], job["budget_tokens"]),
     )
-    shares = [used / most for used, most in caps if most and is_near(used, most)]
-    return f"{max(shares):.0%} of its budget is spent" if shares else ""
+    return [used / most for used, most in caps if most]
+
+
+def job_near_limits(job: Mapping[str, Any]) -> str:
+    """Return the most spent cap of a job's budget in words, if it is nearly spent."""
+    share = max(spent_shares(job), default=0.0)
+    return f"{share:.0%} of its budget is spent" if is_near(share, 1.0) else ""
 
 
 def run_near_limits(run: Mapping[str, Any], cost: int, deadline: float | None, now: float) -> str:
@@ -162,7 +167,6 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
     with_files = []
     for some in in_lots(found):
         ids = [run["id"] for run in some]
-        shown = workers.shown_states(database, app.now(), ids)
         limited = [
             run["id"] for run in some if run["cost_ceiling_usd"] and run["state"] not in ENDED
         ]
@@ -172,12 +176,11 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
         with_files += [
             {
                 **run,
-                "shown_state": shown.get(run["id"], run["state"]),
                 "near_limits": run_near_limits(run, charged[run["id"]], limits["deadline"], now),
                 **{name: getattr(recorded[run["id"]], name) for name in names},
                 "verified": verdict(verified.get(run["id"])) or None,
             }
-            for run in some
+            for run in workers.with_shown_states(database, now, some)
         ]
     return with_files
 

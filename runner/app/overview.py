@@ -9,7 +9,6 @@ from typing import Any
 from runner.app import forecast, lanes, listing
 from runner.app.handle import App
 from runner.app.report import FailureGroup, failure_groups
-from runner.core.budget import billionths
 from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.errors import NotFoundError
 from runner.queries import decisions, jobs, runs
@@ -49,13 +48,7 @@ class JobLine:
     @property
     def budget_share(self) -> float | None:
         """The spent share of the budget (1.0: all of it); None without a budget."""
-        job = self.job
-        caps = (
-            (job["spent_cost"], job["budget_usd"] and billionths(job["budget_usd"])),
-            (job["spent_tokens"], job["budget_tokens"]),
-        )
-        shares = [used / most for used, most in caps if most]
-        return max(shares, default=None)
+        return max(listing.spent_shares(self.job), default=None)
 
 
 def jobs_page(app: App, before: str | None) -> tuple[list[JobLine], str | None]:

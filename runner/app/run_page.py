@@ -28,7 +28,7 @@ from runner.core.prices import Spending
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
-from runner.queries.costs import call_costs
+from runner.queries.costs import CallCost, call_costs
 from runner.store import changes
 
 TURNS = 12  # of a page
@@ -43,7 +43,6 @@ class Head:
     """The head of every page about a run."""
 
     run: Mapping[str, Any]  # its row, with its place, and the sums of its tree
-    shown_state: str
     spending: Spending
     waits_for: str | None
     waiting: int  # calls of it and its sub-agents that wait for an answer
@@ -79,11 +78,10 @@ def head_of(app: App, name: str) -> Head:
     run_id, database = app.find(name, "run").id, app.database
     run: dict[str, Any] = {**transcript.show_run(database, run_id), **place_of(run_id)}
     run |= tree_of(app, run_id)
-    shown = workers.shown_states(database, app.now(), [run_id])
+    (run,) = workers.with_shown_states(database, app.now(), [run])
     open_questions = decisions.open_approval_counts(database, run["job_id"])
     return Head(
         run,
-        shown.get(run_id, run["state"]),
         spending_of(app, run_id=run_id),
         what_runs_wait_for(app, [run]).get(run_id),
         open_questions.get(run["root"], 0),
@@ -177,31 +175,18 @@ def tree_rows(app: App, head: Head) -> list[Mapping[str, Any]]:
     """Return the runs of the tree that a run is in, each after its parent, with a state to show."""
     root, job_id = head.run["root"], head.run["job_id"]
     found = jobs.list_runs(app.database, job_id, whole_trees=True, among=[root])
-    shown = workers.shown_states(app.database, app.now(), [run["id"] for run in found])
     spent = runs.charged_costs(app.database, [run["id"] for run in found])
-    return [
-        {**run, "shown_state": shown.get(run["id"], run["state"]), "cost": spent[run["id"]]}
-        for run in found
-    ]
+    found = workers.with_shown_states(app.database, app.now(), found)
+    return [{**run, "cost": spent[run["id"]]} for run in found]
 
 
-@dataclass(frozen=True, slots=True)
-class CostLine:
-    number: int
-    turn: int
-    purpose: str
-    spending: Spending
-    latency: float | None
-
-
-def cost_lines(app: App, head: Head, last: int | None) -> tuple[list[CostLine], int | None]:
+def cost_lines(app: App, head: Head, last: int | None) -> tuple[list[CallCost], int | None]:
     """Return the model calls of some turns with their costs, the newest first, and the last turn of the
     next page."""
     until = min(last or head.run["turns"] + 1, head.run["turns"] + 1)
     first = max(0, until - CALLS + 1)
     found = call_costs(app.database, app.prices(), head.run["id"], (first, until))
-    lines = [CostLine(c.number, c.turn, c.purpose, c.spending, c.latency) for c in found]
-    return lines[::-1], first - 1 if first > 1 else None
+    return found[::-1], first - 1 if first > 1 else None
 
 
 def event_lines(
@@ -255,8 +240,7 @@ def record_read(app: App, run_id: str, person: str) -> None:
 
 def verifications(app: App, head: Head) -> list[Mapping[str, Any]]:
     """Return the verifications of a run, the newest first, each with its ``note``."""
-    tones: dict[str, humanize.Tone] = {"passed": "good", "failed": "bad", "not ended": "wait"}
     return [
-        {**each, "note": humanize.Note(humanize.verified(each), tones[humanize.verdict(each)])}
+        {**each, "note": humanize.verified_note(each)}
         for each in reversed(runs.verifications_of_run(app.database, head.run["id"]))
     ]

@@ -95,17 +95,12 @@ def runs_page(
     found = run_ids(database, job_id, filters, after=key, **options)
     ids = [run_id for _, run_id in found[:ROWS]]
     next_after = _write_key(found[ROWS - 1]) if len(found) > ROWS else None
-    by_id = {run["id"]: run for run in jobs.list_runs(database, job_id, among=ids)}
-    shown = workers.shown_states(database, app.now(), ids)
+    listed = jobs.list_runs(database, job_id, among=ids)
+    by_id = {run["id"]: run for run in workers.with_shown_states(database, app.now(), listed)}
     costs = runs.charged_costs(database, ids) if ids else {}
     waiting = decisions.open_approval_counts(database, job_id)
     rows = [
-        {
-            **by_id[run_id],
-            "shown_state": shown.get(run_id, by_id[run_id]["state"]),
-            "cost": costs[run_id],
-            "waiting": waiting.get(run_id, 0),
-        }
+        {**by_id[run_id], "cost": costs[run_id], "waiting": waiting.get(run_id, 0)}
         for run_id in ids
         if run_id in by_id
     ]

@@ -72,9 +72,8 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
     # The context window of its last call; before the first, its model's if known without the API.
     windows = ((run[name] or {}).get("window") for name in ("fullness", "context"))
     window = next(filter(None, windows), None) or app.prices().window(run["model"])
-    shown = workers.shown_states(database, app.now(), [run_id])
+    (run,) = workers.with_shown_states(database, app.now(), [run])
     return run | {
-        "shown_state": shown.get(run_id, run["state"]),
         "page": app.settings.page("runs", run_id),
         **place_of(run_id),
         **tree_of(app, run_id),
@@ -94,13 +93,10 @@ def tree_of(app: App, run_id: str) -> dict[str, Any]:
     """Return the ``children`` of a run, the cost of each with its sub-agents (``child_spending``,
     by id), sums over all runs ``below`` the run, and the cost of its tree (``tree_spending``)."""
     children = runs.children_of(app.database, run_id)
-    shown = workers.shown_states(app.database, app.now(), [child["id"] for child in children])
     condition = (in_tree(run_id),)
     spent = costs_by(app.database, app.prices(), "run", conditions=condition) if children else []
     return {
-        "children": [
-            child | {"shown_state": shown.get(child["id"], child["state"])} for child in children
-        ],
+        "children": workers.with_shown_states(app.database, app.now(), children),
         "child_spending": {
             child["id"]: total_of(each for each in spent if is_within(each.key, child["id"]))
             for child in children

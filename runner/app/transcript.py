@@ -21,7 +21,7 @@ from runner.app import humanize
 from runner.app.costs import spending_of
 from runner.app.event_words import event_note, is_by_person
 from runner.app.handle import App
-from runner.app.humanize import DiffKind, Note, Tone, cell
+from runner.app.humanize import DiffKind, Note, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
 from runner.core.media import media_blocks, media_line
@@ -476,11 +476,10 @@ def _place_of_message(message: list[StoredBlock]) -> _Place:
 
 
 def _verification(verification: StoredVerification) -> Verification:
-    tones: dict[str, Tone] = {"passed": "good", "failed": "bad", "not ended": "wait"}
     return Verification(
         number=verification["number"],
         turn=verification["turn"],
         at=verification["started_at"],
-        verdict=Note(humanize.verified(verification), tones[humanize.verdict(verification)]),
+        verdict=humanize.verified_note(verification),
         output=verification["output"] or "",
     )

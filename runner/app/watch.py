@@ -1,5 +1,5 @@
 """The view of a person who watches a job, computed from looks at the database. Pure: it reads no clock
-and no database (``app.looks`` does).
+and no database (``app.live`` does).
 
 All words are safe to print: control characters of untrusted parts are visible.
 """
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from runner.app import times
-from runner.app.humanize import cell, duration, moment, plural, tokens_of, usd_of
+from runner.app.humanize import TONES, cell, duration, moment, plural, tokens_of, usd_of
 from runner.core.budget import billionths
 from runner.core.events import SIGNED
 from runner.core.run import ENDED, RUNNERS_NAME
@@ -224,7 +224,7 @@ class Watch:
                 "ended" if is_end else "waits",
                 f"[{ended}/{len(items)}] {run_in_words(run)}",
                 {"run_id": run["id"], "item": run["item_key"], **told},
-                _TONES.get(run["state"], "plain"),
+                TONES.get(run["state"], "plain"),
             )
         begins = {run["due_at"] for run in items if times.begins_later(run)}
         if begins - self._begins:
@@ -325,13 +325,6 @@ class Watch:
 
 
 _PROMPT_TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens")
-_TONES = {
-    "succeeded": "good",
-    "failed": "bad",
-    "stopped": "bad",
-    "cancelled": "bad",
-    "waiting": "wait",
-}
 _VERBS = {
     "paused": "paused",
     "cancelled": "cancelled",

@@ -13,8 +13,8 @@ from runner.app.handle import App
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries.accesses import Action, Differences, SnapshotPair
+from runner.settings import tool_environment
 from runner.store.workspaces import RunWorkspace, workspace_of
-from runner.tools.environment import tool_environment
 from runner.workspace import leftovers
 from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
 from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository, commit_message

@@ -17,19 +17,20 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, TextIO, cast
 
 from runner.app.humanize import cell, lines, short_ids
 from runner.app.watch import Happening, View
-from runner.cli import osc
 from runner.cli.drawing import TONES, frame, panel_room
 from runner.cli.terminal import Line, console_on, wrapped
 
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _LEAVE = f"{_END_UPDATE}{_WRAP}\x1b[?25h\x1b[?1049l"
+_END_OSC = "\x1b\\"
+_LONGEST_NOTIFICATION = 120
 _LEAST_SECONDS = 0.1  # between two drawings
 _COUNT_SECONDS = 1.0  # how often times and countdowns are drawn anew
 _MOST_NOTES = 60
@@ -108,7 +109,7 @@ class Screen:
 
     def _close(self) -> None:
         self._live.stop()
-        self._write(_WRAP + osc.progress(os.environ, None))
+        self._write(_WRAP + progress_sequence(os.environ, None))
         self._percent = None
         self._restore_keyboard()
 
@@ -158,7 +159,7 @@ class Screen:
         percent = round(100 * view.ended / view.total) if view.total else 100
         if percent != self._percent:
             self._percent = percent
-            self._write(osc.progress(os.environ, percent))
+            self._write(progress_sequence(os.environ, percent))
 
     def tell(self, happening: Happening) -> None:
         """Show a line of what happened, below the runs."""
@@ -176,7 +177,7 @@ class Screen:
 
     def notify(self, words: str) -> None:
         """Show a notification, if the terminal takes one."""
-        self._write(osc.notification(os.environ, words))
+        self._write(notification_sequence(os.environ, words))
 
     def _add_note(self, words: str, style: str) -> None:
         if words != self._last_note:
@@ -369,3 +370,56 @@ class _Notes:
 
     def fileno(self) -> int:
         return 2
+
+
+# Progress in the taskbar, and notifications, of terminals that are known to take them. A terminal that does
+# not know OSC 9;4 may show it as a notification, each time: nothing is sent on a guess.
+
+
+def progress_sequence(environment: Mapping[str, str], percent: int | None) -> str:
+    """Return the sequence that shows a job's progress (None: clears it); empty if the terminal has
+    none."""
+    if not _takes_progress(environment):
+        return ""
+    return f"\x1b]9;4;0{_END_OSC}" if percent is None else f"\x1b]9;4;1;{percent}{_END_OSC}"
+
+
+def notification_sequence(environment: Mapping[str, str], words: str) -> str:
+    """Return the sequence that shows a notification, without control characters; empty if the terminal
+    has none."""
+    if not _takes_notifications(environment):
+        return ""
+    plain = "".join(each for each in words if each.isprintable() and each != ";")
+    return f"\x1b]9;{plain[:_LONGEST_NOTIFICATION]}{_END_OSC}"
+
+
+def _takes_progress(environment: Mapping[str, str]) -> bool:
+    """https://ghostty.org/docs/vt/osc/conemu, https://learn.microsoft.com/windows/terminal/tutorials/progress-bar-sequences"""
+    if _is_multiplexed(environment):
+        return False
+    program, version = _program(environment)
+    if program == "ghostty" or environment.get("WT_SESSION"):
+        return True
+    if environment.get("ConEmuANSI") == "ON":
+        return True
+    if program == "WezTerm":  # versions are dates
+        return version >= (20250209,)
+    return program == "iTerm.app" and version >= (3, 6, 6)
+
+
+def _takes_notifications(environment: Mapping[str, str]) -> bool:
+    if _is_multiplexed(environment):
+        return False
+    is_kitty = environment.get("TERM") == "xterm-kitty"
+    return is_kitty or _program(environment)[0] in ("ghostty", "WezTerm", "iTerm.app")
+
+
+def _is_multiplexed(environment: Mapping[str, str]) -> bool:
+    """True inside tmux or screen, which swallow both."""
+    return bool(environment.get("TMUX") or environment.get("STY"))
+
+
+def _program(environment: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
+    version = environment.get("TERM_PROGRAM_VERSION", "").replace("-", ".").split(".")
+    numbers = tuple(int(part) for part in version[:3] if part.isdecimal() and part.isascii())
+    return environment.get("TERM_PROGRAM", ""), numbers

@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from typing import IO, Literal, Protocol
+from typing import IO, Literal
 
 from runner.app import handle
 from runner.app.humanize import cell, lines, short_ids
-from runner.app.looks import LiveTexts, Looks, live_texts
+from runner.app.live import LiveTexts, Looks, live_texts
 from runner.app.watch import Happening, Look, View, Watch, doing_now
 from runner.cli.questions import Asker, Ends, Terminal, asker_at_terminal
 from runner.cli.screen import Screen
@@ -32,17 +32,6 @@ Form = Literal["auto", "json", "quiet"]
 def form_of(as_json: bool, quiet: bool) -> Form:
     """Return the form that the options of a command ask for."""
     return "json" if as_json else "quiet" if quiet else "auto"
-
-
-class Display(Protocol):
-    """What a job is shown on, while inside."""
-
-    def __enter__(self) -> Display: ...
-    def __exit__(self, *error: object) -> None: ...
-    def show(self, view: View, now: Callable[[], float]) -> None: ...
-    def tell(self, happening: Happening) -> None: ...
-    def notify(self, words: str) -> None: ...
-    def wait(self, seconds: float) -> str: ...
 
 
 def display_on(stream: IO[str], form: Form, keys: str) -> Display:
@@ -96,6 +85,9 @@ class Lines(AbstractContextManager["Lines"]):
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
         return ""
+
+
+Display = Screen | Lines  # what a job is shown on
 
 
 class Session:

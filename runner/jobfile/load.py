@@ -683,10 +683,3 @@ def _read_settings(path: Path, tools: Sequence[str]) -> ImportedRules:
     if not isinstance(data, dict):
         raise BadValueError(f"{path} must hold an object, not {kind(data)}")
     return from_settings(data, origin, tools)
-
-
-# --- The script of a scripted model ---
-# A mapping from items' keys to replies, in a file of its own. The key ``"*"`` serves any item without
-# replies of its own. A sub-agent has the replies under its own key (``"src/a.py+2"`` is the second that
-# the run of ``src/a.py`` starts), or those under ``@`` and the name of its type. A text under ``summary``
-# is what the model says when it is to sum up a conversation.

@@ -134,6 +134,14 @@ def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict
     return {row.id: row.shown for row in database.rows_in(query, runs.c.id, run_ids)}
 
 
+def with_shown_states(
+    database: Database, now: float, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return rows of runs, each with its ``shown_state`` (see ``shown_states``)."""
+    shown = shown_states(database, now, [row["id"] for row in rows])
+    return [{**row, "shown_state": shown.get(row["id"], row["state"])} for row in rows]
+
+
 def shown_states_by_job(
     database: Database, now: float, among: Collection[str] | None = None
 ) -> Mapping[str, Counter[tuple[str, str]]]:

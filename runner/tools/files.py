@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from io import BufferedReader, BytesIO
+from itertools import takewhile
+from typing import Any
 
 from runner.core.conversation import ToolResult
 from runner.core.media import Media
@@ -45,19 +47,23 @@ from runner.tools.media import (
     read_whole,
 )
 from runner.tools.output import MOST_CHARACTERS
-from runner.tools.patch import MOST_PATCHED_BYTES, change_of
 
 MOST_EDITED_BYTES = 64 << 20
 MOST_COMPARED_BYTES = 4 << 20  # past that, the lines of a file would take hundreds of megabytes
 MOST_LINES = 2_000
 MOST_LINE_CHARACTERS = 2_000
+MOST_PATCHED_BYTES = 1 << 20  # of a file before or after
 
 _LINE_NUMBER = re.compile(r"\s*\d+\t")
 _PIECE = 1 << 16
+_MOST_PLACES = 10
 _LOOKED_AT = 1 << 13
 _NOTE_ROOM = 500
 _NOT_UTF8 = "not UTF-8: what cannot be shown is \ufffd, and Edit refuses the file"
 _NOTEBOOK = "the cells of a notebook; the file itself is JSON, which Edit and Grep see"
+_PATCH_CONTEXT = 3  # lines before and after the change
+_MOST_PATCH_CHARACTERS = 100_000  # of the hunk, which is stored with the call
+_NO_NEWLINE = "\\ No newline at end of file"
 _CR_LF = "lines end with \\r\\n, which an Edit over several lines has to give too"
 
 
@@ -171,11 +177,11 @@ def _replace(real: str, path: str, content: bytes) -> bool:
     return before is None
 
 
-def _places_of(content: bytes, old: bytes, most: int = 10) -> str:
-    """Return the numbers of the lines where ``old`` begins, the first ``most`` of them."""
+def _places_of(content: bytes, old: bytes) -> str:
+    """Return the numbers of the lines where ``old`` begins, the first ten of them."""
     lines: list[str] = []
     start, line, counted = content.find(old), 1, 0
-    while start >= 0 and len(lines) < most:
+    while start >= 0 and len(lines) < _MOST_PLACES:
         line += content.count(b"\n", counted, start)
         counted = start
         lines.append(str(line))
@@ -312,3 +318,52 @@ def _check_text(file: BufferedReader, path: str) -> None:
     raise ToolFailure(
         f"{path} is {kind} ({size:,} bytes): Read shows text in UTF-8, PNG, JPEG, GIF, WebP and PDF"
     )
+
+
+# The patch, of one hunk, that hooks are told of a Write or Edit, as Claude Code's tools make it
+
+
+def change_of(before: bytes | None, after: bytes, *, made: bool = False) -> dict[str, Any]:
+    """Return the type of a change and its patch. None is made of a large change, of a file that was
+    ``made``, or of one whose content is not known (``before``: None)."""
+    change: dict[str, Any] = {"type": "create" if made else "update"}
+    if made or before is None or max(len(before), len(after)) > MOST_PATCHED_BYTES:
+        return change
+    hunk = _hunk(_whole_lines(before), _whole_lines(after))
+    if before != after and sum(map(len, hunk["lines"])) <= _MOST_PATCH_CHARACTERS:
+        change["structuredPatch"] = [hunk]
+    return change
+
+
+def _hunk(old: list[str], new: list[str]) -> dict[str, Any]:
+    """Return what stands between the first and the last line that differ, and the lines around it. No
+    shortest difference is looked for: that takes time with the square of the lines."""
+    head = _common(old, new)
+    tail = _common(old[head:][::-1], new[head:][::-1])
+    first = max(0, head - _PATCH_CONTEXT)
+    before, gone = old[first:head], old[head : len(old) - tail]
+    come, after = new[head : len(new) - tail], new[len(new) - tail :][:_PATCH_CONTEXT]
+    signed = ((" ", before), ("-", gone), ("+", come), (" ", after))
+    around = len(before) + len(after)
+    return {
+        "oldStart": first + 1,
+        "oldLines": around + len(gone),
+        "newStart": first + 1,
+        "newLines": around + len(come),
+        "lines": [text for sign, lines in signed for line in lines for text in _signed(sign, line)],
+    }
+
+
+def _common(old: list[str], new: list[str]) -> int:
+    """The number of lines that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+
+
+def _whole_lines(content: bytes) -> list[str]:
+    """The lines of a text with their line feeds."""
+    *whole, rest = content.decode("utf-8", "replace").split("\n")
+    return [f"{line}\n" for line in whole] + ([rest] if rest else [])
+
+
+def _signed(sign: str, line: str) -> list[str]:
+    return [sign + line[:-1]] if line.endswith("\n") else [sign + line, _NO_NEWLINE]

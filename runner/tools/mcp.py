@@ -23,7 +23,7 @@ from runner.core.run import Lease, Outcome
 from runner.core.text import plain
 from runner.errors import HostFaultError, HostLacks
 from runner.ports import Claimed, Interrupt, NoOutcome, Observer, ToolCall
-from runner.tools.environment import tool_environment
+from runner.settings import tool_environment
 from runner.tools.file_access import ToolFailure
 from runner.tools.host import MOST_OUTPUT_BYTES, Ended, Start, Starter, ToolHost, boot_needs
 from runner.tools.media import MOST_SHOWN, Opener, decoded_image

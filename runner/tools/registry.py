@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.core.agents import AGENT_TOOL
 from runner.core.conversation import Tool
-from runner.tools.environment import tool_environment
+from runner.settings import tool_environment
 from runner.tools.functions import Undescribed, ask_child
 from runner.tools.own import OwnSource
 

@@ -18,10 +18,9 @@ from runner.errors import HostFaultError
 from runner.permissions import ToolContext, digest_of
 from runner.permissions.decisions import Policy
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
-from runner.settings import Secrets
+from runner.settings import Secrets, tool_environment
 from runner.tools import file_access, files, search, shell
 from runner.tools.checking import has_patterns, input_problem, problem_found_apart
-from runner.tools.environment import tool_environment
 from runner.tools.file_access import Places, ToolFailure
 from runner.tools.functions import run_own
 from runner.tools.hooks import read_instructions, run_hook

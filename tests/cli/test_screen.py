@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from runner.app.watch import View, Watch
-from runner.cli import osc
 from runner.cli.drawing import fit, frame, tail, width_of
+from runner.cli.screen import notification_sequence, progress_sequence
 from runner.cli.watching import Lines
 from tests.app.watched import NOW, event, look, run
 from tests.cli.person import at_terminal
@@ -179,7 +179,10 @@ def test_piped_lines_are_as_in_the_golden_file(
 def test_only_terminals_known_to_take_them_get_progress_and_notifications(
     environment: dict[str, str], takes: tuple[bool, bool]
 ) -> None:
-    sent = osc.progress(environment, 40), osc.notification(environment, "a\x1b;b\x07 needs you")
+    sent = (
+        progress_sequence(environment, 40),
+        notification_sequence(environment, "a\x1b;b\x07 needs you"),
+    )
     assert tuple(map(bool, sent)) == takes
     assert sent[0] in ("", "\x1b]9;4;1;40\x1b\\")
     assert sent[1] in ("", "\x1b]9;ab needs you\x1b\\")

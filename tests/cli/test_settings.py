@@ -9,8 +9,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from runner.settings import Settings
-from runner.tools.environment import tool_environment
+from runner.settings import Settings, tool_environment
 from tests.cli.conftest import Result
 
 

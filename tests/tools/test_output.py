@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.core.text import plain
-from runner.settings import Secrets
+from runner.settings import Secrets, tool_environment
 from runner.tools.checking import input_problem
-from runner.tools.environment import tool_environment
 from runner.tools.output import MOST_CHARACTERS, present
 
 

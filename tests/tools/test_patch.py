@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.tools.patch import MOST_PATCHED_BYTES, change_of
+from runner.tools.files import MOST_PATCHED_BYTES, change_of
 
 CHANGES = {
     "a line": (b"a\nb\nc\n", b"a\nB\nc\n"),
