@@ -165,6 +165,19 @@ class File(Access):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
+class Mention(Access):
+    """Paths in the arguments of programs, which may read them: for rules that name some paths."""
+
+    known: tuple[str, ...]  # absolute
+    context: ToolContext
+
+    def catches(self, rule: syntax.ParsedRule) -> str | None:
+        if not isinstance(rule.specifier, PathPattern) or rule.specifier.whole:
+            return None
+        return rule.specifier.catches(self.known, self.context)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
 class Host(Access):
     def _matched(self, specifier: syntax.Specifier) -> str | None:
         if not isinstance(specifier, syntax.HostPattern):
@@ -198,7 +211,7 @@ def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
             found: list[str] = []
             for script in map(analyse, _texts(arguments.get("command"))):
                 found += (*script.writes, *script.after_cd, *script.reads, *script.guesses)
-                found += (each.folder for each in script.below)
+                found += (*(each.folder for each in script.below), *script.mentions)
             return tuple(dict.fromkeys(filter(None, found)))
         case _:
             return ()
@@ -241,9 +254,19 @@ def _of_script(command: str, context: ToolContext) -> list[Access]:
     for path in (*script.after_cd, *script.guesses):
         found.append(file_access("Edit", path, context, required=False))
     found += _changed_below(script, context)
+    if known := tuple(_mentioned(script, context)):
+        found.append(
+            Mention(tools=("Read",), shown=known[0], required=False, known=known, context=context)
+        )
     if not any(access.required for access in found):
         found.append(Access(tools=("Bash",), shown=command))
     return found
+
+
+def _mentioned(script: Script, context: ToolContext) -> Iterator[str]:
+    for path in script.mentions:
+        place = context.places.get(path)
+        yield from absolute(path, context) if place is None else (place.named, place.real)
 
 
 def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:

@@ -20,8 +20,9 @@ from runner.permissions.shell.builtins import (
     runs_text,
     variable_risk,
 )
-from runner.permissions.shell.files import Below, files_of
+from runner.permissions.shell.files import Below, files_of, literal
 from runner.permissions.shell.harmless import is_harmless_use
+from runner.permissions.shell.mentions import is_unknown, mentioned
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import is_option, spellings
@@ -124,7 +125,7 @@ class Commands:
             return
         program = name.rpartition("/")[2]
         if program in ("cd", "pushd", "popd"):
-            findings.move(path_of(words[-1]) if len(words) > 1 else "")
+            findings.move(next(iter(literal(words[-1:])), "") if len(words) > 1 else "")
         too_deep = command.level > _DEEPEST
         if too_deep or (name in _RESERVED and not (name == "time" and len(words) > 1)):
             reason = "it is nested too deeply" if too_deep else f"{name} is out of place"
@@ -194,6 +195,10 @@ class Commands:
         findings.operands += files.reads
         findings.changes += files.changes
         findings.below += files.below
+        reads, writes = mentioned(program, arguments)
+        findings.mentions += reads
+        findings.changes += writes
+        findings.unknown = findings.unknown or is_unknown(program, arguments)
         hides = hides or self._runner(program, command, forms)
         inner: tuple[Part, ...] = ()
         for words in executing.commands if executing else ():
@@ -210,6 +215,8 @@ class Commands:
         findings.writes += [findings.target(path, findings.here) for path in script.writes]
         findings.writes += [findings.target("", findings.here) for path in script.after_cd]
         findings.reads += seen.reads
+        findings.mentions += seen.mentions
+        findings.unknown = findings.unknown or seen.unknown
         # The same with a name for what is found, to see which files those are.
         named = [replace(word, exact=word.exact or "{}" in word.value) for word in words]
         files = Findings(here=findings.here)
@@ -244,6 +251,8 @@ class Commands:
             findings.operands += [*(read.path for read in seen.reads), *seen.operands]
             findings.changes += [*(write.path for write in seen.writes), *seen.changes]
             findings.below += seen.below
+            findings.mentions += seen.mentions
+            findings.unknown = findings.unknown or seen.unknown
             findings.unread += seen.unread
             hidden.append(seen.reason or next((p.hides for p in seen.parts if p.hides), ""))
         if not hidden or not all(hidden):

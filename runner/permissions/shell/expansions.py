@@ -101,6 +101,11 @@ class Expansions(Tree):
         """Visit a redirect that no word may follow."""
 
     def word(self, node: Node) -> Word:
+        word = self._read(node)
+        self.findings.words.append(word)
+        return word
+
+    def _read(self, node: Node) -> Word:
         start, end = node.start_byte, node.end_byte
         if not node.child_count and node.type in ("word", "number"):
             source = self.text[start:end]

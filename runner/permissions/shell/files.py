@@ -20,15 +20,22 @@ _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
 _FILE_URL = re.compile(r"(?<![a-z0-9])file:(?://[^/]*(?=/))?([^?#]*)", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
 _HOME = re.compile(r"^\$(?:HOME|\{HOME\})(?=/|$)")
-_HERE = re.compile(r"^\$(?:PWD|\{PWD\})(?=/|$)")
+_HERE = re.compile(r"^(?:\$(?:(?:OLD)?PWD|\{(?:OLD)?PWD\})|~[+-])(?=/|$)")
 _ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE = re.compile(
-    r"\\(?:x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL
+    r"\\(?:(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8}))|([0-7]{1,3})|(.))",
+    re.DOTALL,
 )
 _GLOB = re.compile(r"(?:~(?=/))?[A-Za-z0-9_./+@:,=%*?\[\]!^{}-]*")
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_BRACES = 64
 _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
+_SIGNS = re.compile(r"[=,:@#]")
+_LONGEST = 2000  # characters of an argument that is taken apart
+# Options whose value is not looked at.
+LEFT_OUT = re.compile(
+    r"-+[\w-]*(?:exclude|ignore|omit|skip|without|prune|not|hide|except|invert)", re.I
+)
 _NO_FILE = DEVICES | {"-"}
 _UNKNOWN = Word("?", "", exact=False, loose=True)
 
@@ -147,7 +154,7 @@ def _parse(
                 options.append((f"-{letter}", next(words, _UNKNOWN) if valued else None))
         elif value.startswith("--") or ("SINGLE" in usage.flags and value[:1] == "-" != value):
             options.append(_long(word, words, usage))
-            if "LOOSE" in usage.flags and "=" in value:
+            if "LOOSE" in usage.flags and "=" in value and not LEFT_OUT.match(value):
                 pieces.append(_piece(word, value.partition("=")[2]))
         elif value.startswith("-") and value != "-":
             options += _letters(word, words, usage)
@@ -167,8 +174,13 @@ def _long(word: Word, words: Iterator[Word], usage: Usage) -> tuple[str, Word | 
         return named, _piece(word, joined)
     if named in usage.valued:
         return named, next(words, _UNKNOWN)
-    if named[:2] in usage.valued and len(named) > 2:
-        return named[:2], _piece(word, word.value[2:])
+    if not named.startswith("--"):
+        starts = [
+            option for option in usage.valued if option[:2] != "--" and named.startswith(option)
+        ]
+        if starts:
+            option = max(starts, key=len)
+            return option, _piece(word, word.value[len(option) :])
     return named, None
 
 
@@ -189,16 +201,9 @@ def _note(files: Files, role: Role, call: _Call) -> None:
     words = call.words(role)
     match role.does:
         case "reads":
-            files.reads += _literal(words)
-            files.below += [
-                _matching(path, deep=False)._replace(reads=True)
-                for word in words
-                if not word.exact
-                for path in _readings(word)
-                if _PATTERN.search(path)
-            ]
+            _read(files, words)
             if "REVISIONS" in call.usage.flags:
-                files.reads += filter(None, (path.partition(":")[2] for path in _literal(words)))
+                files.reads += filter(None, (path.rpartition(":")[2] for path in literal(words)))
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
@@ -207,12 +212,12 @@ def _note(files: Files, role: Role, call: _Call) -> None:
             for word in words:
                 files.reads += [joined(path_of(word), path) for path in files.reads if path]
         case "may":
-            files.changes += _literal(words)
+            files.changes += [part for path in literal(words) for part in pieces(path)]
         case "changes" | "trees" | "packs":
             for word in words:
                 _change(files, word, deep=role.does == "trees")
             if role.does == "packs":
-                files.changes += [path.rpartition(".")[0] for path in _literal(words)]
+                files.changes += [path.rpartition(".")[0] for path in literal(words)]
             if "PATHSPECS" in call.usage.flags:
                 _select(files, words)
         case "copies" | "moves" | "links":
@@ -220,6 +225,17 @@ def _note(files: Files, role: Role, call: _Call) -> None:
         case "unpacks":
             for word in words or [Word(".", ".")]:
                 _change(files, word, deep=True)
+
+
+def _read(files: Files, words: Sequence[Word]) -> None:
+    files.reads += literal(words)
+    files.below += [
+        matching(path)._replace(reads=True)
+        for word in words
+        if not word.exact
+        for path in _readings(word)
+        if _PATTERN.search(path)
+    ]
 
 
 def _readings(word: Word) -> list[str]:
@@ -247,7 +263,8 @@ def _without_braces(text: str) -> list[str]:
     return texts
 
 
-def _literal(words: Iterable[Word]) -> list[str]:
+def literal(words: Iterable[Word]) -> list[str]:
+    """Return the paths that words name, those behind the home's and the folder's variables too."""
     found = []
     for word in words:
         found.append(path_of(word))
@@ -260,10 +277,17 @@ def _literal(words: Iterable[Word]) -> list[str]:
     return [path for path in found if path and path not in _NO_FILE]
 
 
+def pieces(text: str) -> Iterator[str]:
+    """Yield a text and its parts at signs by which programs join a path to something."""
+    yield text
+    if len(text) <= _LONGEST:
+        yield from filter(None, _SIGNS.split(re.sub(r"^.*?fileb?://", "", text)))
+
+
 def _sign(escape: re.Match[str]) -> str:
-    digits = escape[1] or escape[2]
-    code = int(digits, 16) if digits else int(escape[3] or "0", 8)
-    return escape[4] or (chr(code) if code <= sys.maxunicode else "")
+    digits = escape[1] or escape[2] or escape[3]
+    code = int(digits, 16) if digits else int(escape[4] or "0", 8)
+    return escape[5] or (chr(code) if code <= sys.maxunicode else "")
 
 
 def _change(files: Files, word: Word, *, deep: bool) -> None:
@@ -273,14 +297,15 @@ def _change(files: Files, word: Word, *, deep: bool) -> None:
         if not path:
             files.below.append(_ANYWHERE)
         elif not word.exact and _PATTERN.search(path):
-            files.below.append(_matching(path, deep))
+            files.below.append(matching(path, deep))
         else:
             files.changes.append(path)
             if deep:
                 files.below.append(Below(path, "**", deep=True))
 
 
-def _matching(glob: str, deep: bool) -> Below:
+def matching(glob: str, deep: bool = False) -> Below:
+    """Return the paths that a glob may become."""
     before = _PATTERN.split(glob, maxsplit=1)[0]
     folder, slash, _ = before.rpartition("/")
     name, below, _ = glob[len(folder + slash) :].partition("/")
@@ -289,11 +314,11 @@ def _matching(glob: str, deep: bool) -> Below:
 
 def _select(files: Files, words: Sequence[Word]) -> None:
     """Note the files that patterns of git's match: ``*`` stands for what starts with a dot too."""
-    for path in _literal(words):
+    for path in literal(words):
         plain = re.sub(r"^:(?:\([^)]*\)|[/!^]+)", "", path)
         files.changes.append(plain)
         if _PATTERN.search(plain):
-            folder, name, deep, _ = _matching(plain, deep=True)
+            folder, name, deep, _ = matching(plain, deep=True)
             names = (name, name.lstrip("*"), f".{name}")
             files.below += [Below(folder, each, deep) for each in names if each]
 
@@ -302,7 +327,7 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
     into = call.valued(call.usage.items("into"))
     *sources, target = [*words, *into[-1:]] if words or into else [_UNKNOWN]
     deep = does == "moves" or not call.usage.items("recursive").isdisjoint(call.given)
-    files.reads += _literal(sources or [target])
+    _read(files, sources or [target])
     if does == "moves":
         for source in sources:
             _change(files, source, deep=True)
@@ -310,12 +335,12 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
         return
     for path in _readings(target):
         if not path or (not target.exact and _PATTERN.search(path)):
-            files.below.append(_matching(path, deep=True) if path else _ANYWHERE)
+            files.below.append(matching(path, deep=True) if path else _ANYWHERE)
             continue
         files.changes.append(path)
         if does == "links":
             folders = (path, path.rpartition("/")[0])
-            files.changes += [joined(each, to) for to in _literal(sources) for each in folders]
+            files.changes += [joined(each, to) for to in literal(sources) for each in folders]
         for source in sources:
             _copied(files, source, path.rstrip("/") or "/", deep)
 

@@ -12,11 +12,15 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from runner.permissions.shell.files import Below, joined
+from runner.permissions.shell.files import Below, joined, matching
+from runner.permissions.shell.mentions import candidates
+from runner.permissions.shell.words import Word
 
 Moment = tuple[int, ...]  # where a text has it; then where the text that is run there has it, …
 
 _MOST_FOLDERS = 16
+_MOST_WORDS = 300
+_GLOB = re.compile(r"(?=.*[*?\[])[A-Za-z0-9_./+@*?\[\]!^-]+")
 _CANNOT_BE = re.compile(r"[^/]{256}|\0")  # no file has such a name
 # Variables that bash keeps numbers in: it calculates what they are set to.
 INTEGERS = frozenset(
@@ -66,6 +70,9 @@ class Script:
     # The relative ones of the writes after a cd, which may have failed; for deny and ask rules.
     after_cd: tuple[str, ...] = ()
     below: tuple[Below, ...] = ()  # what programs change or read somewhere below; for deny rules
+    mentions: tuple[
+        str, ...
+    ] = ()  # what programs may read; for deny and ask rules about some paths
     reads_anywhere: bool = False  # it reads a file that only the run determines
     writes_anywhere: bool = False  # it writes such a file
 
@@ -80,6 +87,9 @@ class Findings:
     operands: list[str] = field(default_factory=list)  # files that known programs read
     changes: list[str] = field(default_factory=list)  # files that known programs change
     below: list[Below] = field(default_factory=list)  # paths that are not literal, as ``changes``
+    mentions: list[str] = field(default_factory=list)  # paths that programs may read
+    words: list[Word] = field(default_factory=list)  # all words of the script
+    unknown: bool = False  # a program may open a file that only the run determines
     readings: int = 0  # how many readings of commands were tried
     reason: str = ""  # why it may run what is not among the parts
     here: Moment = ()  # the command that is walked
@@ -152,6 +162,8 @@ class Findings:
             parts[-1] = replace(last, forms=(*last.forms, *forms))
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
+        if self.unknown:
+            self._any_word_opens()
         unknown = [""] if "" in self.operands else []
         guesses = _REDIRECT.findall(command) if self.reason else []
         sources = self.reads + (self.writes if self.targets_read else [])
@@ -172,9 +184,20 @@ class Findings:
                 for each in dict.fromkeys(self.below)
                 for folder in (self._anywhere([each.folder]) or [""])
             ),
+            mentions=_unique(self._anywhere(dict.fromkeys(self.mentions))),
             reads_anywhere=reads_anywhere or bool(unknown),
             writes_anywhere=writes_anywhere,
         )
+
+    def _any_word_opens(self) -> None:
+        """Count each word of the script as what a variable, a pipe or find hands to a program."""
+        for word in self.words[:_MOST_WORDS]:
+            self.mentions += candidates(word)
+            if _GLOB.fullmatch(word.value):
+                folder, _, name = word.value.rpartition("/")
+                self.below.append(
+                    matching(name if "**" in folder else word.value)._replace(reads=True)
+                )
 
     def _anywhere(self, paths: Iterable[str]) -> list[str]:
         """Return the paths from each folder that the script may be in."""

@@ -1,0 +1,40 @@
+"""Lines of an attacker are not allowed, and everyday lines beside the same denials are. ``attacks.toml``
+has them, one a line; ``⏎`` stands for a line break.
+
+The rules allow every program that a line begins with, whatever its arguments, and the group's programs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.permissions import Request, Rule, ToolContext
+from runner.permissions.accesses import paths_of
+from runner.permissions.decisions import Policy, evaluate
+from tests.permissions.test_corpus import HOME, OF_EACH_PROCESS, OUTPUTS, WORKSPACE, place_of
+
+GROUPS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
+
+
+def decide(command: str, group: dict[str, Any]) -> str:
+    programs = [command.split()[0], *group["programs"].split()]
+    texts = dict.fromkeys([*group["allow"], *(f"Bash({program} *)" for program in programs)])
+    rules = [*(Rule("allow", text) for text in texts), *(Rule("deny", t) for t in group["deny"])]
+    arguments = {"command": command}
+    places = {path: place_of(path, {}, tilde=True) for path in paths_of("Bash", arguments)}
+    places = {p: at for p, at in places.items() if not f"{at.real}/".startswith(OF_EACH_PROCESS)}
+    context = ToolContext(WORKSPACE, OUTPUTS, HOME, places)
+    return evaluate(Policy(tuple(rules), "ask"), Request("Bash", arguments, context)).effect
+
+
+@pytest.mark.parametrize("about", GROUPS)
+def test_lines_are_allowed_only_where_they_do_no_harm(about: str) -> None:
+    group = GROUPS[about]
+    lines = [line.replace("⏎", "\n") for line in group["lines"].splitlines() if line]
+    assert len(lines) == len(set(lines)) >= 100
+    wanted = group["expect"] == "allow"
+    assert [line for line in lines if (decide(line, group) == "allow") != wanted] == []
