@@ -286,13 +286,13 @@ def _surroundings(
     from runner.engine.attempt_log import AttemptLog
     from runner.engine.dispatcher import Machine
     from runner.engine.governor import Governor
-    from runner.engine.process import HostLocks
     from runner.ports import Observers
     from runner.queries.search.search import open_index
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.changes import store_connections
+    from runner.store.host_locks import HostLocks
     from runner.store.rate_limits import StoredRateLimits
     from runner.store.runs import endings, job_of
     from runner.telemetry.start import start_telemetry

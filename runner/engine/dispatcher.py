@@ -23,7 +23,6 @@ from typing import Protocol
 from runner.core.run import LEASE_SECONDS
 from runner.core.shares import JobLoad, Shares
 from runner.engine.governor import Governor
-from runner.engine.process import HostLocks
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
@@ -32,6 +31,7 @@ from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import wake_overdue
 from runner.store.database import Database, DatabaseClock
 from runner.store.depth import hold, wake_held
+from runner.store.host_locks import HostLocks
 from runner.store.notices import DueNotice
 from runner.store.questions import announce
 from runner.store.specs import JobCache

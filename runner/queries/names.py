@@ -7,7 +7,8 @@
 | ``last`` | the newest job |
 | the key that a job was submitted with | that job |
 | a job's name, or the beginning of it | the newest job of that name |
-| ``JOB/ITEM``: a job as above, an item's key or its beginning or end | the item's newest run |
+| ``JOB/ITEM``: a job as above, an item's key or a part of it | the item's newest run |
+| a job as above, where a run is asked for and it has only one item | the item's newest run |
 | of an imported session: its title, or its own id, or six characters that this begins with | its run |
 """
 
@@ -77,7 +78,7 @@ def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> l
         return []
     ways = (
         *(_by_id, _by_name, _by_item, _by_part_of_id, _by_session, _by_id_of_api),
-        _by_start_of_name,
+        *(_by_start_of_name, _by_only_item),
     )
     return next(filter(None, (way(connection, text, kinds) for way in ways)), [])
 
@@ -114,17 +115,35 @@ def _by_name(connection: Connection, text: str, kinds: Collection[Kind]) -> list
 def _by_item(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
     if "run" not in kinds:
         return []
-    found: dict[str, list[str]] = {"whole": [], "part": []}
+    found: dict[int, list[Found]] = {}
     for _, job_id, item in _jobs_and_items(connection, text):
-        whole = select(func.max(runs.c.id)).where(runs.c.job_id == job_id, runs.c.item_key == item)
-        if (run_id := connection.execute(whole).scalar()) is not None:
-            found["whole"].append(run_id)
-            continue
-        by_item = newest_runs(connection, job_id)
-        found["part"] += (
-            run for key, run in by_item.items() if key.startswith(item) or key.endswith(item)
-        )
-    return [Found("run", run_id) for run_id in found["whole"] or found["part"]]
+        for key, run_id in newest_runs(connection, job_id).items():
+            found.setdefault(_distance(key, item), []).append(Found("run", run_id))
+    found.pop(_NO_PART, None)
+    return found[min(found)] if found else []
+
+
+_NO_PART = 4
+
+
+def _distance(key: str, part: str) -> int:
+    """Return how far a text is from an item's key: 0 for the key, 1 for the last parts of a path with or
+    without the suffix, 2 for a beginning or end, 3 for another part of it."""
+    ways = (
+        key == part,
+        f"/{key}".endswith(f"/{part}") or f"/{key.rpartition('.')[0]}".endswith(f"/{part}"),
+        key.startswith(part) or key.endswith(part),
+        part in key,
+    )
+    return ways.index(True) if True in ways else _NO_PART
+
+
+def _by_only_item(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
+    """The run of a job with one item, for a command that takes no job."""
+    if "run" not in kinds or "job" in kinds:
+        return []
+    found = [newest_runs(connection, job.id) for job in _candidates(connection, text, _JOB)]
+    return [Found("run", *each.values()) for each in found if len(each) == 1]
 
 
 def _jobs_and_items(connection: Connection, text: str) -> Iterator[tuple[str, str, str]]:

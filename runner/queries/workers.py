@@ -23,9 +23,11 @@ from runner.core.rate_limits import PREFETCH, Pool, PoolKey, Report, minute_limi
 from runner.core.run import LEASE_SECONDS
 from runner.store.conditions import IS_ITEM_RUN, is_live
 from runner.store.database import Database, reads
+from runner.store.host_locks import gone_from_here
 from runner.store.tables import jobs, rate_events, rate_permits, rate_pools, runs, workers
 
-# ``dead``: its lease has expired, and nobody has taken its runs yet. ``faulty``: its host is.
+# ``dead``: its lease has expired or its process is gone, and nobody has taken its runs yet. ``faulty``:
+# its host is.
 WorkerState = Literal["alive", "draining", "faulty", "dead", "ended"]
 # A worker: its columns, its ``state``, the ids of the ``runs`` that it has in hand, and ``heartbeat_at``.
 WorkerSummary: TypeAlias = dict[str, Any]
@@ -45,15 +47,16 @@ def list_workers(connection: Connection, now: float, *, ended: bool = False) -> 
         workers.c.started_at, workers.c.id
     )
     if not ended:
-        query = query.where(is_live(now))
+        query = query.where(_is_live(connection, now))
     held = select(runs.c.worker_id, runs.c.id).where(runs.c.worker_id.is_not(None))
     in_hand: defaultdict[str, list[str]] = defaultdict(list)
     for worker_id, run_id in connection.execute(held.order_by(runs.c.id)):
         in_hand[worker_id].append(run_id)
+    gone = _gone(connection, now)
     return [
         {
             **row,
-            "state": _state(dict(row), now),
+            "state": "dead" if row["id"] in gone else _state(dict(row), now),
             "runs": in_hand[row["id"]],
             "heartbeat_at": row["lease_expires_at"] - LEASE_SECONDS,
         }
@@ -61,10 +64,23 @@ def list_workers(connection: Connection, now: float, *, ended: bool = False) -> 
     ]
 
 
-def live_workers(database: Database, now: float, job_id: str | None = None) -> int:
-    """Return the number of workers with valid leases; of a job, only those that work it."""
+@reads
+def live_workers(connection: Connection, now: float, job_id: str | None = None) -> int:
+    """Return the number of live workers; of a job, only those that work it."""
     works = () if job_id is None else (_works(job_id),)
-    return int(database.rows(select(func.count()).where(is_live(now), *works))[0][0])
+    query = select(func.count()).where(_is_live(connection, now), *works)
+    return int(connection.execute(query).scalar_one())
+
+
+def _gone(connection: Connection, now: float) -> list[str]:
+    """Return the workers whose leases are good, but whose processes are gone from this host."""
+    query = select(workers.c.id, workers.c.host_id).where(is_live(now))
+    return gone_from_here((row.id, row.host_id) for row in connection.execute(query))
+
+
+def _is_live(connection: Connection, now: float) -> ColumnElement[bool]:
+    """True for the row in ``workers`` of a worker that is alive, as far as this host can tell."""
+    return and_(is_live(now), workers.c.id.not_in(_gone(connection, now)))
 
 
 def _works(job_id: str | ColumnElement[str]) -> ColumnElement[bool]:
@@ -129,7 +145,7 @@ def oldest_due_at(database: Database) -> float | None:
 def shown_states(database: Database, now: float, run_ids: Sequence[str]) -> dict[str, str]:
     """Return the states to show, by id, of runs that no worker works although one should:
     ``interrupted`` instead of ``running`` if the worker is dead, and a note if none is alive."""
-    shown = _shown(now)
+    shown = _shown(database, now)
     query = select(runs.c.id, shown.label("shown")).where(shown != runs.c.state)
     return {row.id: row.shown for row in database.rows_in(query, runs.c.id, run_ids)}
 
@@ -147,7 +163,7 @@ def shown_states_by_job(
 ) -> Mapping[str, Counter[tuple[str, str]]]:
     """Return the number of items' runs by job, stored state and the different ``shown_states``; only of
     the jobs ``among`` some ids, if there are any."""
-    shown = _shown(now)
+    shown = _shown(database, now)
     of_jobs = () if among is None else (runs.c.job_id.in_(among),)
     query = (
         select(runs.c.job_id, runs.c.state, shown.label("shown"), func.count())
@@ -165,10 +181,11 @@ def _is_due(now: float) -> tuple[ColumnElement[bool], ...]:
     return runs.c.state == "queued", runs.c.due_at <= now
 
 
-def _shown(now: float) -> ColumnElement[str]:
+def _shown(database: Database, now: float) -> ColumnElement[str]:
     """Return a run's real state: its worker may be dead or missing."""
-    is_any = exists().where(is_live(now), _works(runs.c.job_id)).correlate(runs)
-    is_held = exists().where(workers.c.id == runs.c.worker_id, is_live(now))
+    is_alive = database.read(lambda connection: _is_live(connection, now))
+    is_any = exists().where(is_alive, _works(runs.c.job_id)).correlate(runs)
+    is_held = exists().where(workers.c.id == runs.c.worker_id, is_alive)
     is_lost = and_(runs.c.state == "running", ~is_held)
     return case(
         (and_(is_lost, ~is_any), f"{INTERRUPTED}, {NO_WORKER}"),

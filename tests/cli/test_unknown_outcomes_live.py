@@ -1,4 +1,4 @@
-"""A call that reaches beyond its workspace, and a worker that is killed in the middle of it."""
+"""A worker that is killed in the middle of a call, also of one that reaches beyond its workspace."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.cli.test_work import bash, wait_for
 from tests.runner_process import RunnerProcess
 
 PATIENCE = 60.0
+SANDBOX_OFF = '\n[sandbox]\nmode = "off"'  # the command has an effect outside of the workspace
 
 Start = Callable[..., RunnerProcess]
 Command = Callable[..., Result]
@@ -49,7 +50,7 @@ def test_person_decides_whether_it_runs_again(
     started = folder / "started"
     push = f"cat count >> seen; test -e {started} || {{ touch {started}; sleep 600; }}; echo pushed"
     more = 'external = ["Bash(touch *)"]\non_unknown = "ask"'
-    more += '\n[sandbox]\nmode = "off"'  # the command has an effect outside of the workspace
+    more += SANDBOX_OFF
     script = [bash(push), {"text": "Done."}]
     job = write_job(folder, make_source(folder), "git", script, more)
     first = start("run", job)
@@ -68,3 +69,21 @@ def test_person_decides_whether_it_runs_again(
     file = worktree(database, run["id"]) / "seen"
     assert (file.read_text() if file.exists() else None) == seen
     assert told in command("transcript", run["id"]).out
+
+
+@pytest.mark.slow
+def test_a_run_is_shown_as_interrupted_as_soon_as_its_worker_was_killed(
+    folder: Path, start: Start, command: Command
+) -> None:
+    started = folder / "workspaces-started"
+    script = [bash(f"touch {started}; sleep 600")]
+    worker = start("run", write_job(folder, make_source(folder), "git", script, SANDBOX_OFF))
+    wait_for(started)
+    assert [job["shown_state"] for job in command("list", "--json").json] == ["running"]
+    worker.kill()
+    worker.wait()
+    lost = "interrupted, no worker alive"
+    assert [job["shown_state"] for job in command("list", "--json").json] == [lost]
+    assert [run["shown_state"] for run in command("list", "last", "--json").json] == [lost]
+    assert command("workers", "--json").json == []
+    assert [each["state"] for each in command("workers", "--all", "--json").json] == ["dead"]

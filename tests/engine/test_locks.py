@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.process import HostLocks
 from runner.errors import RunnerError
+from runner.store.host_locks import HostLocks
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from runner.engine.process import HostLocks
+from runner.store.host_locks import HostLocks
 locks = HostLocks(Path(sys.argv[1]))
 locks.hold("worker_a")
 print("held", flush=True)

@@ -163,6 +163,36 @@ def test_a_run_is_found_by_its_job_and_item(database: Database) -> None:
     )
 
 
+@pytest.mark.dialect
+def test_the_nearest_part_of_an_items_key_names_it(database: Database) -> None:
+    keys = ("shop/eta.py", "shop/beta.py", "shop/iota.py", "docs/eta_notes.md")
+    job_id = submit(database, "night", *keys)
+    for part, key in (
+        (
+            "eta",
+            "shop/eta.py",
+        ),  # not beta.py: a whole name in the path is nearer than a part of one
+        ("eta.py", "shop/eta.py"),
+        ("docs", "docs/eta_notes.md"),
+        ("iot", "shop/iota.py"),
+        ("notes", "docs/eta_notes.md"),
+    ):
+        assert find(database, f"last/{part}", "run") == Found("run", run_of(database, job_id, key))
+    assert "could be" in refusal(database, "last/ta", "run")
+
+
+def test_a_job_with_one_item_stands_for_its_run_where_only_a_run_will_do(
+    database: Database,
+) -> None:
+    job_id = submit(database, "nine", "nine")
+    run_id = run_of(database, job_id, "nine")
+    for name in ("last", "nine", "ni", job_id):
+        assert find(database, name, "run") == Found("run", run_id)
+        assert find(database, name, "job", "run") == Found("job", job_id)
+    submit(database, "two", "a", "b")
+    assert "that is a job" in refusal(database, "two", "run")
+
+
 def test_an_item_that_was_begun_afresh_means_its_newest_run(database: Database) -> None:
     old = submit_one(database, "slugs")
     claim(database, old).reply(text("Done."))
@@ -176,7 +206,6 @@ def test_a_name_of_the_wrong_kind_is_explained(database: Database) -> None:
     run_id = run_of(database, job_id, "two")
     claim(database, run_id).reply(tool_use(1), stop="tool_use")
     call_id = f"call_{run_id.removeprefix('run_')}_1_1"
-    runs_of = "'mend/src/a b.py', mend/two, mend/3, mend/4, mend/5 and 1 more (`runner list mend`)"
     of_run = f"the tool call {call_id} of the run {run_id}: name a job or run"
     runs_of = "'mend/src/a b.py', mend/two, mend/3, mend/4, mend/5 and 1 more (`runner list mend`)"
     explained: dict[tuple[str, tuple[Kind, ...]], str] = {
