@@ -52,6 +52,12 @@ class Only(TypedDict, total=False):
     model: str
 
 
+class Asked(Only, total=False):
+    """The filters of a question, and how many rows at most (from 1; None: all)."""
+
+    limit: int | None
+
+
 def open(url: str | None = None) -> Audit:
     """Open the record in a database (``sqlite:///path``, ``postgresql://…``; None: the database of
     the commands), without creating anything. Use it in a ``with``, or close it. Raises
@@ -69,7 +75,7 @@ def open(url: str | None = None) -> Audit:
 
 
 class Audit:
-    """The record. Every question returns rows; ``limit`` is how many at most, from 1, None for all.
+    """The record. Every question returns rows, and takes the filters and the limit of ``Asked``.
 
     Questions raise ``UsageError`` for an impossible limit, time or name, ``NotFoundError`` when
     ``job`` or ``run`` names nothing, and ``UnreachableError`` when the database does not answer.
@@ -129,65 +135,52 @@ class Audit:
             raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
         return search(self._database, query, filters, offset=offset, **options)
 
-    def tools(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def tools(self, **asked: Unpack[Asked]) -> Rows:
         """Return the number of calls of each tool by outcome."""
-        return calls.tool_rows(self._database, self._filters(only), limit=_most(limit))
+        return calls.tool_rows(self._database, self._filters(asked))
 
-    def commands(
-        self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
-    ) -> Rows:
+    def commands(self, pattern: str | None = None, **asked: Unpack[Asked]) -> Rows:
         """Commands of Bash, the newest first; ``pattern`` is a pattern as in rules, or words."""
-        return calls.command_rows(self._database, self._filters(only), pattern, limit=_most(limit))
+        return calls.command_rows(self._database, self._filters(asked), pattern)
 
-    def files(
-        self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
-    ) -> Rows:
+    def files(self, pattern: str | None = None, **asked: Unpack[Asked]) -> Rows:
         """List reads and changes of files, with their runs and turns."""
-        filters, told = self._filters(only), self._differences
-        return file_rows(self._database, filters, pattern, differences=told, limit=_most(limit))
+        filters, told = self._filters(asked), self._differences
+        return file_rows(self._database, filters, pattern, differences=told)
 
-    def connections(
-        self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
-    ) -> Rows:
+    def connections(self, pattern: str | None = None, **asked: Unpack[Asked]) -> Rows:
         """Hosts that calls reached or were refused, the newest first; ``pattern`` is a host, or a host
         with a port, in which ``*`` stands for anything."""
-        filters = self._filters(only)
-        return connection_rows(self._database, filters, pattern, limit=_most(limit))
+        return connection_rows(self._database, self._filters(asked), pattern)
 
-    def decisions(
-        self, *, each: bool = False, limit: int | None = None, **only: Unpack[Only]
-    ) -> Rows:
+    def decisions(self, *, each: bool = False, **asked: Unpack[Asked]) -> Rows:
         """Return calls allowed, asked about and denied by rule; with ``each``, call by call."""
-        filters = self._filters(only)
-        return decisions.decision_rows(self._database, filters, each=each, limit=_most(limit))
+        return decisions.decision_rows(self._database, self._filters(asked), each=each)
 
-    def approvals(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def approvals(self, **asked: Unpack[Asked]) -> Rows:
         """The questions that were asked, and who answered."""
-        return decisions.approval_rows(self._database, self._filters(only), limit=_most(limit))
+        return decisions.approval_rows(self._database, self._filters(asked))
 
-    def limits(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def limits(self, **asked: Unpack[Asked]) -> Rows:
         """The limits that stopped runs, and the budgets that runs wait for."""
-        return problems.limit_rows(self._database, self._filters(only), limit=_most(limit))
+        return problems.limit_rows(self._database, self._filters(asked))
 
-    def errors(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def errors(self, **asked: Unpack[Asked]) -> Rows:
         """Errors, grouped when they are alike."""
-        return problems.error_rows(self._database, self._filters(only), limit=_most(limit))
+        return problems.error_rows(self._database, self._filters(asked))
 
-    def costs(self, by: By = "job", *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def costs(self, by: By = "job", **asked: Unpack[Asked]) -> Rows:
         """Return costs by ``job``, ``run``, ``tree``, ``model``, ``day`` or ``purpose``."""
-        filters = self._filters(only)
-        return costs.cost_rows(self._database, filters, self._prices, by, limit=_most(limit))
+        return costs.cost_rows(self._database, self._filters(asked), self._prices, by)
 
-    def models(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def models(self, **asked: Unpack[Asked]) -> Rows:
         """Return the calls and the cost of each model."""
-        filters = self._filters(only)
-        return costs.model_rows(self._database, filters, self._prices, limit=_most(limit))
+        return costs.model_rows(self._database, self._filters(asked), self._prices)
 
-    def timeline(self, run: str, /, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+    def timeline(self, run: str, /, **asked: Unpack[Asked]) -> Rows:
         """Everything that happened in a run, in order."""
         run_id = find(self._database, _name("run", run), "run").id
-        filters = self._filters(only)
-        return timeline_rows(self._database, filters, run_id, self._prices, limit=_most(limit))
+        return timeline_rows(self._database, self._filters(asked), run_id, self._prices)
 
     def sql(
         self, sql: str, *, limit: int | None = None, timeout: float = 30.0, role: str | None = None
@@ -206,10 +199,10 @@ class Audit:
         rows.note = "; ".join(filter(None, (rows.note, *notes)))
         return rows
 
-    def _filters(self, only: Only) -> Filters:
+    def _filters(self, asked: Asked | Only) -> Filters:
         """Filters with whole ids. Raises ``UsageError`` and ``NotFoundError`` as questions do."""
         given: dict[str, Any] = {}
-        values: dict[str, Any] = {**only}
+        values: dict[str, Any] = {**asked}
         for name, value in values.items():
             if name in ("since", "until"):
                 seconds = value.timestamp() if isinstance(value, datetime) else value
@@ -221,6 +214,8 @@ class Audit:
             elif name in ("job", "run"):
                 found = find(self._database, _name(name, value), name)  # type: ignore[arg-type]  # "job" or "run"
                 given[f"{name}_id"] = found.id
+            elif name == "limit":
+                given[name] = _most(value)
             else:
                 given[name] = _name(name, value)
         return Filters(**given)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, column, or_, select, table
 
 from runner.permissions.shell import analyse
 from runner.queries.calls import Call, candidates, newest_few, path_pattern, walk
-from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.database import Database
@@ -66,7 +66,6 @@ def file_rows(
     pattern: str | None = None,
     *,
     differences: Differences | None = None,  # None: only what tools were asked to do is known
-    limit: int | None = None,
 ) -> Rows:
     """Return the file accesses of tool calls and hooks (only paths that match
     ``path_pattern(pattern)``), the newest first: a row for each call and file.
@@ -79,7 +78,7 @@ def file_rows(
     or an edit failed, are left out.
     """
     wanted = None if pattern is None else path_pattern(pattern)
-    most = at_most(limit)
+    most = filters.most
     among = candidates(database, filters, wanted.terms) if wanted else None
     compared = None if most is None else max(MOST_COMPARED, most)
 
@@ -101,7 +100,7 @@ def file_rows(
     found = [*_without_doubles(told, recorded), *recorded]
     found.sort(key=lambda row: tuple(-1 if row[name] is None else row[name] for name in _ORDER))
     found.reverse()
-    rows = answer(database, _COLUMNS, found, limit, "the newest")
+    rows = answer(database, _COLUMNS, found, filters, "the newest")
     if wanted is not None and compared is not None and len(changing) == compared:
         newest = f"the trees of the newest {compared:,} calls were compared: narrow with --since or --run"
         rows.note = "; ".join(filter(None, (rows.note, newest)))
@@ -198,9 +197,7 @@ _CONNECTIONS = table(
 )
 
 
-def connection_rows(
-    database: Database, filters: Filters, pattern: str | None = None, *, limit: int | None = None
-) -> Rows:
+def connection_rows(database: Database, filters: Filters, pattern: str | None = None) -> Rows:
     """Return the connections that were made or asked for, the newest first.
 
     ``made_by`` is ``call``, ``verify`` or ``hook``, ``outcome`` is ``allowed``, ``refused`` or
@@ -222,8 +219,8 @@ def connection_rows(
         for row in database.rows(query)
         if pattern is None or _matches(row, pattern.lower())
     )
-    found = list(islice(wanted, at_most(limit)))
-    return answer(database, _CONNECTION_COLUMNS, found, limit, "the newest")
+    found = list(islice(wanted, filters.most))
+    return answer(database, _CONNECTION_COLUMNS, found, filters, "the newest")
 
 
 def _position(call_id: str | None) -> int | None:

@@ -26,7 +26,6 @@ from runner.queries.filters import (
     CallKey,
     Filters,
     answer,
-    at_most,
     descendant_ids,
 )
 from runner.queries.rows import Rows, columns
@@ -54,7 +53,7 @@ NEWEST_RUNS = 200
 MOST_UNINDEXED = 5_000
 
 
-def tool_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
+def tool_rows(database: Database, filters: Filters) -> Rows:
     """A row for each tool and outcome of its calls, the most frequent first. A call without an
     outcome is ``interrupted`` (its run ended), ``started`` or ``pending``; ``seconds`` is None if
     none ran."""
@@ -90,10 +89,10 @@ def tool_rows(database: Database, filters: Filters, *, limit: int | None = None)
         )
         .group_by(of_run.tool, of_run.outcome)
         .order_by(calls.desc(), of_run.tool, of_run.outcome)
-        .limit(at_most(limit))
+        .limit(filters.most)
     )
     rows = [row._mapping for row in database.rows(query)]
-    return answer(database, _TOOL_COLUMNS, rows, limit, "the most frequent")
+    return answer(database, _TOOL_COLUMNS, rows, filters, "the most frequent")
 
 
 def containments(database: Database, job_id: str) -> dict[str, int]:
@@ -109,17 +108,15 @@ def containments(database: Database, job_id: str) -> dict[str, int]:
     return {row[0]: row[1] for row in database.rows(query)}
 
 
-def command_rows(
-    database: Database, filters: Filters, pattern: str | None = None, *, limit: int | None = None
-) -> Rows:
+def command_rows(database: Database, filters: Filters, pattern: str | None = None) -> Rows:
     """Return the calls of Bash (only commands that match ``command_pattern(pattern)``), the newest
     first: ``command`` is the model's, ``ran`` a person's or hook's replacement. A pattern without a
-    word, such as ``:unanalyzable``, is tried on the newest calls only, unless ``limit`` is None."""
+    word, such as ``:unanalyzable``, is tried on the newest calls only, unless there is no limit."""
     wanted = None if pattern is None else command_pattern(pattern)
     among = candidates(database, filters, wanted.terms, "Bash") if wanted else None
     needles = wanted.needles if wanted else ()
-    most = at_most(limit)
-    is_slow = wanted is not None and not needles and limit is not None
+    most = filters.most
+    is_slow = wanted is not None and not needles and most is not None
 
     def work(connection: Connection) -> tuple[list[Call], bool]:
         found: list[Call] = []
@@ -136,7 +133,7 @@ def command_rows(
         return found, False
 
     found, is_given_up = database.read(work)
-    rows = answer(database, _COMMAND_COLUMNS, found, limit, "the newest")
+    rows = answer(database, _COMMAND_COLUMNS, found, filters, "the newest")
     if is_given_up:
         rows.note = (
             f"only the newest {MOST_TAKEN_APART:,} commands were looked at: narrow with --job or "

@@ -140,14 +140,7 @@ def priced_calls(database: Database, prices: PriceList, job_id: str) -> list[Pri
     return [priced(row) for row in database.rows(query)]
 
 
-def cost_rows(
-    database: Database,
-    filters: Filters,
-    prices: PriceList,
-    by: By = "job",
-    *,
-    limit: int | None = None,
-) -> Rows:
+def cost_rows(database: Database, filters: Filters, prices: PriceList, by: By = "job") -> Rows:
     """Return the cost of model calls as in ``costs_by``, the highest first. ``cost_usd`` covers
     calls of known usage; it is None if their model has no price (``unpriced``). ``unknown_calls``
     are the others."""
@@ -159,12 +152,10 @@ def cost_rows(
         | _spending_columns(each.spending)
         for each in found
     ]
-    return answer(database, (*keys, *_SPENDING_COLUMNS), rows, limit, "the dearest")
+    return answer(database, (*keys, *_SPENDING_COLUMNS), rows, filters, "the dearest")
 
 
-def model_rows(
-    database: Database, filters: Filters, prices: PriceList, *, limit: int | None = None
-) -> Rows:
+def model_rows(database: Database, filters: Filters, prices: PriceList) -> Rows:
     """A row for each model, of its ended calls; the dearest first. ``replies`` counts replies to
     turns, ``summaries`` those for compaction, ``failed`` calls without one; the rest is as in
     ``cost_rows``."""
@@ -186,7 +177,7 @@ def model_rows(
             "last_at": max(row.last_at for row in rows),
         }
         found.append({"model": model, **replies, **_spending_columns(spent[model])})
-    return answer(database, (*_MODEL_COLUMNS, *_SPENDING_COLUMNS), found, limit, "the dearest")
+    return answer(database, (*_MODEL_COLUMNS, *_SPENDING_COLUMNS), found, filters, "the dearest")
 
 
 def _spending_columns(spending: Spending) -> dict[str, Any]:

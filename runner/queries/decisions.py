@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, selec
 
 from runner.core.events import summarise_input
 from runner.permissions.danger import danger_of
-from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most, has_id
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, has_id
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.conditions import (
@@ -247,9 +247,7 @@ def _count_by_tree(table: sa.Table, *columns: ColumnElement[Any]) -> Select[Any]
     return query.join(runs, runs.c.id == table.c.run_id).group_by(ROOT_RUN, *columns)
 
 
-def decision_rows(
-    database: Database, filters: Filters, *, each: bool = False, limit: int | None = None
-) -> Rows:
+def decision_rows(database: Database, filters: Filters, *, each: bool = False) -> Rows:
     """Return the decisions on tool calls, grouped; the most frequent first.
 
     ``verdict`` is what became of a call: ``allowed``, ``denied``, ``waiting`` for an answer,
@@ -260,8 +258,8 @@ def decision_rows(
     ``each`` every call has a row, the newest first, with the text that the rule matched.
     """
     if each:
-        calls = _each_call(database, filters, limit)
-        return answer(database, _CALL_COLUMNS, calls, limit, "the newest")
+        calls = _each_call(database, filters)
+        return answer(database, _CALL_COLUMNS, calls, filters, "the newest")
     counts = _groups(database, filters)
     names = [column.name for column in _GROUP_COLUMNS]
     rows = sorted(
@@ -269,7 +267,7 @@ def decision_rows(
         key=lambda row: (-row[3], *map(str, row)),
     )
     groups = [dict(zip(names, row, strict=True)) for row in rows]
-    return answer(database, _GROUP_COLUMNS, groups, limit, "the most frequent")
+    return answer(database, _GROUP_COLUMNS, groups, filters, "the most frequent")
 
 
 @reads
@@ -347,7 +345,7 @@ def _rules(
 
 
 @reads
-def _each_call(connection: Connection, filters: Filters, limit: int | None) -> list[dict[str, Any]]:
+def _each_call(connection: Connection, filters: Filters) -> list[dict[str, Any]]:
     reason = func.coalesce(
         func.nullif(tool_calls.c.denial, ""), func.nullif(tool_calls.c.decision_reason, "")
     )
@@ -357,7 +355,7 @@ def _each_call(connection: Connection, filters: Filters, limit: int | None) -> l
         *(tool_calls.c.matched, tool_calls.c.decision_snapshot.label("snapshot")),
         reason.label("reason"),
     )
-    found = connection.execute(query.order_by(*NEWEST_FIRST).limit(at_most(limit))).mappings().all()
+    found = connection.execute(query.order_by(*NEWEST_FIRST).limit(filters.most)).mappings().all()
     rules = _rules(connection, {call["job_id"] for call in found})
     calls = []
     for call in found:
@@ -367,7 +365,7 @@ def _each_call(connection: Connection, filters: Filters, limit: int | None) -> l
     return calls
 
 
-def approval_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
+def approval_rows(database: Database, filters: Filters) -> Rows:
     """The questions about tool calls and their answers, the newest first.
 
     ``answer`` is ``approved``, ``denied``, ``expired``, ``cancelled``, ``waiting``, or ``unanswered``
@@ -401,7 +399,7 @@ def approval_rows(database: Database, filters: Filters, *, limit: int | None = N
         .outerjoin(permission_rules, remembered)
         .where(*filters.of_runs(), *filters.of_calls(approvals, asked.tool, asked.asked_at))
         .order_by(asked.asked_at.desc(), asked.id.desc())
-        .limit(at_most(limit))
+        .limit(filters.most)
     )
     rows = [row._mapping for row in database.rows(query)]
-    return answer(database, _APPROVAL_COLUMNS, rows, limit, "the newest")
+    return answer(database, _APPROVAL_COLUMNS, rows, filters, "the newest")

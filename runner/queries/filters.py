@@ -68,6 +68,12 @@ class Filters:
     until: float | None = None  # exclusive
     tool: str | None = None
     model: str | None = None  # as the API names it
+    limit: int | None = None  # the most rows of the answer
+
+    @property
+    def most(self) -> int | None:
+        """The number of rows to query: one more than ``limit`` for ``answer``."""
+        return None if self.limit is None else self.limit + 1
 
     def of_runs(self) -> Iterator[ColumnElement[bool]]:
         """Conditions on ``runs``: job, run and item."""
@@ -135,22 +141,17 @@ class Filters:
         return query.where(*self.of_runs(), *self.of_tool_calls())
 
 
-def at_most(limit: int | None) -> int | None:
-    """Return the number of rows to query: one more than ``limit`` for ``answer``."""
-    return None if limit is None else limit + 1
-
-
 def answer(
     database: Database,
     columns: Sequence[Column],
     found: Sequence[Mapping[str, Any]],  # values by the names of the columns
-    limit: int | None,
+    filters: Filters,
     which: str,  # the rows that these are, for the note: "the newest"
 ) -> Rows:
-    """The first ``limit`` rows, with a note if there are more. A column ``call_id`` comes with a ``label``:
+    """The rows up to the limit, with a note if there are more. A column ``call_id`` comes with a ``label``:
     both are computed from ``run_id``, ``turn`` and ``position``, which is None where there is no call."""
     names = [column.name for column in columns]
-    shown: Sequence[Mapping[str, Any]] = found[:limit]
+    shown: Sequence[Mapping[str, Any]] = found[: filters.limit]
     if "label" in names:
         about = {row["run_id"] for row in shown if row["position"] is not None}
         labels = database.read(partial(call_labels, run_ids=about))
@@ -161,7 +162,7 @@ def answer(
             for row, call in zip(shown, calls, strict=True)
         ]
     is_cut = len(shown) < len(found)
-    note = f"only {which} {limit:,}: there are more (--limit 0 gives all)" if is_cut else ""
+    note = f"only {which} {filters.limit:,}: there are more (--limit 0 gives all)" if is_cut else ""
     return Rows(columns, [[row[name] for name in names] for row in shown], note)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, func, literal_column, null, select
 
 from runner.core.text import failure_signature, signature, telling_line
-from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.database import Database, in_lots, reads
@@ -39,7 +39,7 @@ class _Error(NamedTuple):
     where: str  # the id of the run or the tool call
 
 
-def error_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
+def error_rows(database: Database, filters: Filters) -> Rows:
     """Errors, grouped when they differ only in numbers, ids, paths and items, as in ``runner report``.
 
     ``kind`` is ``run`` (it failed or was stopped, and ``what`` is its state and reason), ``model`` (a
@@ -66,7 +66,7 @@ def error_rows(database: Database, filters: Filters, *, limit: int | None = None
     found.sort(
         key=lambda row: (_KINDS.index(row["kind"]), -row["times"], row["what"], row["error"])
     )
-    rows = answer(database, _ERROR_COLUMNS, found, limit, "the most frequent of each kind")
+    rows = answer(database, _ERROR_COLUMNS, found, filters, "the most frequent of each kind")
     newest = f"of tools, only the newest {MOST_RESULTS:,} errors are counted: narrow with --since"
     if has_more:
         rows.note = "; ".join(filter(None, (rows.note, newest)))
@@ -135,22 +135,22 @@ _LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")
 _IS_REACHED = events.c.type == literal_column("'limit_reached'")
 
 
-def limit_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
+def limit_rows(database: Database, filters: Filters) -> Rows:
     """The limits that stopped runs, and the budgets that runs wait for; the newest first. ``state``
     is the run's now. ``raised_by`` let the run continue, with new limits if there is
     ``raised_to``."""
-    return answer(database, _LIMIT_COLUMNS, _limits(database, filters, limit), limit, "the newest")
+    return answer(database, _LIMIT_COLUMNS, _limits(database, filters), filters, "the newest")
 
 
 @reads
-def _limits(connection: Connection, filters: Filters, limit: int | None) -> list[Mapping[str, Any]]:
+def _limits(connection: Connection, filters: Filters) -> list[Mapping[str, Any]]:
     run = (runs.c.id.label("run_id"), runs.c.item_key.label("item"), runs.c.job_id, runs.c.state)
     reached = connection.execute(
         select(*run, events.c.number, events.c.at, events.c.data)
         .join(runs, runs.c.id == events.c.run_id)
         .where(_IS_REACHED, *filters.of_whole_runs(), *filters.of_time(events.c.at))
         .order_by(events.c.at.desc(), events.c.run_id, events.c.number.desc())
-        .limit(at_most(limit))
+        .limit(filters.most)
     ).all()
     retries: dict[str, list[Any]] = {}
     retried = (
@@ -174,7 +174,7 @@ def _limits(connection: Connection, filters: Filters, limit: int | None) -> list
     )
     rows: list[Any] = [_reached_row(row, retries.get(row.run_id, ())) for row in reached]
     rows += connection.execute(waiting).mappings()
-    return sorted(rows, key=lambda row: (-row["at"], row["run_id"]))[: at_most(limit)]
+    return sorted(rows, key=lambda row: (-row["at"], row["run_id"]))[: filters.most]
 
 
 def _reached_row(reached: Any, retries: Sequence[Any]) -> Mapping[str, Any]:

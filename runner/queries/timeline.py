@@ -288,14 +288,7 @@ _TOLD: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def timeline_rows(
-    database: Database,
-    filters: Filters,
-    run_id: str,
-    prices: PriceList,
-    *,
-    limit: int | None = None,
-) -> Rows:
+def timeline_rows(database: Database, filters: Filters, run_id: str, prices: PriceList) -> Rows:
     """The events of a run and of its job while the run existed, in the order of the record.
 
     ``event`` is the event's type (docs/concepts.md), ``by`` who did it, ``seconds`` how long a call or
@@ -337,7 +330,7 @@ def timeline_rows(
             if spent is not None and not (spent.unknown or spent.unpriced):
                 more["cost_usd"] = usd(spent.usd)
             rows.append(_row(event, waits.get(number)) | more)
-    return answer(database, _COLUMNS, rows, limit, "the first")
+    return answer(database, _COLUMNS, rows, filters, "the first")
 
 
 def _waits(found: Sequence[HistoryEvent]) -> dict[int, float]:

@@ -26,7 +26,7 @@ ALL = Filters()
 
 
 def found(database: Database, pattern: str | None = None, **options: Any) -> list[str]:
-    return [row["command"] for row in command_rows(database, ALL, pattern, **options)]
+    return [row["command"] for row in command_rows(database, Filters(**options), pattern)]
 
 
 @pytest.mark.slow
@@ -100,11 +100,11 @@ def test_pattern_without_a_word_is_tried_on_the_newest_commands_alone(
     monkeypatch.setattr(calls, "MOST_TAKEN_APART", 2)
     attempt = claim(database, submit(database, "a").runs[0])
     turn(attempt, *bash("$cmd old", "ls 1", "ls 2"))
-    rows = command_rows(database, ALL, ":unanalyzable", limit=5)
+    rows = command_rows(database, Filters(limit=5), ":unanalyzable")
     assert list(rows) == []
     assert rows.note.startswith("only the newest 2 commands were looked at")
     assert found(database, ":unanalyzable") == ["$cmd old"]
-    assert command_rows(database, ALL, "ls *", limit=5).note == ""
+    assert command_rows(database, Filters(limit=5), "ls *").note == ""
 
 
 @pytest.fixture(params=["index", "no index"])
@@ -179,10 +179,10 @@ def test_no_call_is_left_out_where_the_database_knows_how_many_rows_it_has(
 @pytest.mark.slow
 def test_more_than_the_limit_is_told(database: Database) -> None:
     play(database)
-    rows = command_rows(database, ALL, limit=2)
+    rows = command_rows(database, Filters(limit=2))
     assert len(list(rows)) == 2
     assert rows.note == "only the newest 2: there are more (--limit 0 gives all)"
-    assert command_rows(database, ALL, limit=6).note == ""
+    assert command_rows(database, Filters(limit=6)).note == ""
 
 
 def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) -> None:

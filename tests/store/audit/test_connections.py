@@ -81,7 +81,7 @@ def test_connections_are_found_by_host_and_by_the_common_filters(database: Datab
     assert len(found(database, until=NOW + 2)) == 2
     assert found(database, tool="Read") == found(database, model="another") == []
     assert len(found(database, tool="Bash", model="claude-test", job_id=job.id)) == 3
-    limited = connection_rows(database, Filters(), limit=1)
+    limited = connection_rows(database, Filters(limit=1))
     assert (len(list(limited)), "more" in limited.note) == (1, True)
 
 

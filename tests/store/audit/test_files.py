@@ -214,7 +214,9 @@ def test_trees_tell_what_hooks_did(database: Database) -> None:
     # What a hook did after the command says nothing of what that wrote.
     assert (by_command["tool"], by_command["action"]) == ("Bash", "written")
     assert found(database, "other.txt", differences=told) == []
-    assert file_rows(database, ALL, differences=told, limit=1).note.startswith("only the newest 1")
+    assert file_rows(database, Filters(limit=1), differences=told).note.startswith(
+        "only the newest 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,6 +248,6 @@ def test_pattern_says_how_many_trees_were_compared(
     for position in range(3):
         recorded(database, run_id, "t1", f"t{position + 2}", position)
     told = changes(("changed", "a"))
-    rows = file_rows(database, ALL, "a", differences=told, limit=1)
+    rows = file_rows(database, Filters(limit=1), "a", differences=told)
     assert "newest 2 calls were compared" in rows.note
     assert file_rows(database, ALL, "a", differences=told).note == ""

@@ -57,8 +57,8 @@ def test_each_time_that_a_limit_was_reached_is_told(database: Database) -> None:
         (NOW + 25, "person 3"),
         (NOW + 10, "person 2"),
     ]
-    assert list(limit_rows(database, ALL, limit=1)) == rows[:1]
-    assert limit_rows(database, ALL, limit=1).note.startswith("only the newest 1")
+    assert list(limit_rows(database, Filters(limit=1))) == rows[:1]
+    assert limit_rows(database, Filters(limit=1)).note.startswith("only the newest 1")
 
 
 def test_run_that_waits_for_its_budget_is_told(database: Database) -> None:
@@ -80,7 +80,7 @@ def test_limits_are_found_without_reading_all_events(database: Database) -> None
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        list(limit_rows(database, ALL, limit=10))
+        list(limit_rows(database, Filters(limit=10)))
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     query, parameters = next(one for one in statements if "limit_reached" in one[0])
