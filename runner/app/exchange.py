@@ -19,7 +19,7 @@ from runner.core.run import Author
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
-from runner.exchange.lines import LONGEST_LINE, encoded, parsed
+from runner.exchange.lines import LONGEST_LINE, encoded, parsed_object
 from runner.exchange.recorded import Recorded
 from runner.exchange.session_files import session_files, session_of, sessions_in, whole_lines
 from runner.exchange.session_lines import UnreadableLineError, as_ascii
@@ -103,14 +103,10 @@ def files_in(folder: Path) -> Sequence[Path]:
 
 
 def _format_of(first_line: bytes) -> ImportFormat | None:
-    try:
-        value = parsed(first_line)
-    except ValueError:
-        return None
-    if isinstance(value, dict) and "runner_export" in value:
+    value = parsed_object(first_line) or {}
+    if "runner_export" in value:
         return "jsonl"
-    is_session = isinstance(value, dict) and isinstance(value.get("type"), str)
-    return "claude-code" if is_session else None
+    return "claude-code" if isinstance(value.get("type"), str) else None
 
 
 def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Sequence[str]:

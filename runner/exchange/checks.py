@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -20,7 +20,7 @@ from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.text import visible
-from runner.exchange.lines import LONGEST_LINE, parsed
+from runner.exchange.lines import LONGEST_LINE, parsed_object
 from runner.exchange.recorded import place_columns
 from runner.permissions import Effect
 
@@ -32,45 +32,36 @@ _LARGEST_NUMBER = 2**60  # sums of a few such numbers still fit into 64 bits
 def misfit(value: Any, hint: Any, name: str = "") -> str | None:
     """Return the name of the first part of a value that is not of its type, or None. The type is a
     dataclass, or what its fields are made of; ``name`` is the value's own."""
-    if not _is_of(value, hint):
-        return name
-    found = (misfit(part, inner, f"{name}{step}") for part, inner, step in _parts(value, hint))
-    return next((each.lstrip(".") for each in found if each is not None), None)
-
-
-def _is_of(value: Any, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
+    parts: Iterable[tuple[str, Any, Any]] = ()  # each with the step that leads to it, and its type
     if origin in (Union, UnionType):
-        return any(misfit(value, each) is None for each in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return isinstance(value, list | tuple) and len(value) == len(arguments)
-    if origin is not None:
-        return isinstance(value, Mapping if issubclass(origin, Mapping) else list | tuple)
-    if hint is Any or hint in (None, NoneType):
-        return hint is Any or value is None
-    if hint in (int, float):
+        fits = any(misfit(value, each) is None for each in arguments)
+    elif origin is Literal:
+        fits = value in arguments
+    elif origin is not None and issubclass(origin, Mapping):
+        if fits := isinstance(value, Mapping):
+            parts = ((f".{key}", each, arguments[1]) for key, each in value.items())
+    elif origin is not None:
+        fits = isinstance(value, list | tuple)
+        if fits and origin is tuple and arguments[-1] is not Ellipsis:
+            fits = len(value) == len(arguments)
+        else:
+            arguments = (arguments[0],) * (len(value) if fits else 0)
+        if fits:
+            pairs = enumerate(zip(value, arguments, strict=True))
+            parts = ((f"[{at}]", each, inner) for at, (each, inner) in pairs)
+    elif hint in (int, float):
         is_number = type(value) is int or (hint is float and type(value) is float)
-        return is_number and abs(value) <= _LARGEST_NUMBER
-    return isinstance(value, hint)
-
-
-def _parts(value: Any, hint: Any) -> Iterator[tuple[Any, Any, str]]:
-    """Yield the parts of a value of a type, each with its own type and the step that leads to it."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if is_dataclass(hint):
-        for each, inner in _field_types(cast(type, hint)).items():
-            yield getattr(value, each), inner, f".{each}"
-    elif origin in (None, Union, UnionType, Literal):
-        return
-    elif issubclass(origin, Mapping):
-        for key, each in value.items():
-            yield each, arguments[1], f".{key}"
+        fits = is_number and abs(value) <= _LARGEST_NUMBER
     else:
-        is_fixed = origin is tuple and arguments[-1] is not Ellipsis
-        for at, each in enumerate(value):
-            yield each, arguments[at if is_fixed else 0], f"[{at}]"
+        fits = hint is Any or isinstance(value, NoneType if hint is None else hint)
+        if fits and is_dataclass(hint):
+            types = _field_types(cast(type, hint)).items()
+            parts = ((f".{each}", getattr(value, each), inner) for each, inner in types)
+    if not fits:
+        return name
+    found = (misfit(each, inner, f"{name}{step}") for step, each, inner in parts)
+    return next((each.lstrip(".") for each in found if each is not None), None)
 
 
 @lru_cache(maxsize=64)
@@ -208,6 +199,14 @@ _OF_CALLS = ("tool_outputs", "approvals", "hook_runs")
 _IDS = {"jobs": "job", "runs": "run", "approvals": "apr"}
 
 
+def check_block(block: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless a block with a type has what readers need in it."""
+    kind = block["type"]
+    for name, hint in _BLOCKS.get(kind, {}).items():
+        if name not in block or misfit(block[name], hint) is not None:
+            raise ValueError(f"a block of type {kind} has no {name} as the API has it")
+
+
 def check_row(table: str, row: Row) -> None:
     """Check what a row says by itself. Raises ``ValueError``."""
     if table in _IDS:
@@ -227,24 +226,15 @@ def check_row(table: str, row: Row) -> None:
         kind, block = row["type"], row["content"]
         if not isinstance(block, dict) or block.get("type") != kind:
             raise ValueError("blocks.content is no block of that type")
-        for name, hint in _BLOCKS.get(kind, {}).items():
-            if name not in block or misfit(block[name], hint) is not None:
-                raise ValueError(f"a block of type {kind} has no {name} as the API has it")
+        check_block(block)
     elif table == "model_calls":
         if not all(isinstance(block.get("type"), str) for block in row["cut"] or ()):
             raise ValueError("model_calls.cut is no list of blocks")
     elif row.get("compressed") is not None:
         content = _unpacked(table, row)
         for number, line in enumerate(content.split(b"\n"), 1):
-            if table == "session_lines" and not _is_object(line):
+            if table == "session_lines" and parsed_object(line) is None:
                 raise ValueError(f"session_lines.compressed: line {number} is no object of JSON")
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(parsed(line), dict)
-    except ValueError:
-        return False
 
 
 def _unpacked(table: str, row: Row) -> bytes:

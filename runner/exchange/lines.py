@@ -119,6 +119,15 @@ def parsed(line: bytes) -> Any:
         raise ValueError(f"it is not JSON ({error})") from error
 
 
+def parsed_object(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line of JSON, or None if it is none."""
+    try:
+        value = parsed(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 _MISSING = object()
 _MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
 _LONGEST_NAME = 60

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from runner.core.text import visible
-from runner.exchange.lines import parsed
+from runner.exchange.lines import parsed, parsed_object
 from runner.exchange.sessions import Files
 
 _AGENTS = "agent-*.jsonl"
@@ -81,8 +81,4 @@ def _meta_of(path: Path) -> dict[str, Sequence[bytes]]:
 @lru_cache(maxsize=100_000)  # a folder of many agents is asked about each for each session
 def _session_id(path: Path) -> Any:
     with path.open("rb") as file:
-        try:
-            value = parsed(file.readline(_LONGEST_HEAD))
-        except ValueError:
-            return None
-    return value.get("sessionId") if isinstance(value, dict) else None
+        return (parsed_object(file.readline(_LONGEST_HEAD)) or {}).get("sessionId")

@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from runner.core.conversation import Block
+from runner.exchange.checks import check_block
 from runner.exchange.lines import parsed
 
 SpokenBy = Literal["person", "machine", "peer"]  # a peer is another agent
 
 _LATEST = 1e11  # the year 5138, in seconds since the epoch
-_TEXTS = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
 # The names that `stream-json` has for fields of the kept lines.
 _STREAMED = {
     "session_id": "sessionId",
@@ -134,17 +134,11 @@ def blocks_of(message: Any) -> Iterator[Block]:
         block = {"type": "text", "text": written} if isinstance(written, str) else written
         if not isinstance(block, dict) or not isinstance(kind := block.get("type"), str):
             raise ValueError("a block of its message has no type")
-        for name in _TEXTS.get(kind, ()):
-            if not isinstance(block.get(name), str):
-                raise ValueError(f"a block of type {kind} has no {name}")
         if kind == "tool_use":
             block = {"input": {}, **block}
         elif kind == "tool_result":
             block = {**block, "content": "" if block.get("content") is None else block["content"]}
-            if not isinstance(block["content"], str | list):
-                raise ValueError(
-                    "the content of a tool_result is neither text nor a list of blocks"
-                )
+        check_block(block)
         yield block
 
 

@@ -6,12 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from runner.core.agents import child_id
 from runner.core.text import visible
 from runner.exchange import session_lines as kept
-from runner.exchange.lines import parsed
+from runner.exchange.lines import parsed_object
 from runner.exchange.recorded import place_columns
 from runner.exchange.session_lines import Line, as_object, as_text, shown_text
 from runner.exchange.session_messages import Conversation, tokens_of
@@ -42,7 +41,11 @@ class Session:
             for name, raw in files.items()
             if not name.endswith(".json")
         }
-        self._meta = {name: _meta_of(raw) for name, raw in files.items() if name.endswith(".json")}
+        self._meta = {
+            name: parsed_object(b"\n".join(raw)) or {}
+            for name, raw in files.items()
+            if name.endswith(".json")
+        }
         texts = set(_texts_in(line for each in lines.values() for line in each))
         self._main = Conversation(None, texts)
         self._agents: dict[str, Conversation] = {}
@@ -197,10 +200,3 @@ def _texts_in(lines: Iterator[Line]) -> Iterator[str]:
         elif line.kind == "attachment":
             _, blocks = kept.given_by(line)
             yield shown_text(blocks)
-
-
-def _meta_of(raw: Sequence[bytes]) -> Mapping[str, Any]:
-    try:
-        return as_object(parsed(b"\n".join(raw)))
-    except ValueError:
-        return {}
