@@ -60,7 +60,7 @@ def test_what_bash_refuses_is_unanalyzable(command: str) -> None:
 HIDING = [
     "find . -execdir rm {} +", "find . -exec sh -c 'rm {}' \\;", "find . -exec rm \"$x\" {} +",
     "find . -delete", "find . -fprintf f x", "find . $x",
-    "sort --compress-prog=x f", "sort -o f f", "rg --pre x y", "fd -x rm", "git -c a=b log",
+    "sort --compress-prog=x f", "sort --compress-program=x f", "rg --pre x y", "fd -x rm", "git -c a=b log",
     "git --exec-path=x log", "git -C ../x log", "git -C /x log", "git -C \"$x\" log",
     "git ls-remote --upload-pa=x y", "git difftool",
     "git submodule foreach x", "git bisect run x", "git rebase --exec x", "git rebase -ix x",

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, pairwise, takewhile
 
 from runner.permissions.shell import programs
-from runner.permissions.shell.harmless import is_make_assignment, is_plain_sed
+from runner.permissions.shell.harmless import is_cmake_definition, is_make_assignment, is_plain_sed
 from runner.permissions.shell.programs import RISKY, RUNNERS, WRAPPERS, Options
 from runner.permissions.shell.spellings import git_parts, is_option, starts
 from runner.permissions.shell.words import Assignment, Word, names
@@ -21,6 +21,7 @@ _START = re.compile(r"(?:\.{0,2}|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?:/.*)?", re.DOTAL
 _FIRST_SAYS = names(
     "tar bsdtar gtar go npm npx cargo openssl sqlite3 jq cmake hg svn apt apt-get pip rpm dpkg"
 )
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 
@@ -107,6 +108,10 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
     """Return every reading of the command that a runner runs; none when it runs none here."""
     values = [word.value for word in arguments]
     found: dict[int, None] = {}
+    if _PYTHON.fullmatch(program) and "-m" in values:
+        at = values.index("-m") + 1
+        if values[at : at + 1] and (values[at] in RISKY or values[at] in programs.PYTHON_MODULES):
+            found[at] = None
     for way in RUNNERS.get(program, ()):
         between = 1 if way[-1:] == ["?"] else 0
         introduction = way[: len(way) - between]
@@ -166,6 +171,8 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
     if reason := _project_elsewhere(name, arguments) or _reads_commands(name, arguments):
         return reason
     values = [word.value for word in arguments]
+    if name in programs.USES and programs.USES[name].search(" ".join(values)):
+        return f"{name} runs or writes what its arguments say"
     match name:
         case "sed" | "gsed":
             return _sed(arguments)
@@ -183,6 +190,11 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
                 assigns = "=" in word.value and not word.value.startswith("-")
                 if assigns and not (word.exact and is_make_assignment(word.value)):
                     return f"make runs or writes what {word.value} says"
+        case "cmake":
+            for before, word in pairwise([Word("", ""), *arguments]):
+                text = word.value if before.value == "-D" else word.value.partition("-D")[2]
+                if text and not (word.exact and is_cmake_definition(text)):
+                    return f"cmake runs what {text} says"
         case "npx":  # only the options before the command are its own
             own = list(arguments)
             while own and own[0].value in programs.NPX_FLAGS:
@@ -191,8 +203,7 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
             arguments = own[: found[-1]] if found else own
         case "go" if values[:1] == ["env"] and any(re.match("--?[wu]", v) for v in values):
             return "go env -w sets the programs that go runs"
-    compiles = name.endswith(programs.COMPILER_ENDS) and programs.COMPILERS.fullmatch(name)
-    risky = RISKY.get(name) or (RISKY["gcc"] if compiles else None)
+    risky = RISKY.get(name) or (RISKY["gcc"] if programs.compiles(name) else None)
     return _risky(name, arguments, risky) if risky is not None else ""
 
 
@@ -233,18 +244,18 @@ def _project_elsewhere(name: str, arguments: Sequence[Word]) -> str:
     if options is None:
         return ""
     for at, word in enumerate(arguments):
-        if word.value == "--":
+        named, equals, given = word.value.partition("=")
+        if named == "--":
             break
-        option = options.match(word.value)
-        if option is None:
-            continue
-        rest = word.value[option.end() :]
-        if not rest:
-            given = arguments[at + 1].value if at + 1 < len(arguments) else ""
-        elif rest.startswith("=") or not word.value.startswith("--"):
-            given = rest.removeprefix("=")
+        if named.startswith("--"):
+            known = len(named) > 3 and any(option.startswith(named) for option in options)
         else:
+            known, equals = named[:2] in options, word.value[2:]
+            given = equals.removeprefix("=")
+        if not known:
             continue
+        if not equals:
+            given = arguments[at + 1].value if at + 1 < len(arguments) else ""
         if _OUTSIDE.match(given) or "{}" in given:
             return f"{name} runs what is in {given}"
     return ""

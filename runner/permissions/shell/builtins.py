@@ -24,6 +24,13 @@ _HIGH_RISK = re.compile(
 )
 
 
+# Names that a script gives its own variables, and no program knows.
+_OWN = re.compile(
+    r"[A-Z]|(?:NEW_|OLD_|PREV_|CURRENT_|LAST_)?(?:VERSION|BRANCH|SHA|COMMIT|FILES?|COUNT|NAMES?|RESULTS?|OUTPUT|OUT|STATUS|TAGS?"
+    r"|START|END|TOTAL|LINES?|NUM|MSG|RESPONSE|BODY|CODE|PID|ID|URL|DIFF|LOG|SIZE|DATE|NOW|HASH|MERGE_BASE|BASE_SHA|DIRS?)"
+)
+
+
 def variable_risk(name: str, exported: bool, value: Word | None = None, program: str = "") -> Risk:
     """Return how much setting a variable to ``value`` (None: unknown) matters: ``none`` needs no
     rule, ``low`` one that names the assignment, ``high`` one without ``*``. ``exported``: it
@@ -32,7 +39,8 @@ def variable_risk(name: str, exported: bool, value: Word | None = None, program:
         return "none"
     if _HIGH_RISK.fullmatch(name):
         return "high"
-    return "none" if name.islower() and not exported else "low"
+    own = name.islower() or _OWN.fullmatch(name)
+    return "none" if own and not exported else "low"
 
 
 _SHELLS = names("bash sh dash ash")

@@ -392,6 +392,17 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
             files.writes += map(path_of, _curl(call))
         case "wget" | "wget2":
             files.writes += map(path_of, _wget(call))
+        case "git-stash" if "show" in call.given:
+            files.reads += literal(call.operands)
+        case "git-archive":
+            files.reads += [path.rpartition(":")[2] for path in literal(call.operands)]
+        case "rg" | "ag" | "ack" | "git-grep":  # without an operand they read the folder
+            files.reads.append(".")
+        case _ if programs.compiles(program):
+            for word in arguments:
+                if word.value.startswith("-W"):
+                    files.reads += pieces(word.value)
+                    files.changes += pieces(word.value)
 
 
 def _edited(arguments: Sequence[Word]) -> list[Word]:

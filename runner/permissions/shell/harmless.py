@@ -88,6 +88,8 @@ _VALUES = {
     "FLASK_APP": r"[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?",
     "DISPLAY": r":[0-9]+(?:\.[0-9])?",
     "LOGLEVEL PYTHONLOGLEVEL": "[A-Za-z]+",
+    "DATABASE_URL TEST_DATABASE_URL REDIS_URL": r"(?:postgres(?:ql)?|mysql|redis)(?:\+[a-z0-9]+)?://"
+    r"(?:[a-z0-9_]+(?::[a-z0-9_]+)?@)?(?:localhost|127\.0\.0\.1)(?::[0-9]+)?(?:/[a-z0-9_]*)?|sqlite(?:\+[a-z0-9]+)?:///?:memory:|sqlite://",
 }
 _HARMLESS_VALUES = {
     **dict.fromkeys(_SWITCHES, re.compile(_SWITCH)),
@@ -154,7 +156,11 @@ _NAMES_PROGRAM = re.compile(
     r"|VPATH|\.RECIPEPREFIX|\.DEFAULT_GOAL|LD_.*|PATH|IFS|HOME|.*_?(?:PLUGINS?|LIBS|LDLIBS|PRELOAD)",
     re.IGNORECASE,
 )
-_FLAGS = re.compile(r"[A-Z_]*(?:CFLAGS|CXXFLAGS|CPPFLAGS)")
+_FLAGS = re.compile(r"[A-Z_]*(?:CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|LDLIBS|LIBS)")
+_LINK = (
+    r"-l[A-Za-z0-9_+.-]+|-L ?[A-Za-z/][A-Za-z0-9_./-]*|-s|-static|-shared"
+    r"|-Wl,-rpath[,=][A-Za-z0-9_./-]+"
+)
 _ARGS = re.compile(
     r"[A-Z_]*(?:ARGS?|ARGUMENTS|OPTS?|OPTIONS|PARAMS|TESTS?|T|K|FILTER|PATTERN|MSG|MESSAGE|NAME|FILES?|TARGETS?"
     r"|SERVICES?|PKGS?|PACKAGES?|MODULES?)",
@@ -171,7 +177,7 @@ _PATH_PIECE = re.compile(
 )
 # Options that make some program run or write what they say.
 _RISKY_PIECE = re.compile(
-    r"-[A-Za-z]*[BCIWcefIoprW]|--?[a-z-]*(?:exec|eval|command|cmd|plugin|conf|import|require|load|hook|wrapper"
+    r"-[A-Za-z]*[BCIWcefIoprW]|-[A-Za-z]*[BCIWcefIoprW][^A-Za-z].*|--?[a-z-]*(?:exec|eval|command|cmd|plugin|conf|import|require|load|hook|wrapper"
     r"|script|shell|tmp|temp|root|output|file|log|prefix|path|dir|spec|linker|runner|editor|pager|program|xml|html"
     r"|report|save|write|delete|remove|force|preprocess)[a-z-]*(?:=.*)?",
     re.IGNORECASE,
@@ -187,7 +193,7 @@ def is_make_assignment(text: str) -> bool:
         if listed.fullmatch(name):
             return usual.fullmatch(value) is not None
     if _FLAGS.fullmatch(name):
-        return re.fullmatch(_list_of(_COMPILE), value) is not None
+        return re.fullmatch(_list_of(f"{_COMPILE}|{_LINK}"), value) is not None
     if _NAMES_PROGRAM.fullmatch(name):
         return False
     pieces = value.split(" ")
@@ -198,6 +204,32 @@ def is_make_assignment(text: str) -> bool:
         and not _RISKY_PIECE.fullmatch(piece)
         for piece in pieces
     )
+
+
+# --- Definitions of cmake: ``-DCMAKE_C_COMPILER=clang``.
+
+_CMAKE_PROGRAMS = re.compile(
+    r".*(?:COMPILER|LAUNCHER|LINKER|_TIDY|CPPCHECK|CPPLINT|WHAT_YOU_USE|EMULATOR|RULE_.*|TOOLCHAIN.*|PROJECT_.*INCLUDE.*"
+    r"|MODULE_PATH|RULES_OVERRIDE.*|PROGRAM|RANLIB|_AR|_NM|_LD|_STRIP|OBJCOPY|OBJDUMP|COMMAND)",
+    re.IGNORECASE,
+)
+_CMAKE_USUAL = re.compile(
+    rf"(?:/usr(?:/local)?/bin/)?(?:{_TARGET}(?:gcc|g\+\+|clang|clang\+\+){_VERSION}|cc|c\+\+|nvcc|ccache|sccache|ninja|make|lld|gold"
+    r"|mold|clang-tidy|cppcheck|cpplint|include-what-you-use|iwyu)?|TRUE|FALSE|ON|OFF"
+)
+_CMAKE_FLAGS = re.compile(r".*FLAGS(?:_[A-Z]+)?", re.IGNORECASE)
+_EXECUTABLE = re.compile(r"(?:/usr(?:/local)?/bin/)?[a-z0-9.+-]+")
+
+
+def is_cmake_definition(text: str) -> bool:
+    """True if a definition of cmake (``NAME:TYPE=value``) makes it run nothing else than usual programs."""
+    name, _, value = text.partition("=")
+    name = name.partition(":")[0]
+    if _CMAKE_PROGRAMS.fullmatch(name):
+        return _CMAKE_USUAL.fullmatch(value) is not None
+    if _CMAKE_FLAGS.fullmatch(name):
+        return re.fullmatch(_list_of(f"{_COMPILE}|{_LINK}"), value) is not None
+    return not name.upper().endswith("EXECUTABLE") or _EXECUTABLE.fullmatch(value) is not None
 
 
 # --- Scripts of sed that print and change text, and neither run commands nor name files.
@@ -289,6 +321,7 @@ _HOST = r"[A-Za-z0-9][A-Za-z0-9.:-]*"
 _SCAN = r"(?:-[zvnu46]+ |-[zvnu46]*w ?[0-9]+ )*-[vnu46]*z[vnu46]*(?:w ?[0-9]+)? (?:-[vnu46]+ |-w ?[0-9]+ )*"
 _USES = {
     "nc ncat netcat": re.compile(rf"{_SCAN}{_HOST}(?: [0-9]+(?:-[0-9]+)?)+(?: -[vzw0-9]+)*"),
+    "crontab": re.compile("-l"),
     "ip": re.compile(
         r"(?:-(?:[046dhso]|br|brief|json|j|p|c|color|stats|details) )*"
         r"(?:a|addr|address|r|route|l|link|n|neigh|rule)"

@@ -60,7 +60,8 @@ HIDING = names("""
     catatonit retry timelimit turbostat rr uftrace bpftrace tclsh wish zsh-static bash-static dbclient
     plink pdsh dsh clush ansible run0 heaptrack reptyr incrond watchexec nodemon reflex when-changed
     xdotool xdg-open sensible-pager sensible-editor sensible-browser run-one run-this-one flatpak-spawn
-    distrobox-enter minijail0 pivot_root switch_root tini-static""")
+    distrobox-enter minijail0 pivot_root switch_root tini-static msgfilter grc multitime pexec genie
+    openvt run-mailcap dmsetup check_by_ssh tmate jtag openvpn logrotate""")
 
 # --- Runners: they run another program as their everyday use. People write allow rules for them
 # (``Bash(uv run pytest *)``), so such a command stays what it is; deny and ask rules see the command
@@ -70,7 +71,7 @@ HIDING = names("""
 # After "?" one word may stand before the command.
 _RUNNERS = {
     "npx bunx pnpx uvx": "",
-    "npm": "exec|x",
+    "npm": "exec|x|explore ?",
     "pnpm": "exec|dlx",
     "yarn": "exec|dlx|run",
     "bun": "x|run|exec",
@@ -92,6 +93,11 @@ RUNNERS = {
     program: tuple(way.split() for way in ways.split("|"))
     for program, ways in by_name(_RUNNERS).items()
 }
+
+# Modules that are programs of that name: ``python -m black``.
+PYTHON_MODULES = names("""
+    pip pytest black ruff isort mypy pylint flake8 coverage tox nox uv poetry autopep8 yapf bandit venv
+    virtualenv build twine docformatter pyupgrade autoflake sphinx celery gunicorn uvicorn""")
 
 # --- Options that run or overwrite what they say.
 
@@ -135,7 +141,7 @@ _NPM = (
 )
 _RISKY = {
     "find": "ALL -exec* -ok* -delete* -fprint* -fls*",
-    "sort": "-o --output --compress-program",
+    "sort": "--compress-program",
     "rg": "--pre --hostname-bin",
     "fd fdfind": "-xX --exec-batch",
     "tar bsdtar gtar": "BUNDLE -IF --remove-files --to-command --checkpoint-action --use-compress-program "
@@ -154,7 +160,15 @@ _RISKY = {
     "cpio": "-FHOI --rsh-command --to-stdout --file",
     "sdiff": "-o --output --diff-program",
     "diff3": "--diff-program",
-    "tcpdump": "-zwW",
+    "tcpdump": "-zwW --postrotate-command",
+    "exiftool": "ANY -if* -config* -@* -use*",
+    "cowsay cowthink": "ANY -f",
+    "enscript": "ANY -I --filter",
+    "pidstat": "ANY -e",
+    "facter": "ANY --custom-dir --external-dir",
+    "sqlmap": "ANY --eval --os-*",
+    "gem": "ANY -e --editor",
+    "ninja": "ANY -f",
     "hg": "--config",
     "svn": "--config-option --editor-cmd --diff-cmd --diff3-cmd --config-dir",
     "javac": "-processor* -J* -Xplugin* @* --processor*",
@@ -164,11 +178,12 @@ _RISKY = {
     "yarn": "ANY --script-shell --use-yarnrc*",
     "cargo": "--config",
     "gcc g++ cc clang emcc em++": "-wrapper* --wrapper* -plugin* --plugin* -fplugin* -fpass-plugin* "
-    "-iplugindir* -B* -specs* --specs* @* -fuse-ld=/* -fuse-ld=.* --ld-path* -load* -add-plugin* "
+    "-iplugindir* -ccc-* --ccc-* -mllvm=-load* -B* -specs* --specs* @* -fuse-ld=/* -fuse-ld=.* "
+    "--ld-path* -load* -add-plugin* "
     "--gcc-toolchain* -gcc-toolchain* --config* -Wl,-plugin* -Wl,--plugin* -Wl,@* -Wa,@*",
     "ld gold lld ld.lld ld.gold ld.bfd as ar nm ranlib objdump objcopy strip size": "ANY -plugin* "
     "--plugin* @*",
-    "rustc rustdoc": "ANY @* -Z*",
+    "rustc rustdoc": "ANY @* -Z* --sysroot*",
     "tex latex pdftex pdflatex xetex xelatex luatex lualatex etex pdfetex platex uplatex ptex uptex "
     "dvilualatex dviluatex luahbtex lualatex-dev pdflatex-dev xelatex-dev context texlua": "ANY "
     "--shell-escape --enable-write18 --shell-restricted --cnf-line --luaonly --fmt --ini "
@@ -206,8 +221,9 @@ _RISKY = {
     "cabal": "ANY --with-*",
     "ocamlc ocamlopt ocamlfind": "ANY -pp* -cc*",
     "protoc": "ANY @* --plugin*",
-    "meson": "ANY --native-file* --cross-file*",
-    "ctest": "ANY -S* --script* --build-and-test* --build-makeprogram* --test-command*",
+    "meson": "ANY --native-file* --cross-file* --wrap* --gdb-path* devenv*",
+    "ctest": "ANY -S* --script* --build-and-test* --build-makeprogram* --test-command* "
+    "--overwrite*",
     "dotnet msbuild": "ANY @* -logger:* /logger:* -l:* /l:*",
     "aria2c": "ANY --on-* --conf-path*",
     "yt-dlp youtube-dl": "ANY --exec* --config-location* --postprocessor-args* --downloader*",
@@ -215,7 +231,8 @@ _RISKY = {
     "lynx": "ANY -cfg* -editor*",
     "gnuplot": "ANY -e*",
     "psql yq ffmpeg ffprobe gh gs sox": "ANY",
-    "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay*",
+    "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay* -gccgoflags* "
+    "--gccgoflags*",
     "wget": "-e --execute --use-askpass --config",
     "ctags": "-o --options --output",
     "history": "-anrwsp",
@@ -224,24 +241,18 @@ _RISKY = {
     "file": "-Cm --compile --magic-file",
     "pip": "--python",
     "install": "--strip-program",
-    "dpkg": "--pre-invoke --post-invoke",
+    "dpkg": "-i --install --unpack --configure --pre-invoke --post-invoke",
     "apt apt-get": "-o --option --config-file",
-    "jq": "-L --from-file --rawfile --slurpfile",
+    "jq": "ANY -L --from-file --rawfile --slurpfile",
     "curl": "-K --config --engine",
     "shuf iconv": "-o --output",
     "bat batcat": "--pager --config-file --diagnostic",
-    "pandoc": "-FLod --filter --lua-filter --output --defaults --data-dir --pdf-engine "
-    "--extract-media",
-    "rpm": "-ED --eval --define --pipe --load --macros --rcfile --root",
+    "pandoc": "-FLd --filter --lua-filter --defaults --data-dir --pdf-engine --extract-media",
+    "rpm rpmquery rpmverify": "-ED --eval --define --pipe --load --macros --rcfile --root",
     "rpmbuild": "-ED --eval --define --load --macros --rcfile",
-    "make gmake": "-Ef --eval --file --makefile .SHELLFLAGS*",
+    "make gmake": "-EfI --eval --file --makefile --include-dir .SHELLFLAGS*",
     "sqlite3": "ALL",
-    "cmake": """--install -E* -P* -C* --toolchain*
-        -DCMAKE_C_COMPILER* -DCMAKE_C_FLAGS* -DCMAKE_CXX_COMPILER* -DCMAKE_CXX_FLAGS*
-        -DCMAKE_RULE_* -DCMAKE_PROJECT_* -DCMAKE_TOOLCHAIN_* -DCMAKE_LINKER* -DCMAKE_AR=*
-        -DCMAKE_MAKE_PROGRAM* CMAKE_C_COMPILER* CMAKE_C_FLAGS* CMAKE_CXX_COMPILER*
-        CMAKE_CXX_FLAGS* CMAKE_RULE_* CMAKE_PROJECT_* CMAKE_TOOLCHAIN_* CMAKE_LINKER*
-        CMAKE_MAKE_PROGRAM*""",
+    "cmake": "ANY --install -E* -P* -C* --toolchain*",
 }
 _SQLITE = re.compile(
     r"^\s*\.(?!(?:tables|schema|fullschema|dump|indexes|indices|databases|headers?|mode|help|show)\b)|-cmd|-init|^-A|--?archive|writefile|readfile|load_extension|fts3_tokenizer"
@@ -315,20 +326,44 @@ _COMMAND_READERS = {
 }
 COMMAND_READERS = by_name(_COMMAND_READERS)
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
-COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
-COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")
+_COMPILERS = re.compile(
+    r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran|c[89]9)(?:-[0-9.]+)?"
+)
+_COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")
+
+
+def compiles(program: str) -> bool:
+    """True for gcc, clang and their like, by any name."""
+    return program.endswith(_COMPILER_ENDS) and _COMPILERS.fullmatch(program) is not None
+
 
 # They run the scripts of a project: by which option, of a project in another folder.
 _PROJECT_OPTIONS = {
-    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest": re.compile(
-        r"-C|--(?:prefix|cwd|dir|directory|project|manifest-path|rootdir)"
-    ),
-    "gradle gradlew mvn mvnw just task rake ninja tox nox": re.compile(
-        r"-[CfbPpcd]|--(?:file|justfile|rakefile|build-file|project-dir|taskfile|dir|directory"
-        r"|working-directory|project-prop)"
-    ),
+    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest meson ctest": "-C --prefix "
+    "--cwd --dir --directory --project --manifest-path --rootdir --path --test-dir",
+    "gradle gradlew mvn mvnw just task rake ninja tox nox composer": "-C -f -b -P -p -c -d --file "
+    "--justfile --rakefile --build-file --project-dir --taskfile --dir --directory --working-directory "
+    "--working-dir --project-prop",
 }
-PROJECT_OPTIONS = by_name(_PROJECT_OPTIONS)
+PROJECT_OPTIONS = {name: names(text) for name, text in by_name(_PROJECT_OPTIONS).items()}
+
+# What is found in the arguments, joined by blanks, of a program that runs or writes what they say.
+_USES = {
+    "npm": r"^(?:(?:c|config) )?set (?:-\S+ )*(?:git|editor|viewer|browser|prefix|shell|python|node-gyp)\b"
+    r"|^(?:c|config) edit|^edit\b|^pkg set .*\bscripts[.\[]|^(?:exec|x) (?:.* )?(?:-c|--call?)(?:[ =]|$)",
+    "yarn": r"^set version [./~]|^config set (?:-\S+ )*(?:yarnPath|plugins)",
+    "bundle bundler": r"^open\b",
+    "service": r"^\S*/",
+    "docker podman nerdctl": r"(?:^| )(?:-v|--volume)[ =]?(?:"
+    r"/(?:etc|root|var|usr|bin|proc|sys|dev|boot|lib)?(?=[:/ ])|~|\$HOME)"
+    r"|(?:source|src)=/(?:etc|root|var|usr|proc|sys|dev)?[,/]|docker\.sock"
+    r"|(?:^| )--(?:privileged|cap-add|security-opt)\b|--(?:pid|userns|ipc)[= ]host\b"
+    r"|^(?:-\S+ )*(?:-H|--host|--config)\b",
+    "kubectl oc": r"(?:^| )--kubeconf",
+    "cmake": r"^[/~]|(?:^| )(?:-S ?|--build )[/~]"
+    r"|^--build .* -- (?:.* )?(?:-[A-Za-z]*[fCEI]|--(?:f|m|e|d|i)|[A-Za-z_.]+=)",
+}
+USES = {name: re.compile(pattern) for name, pattern in by_name(_USES).items()}
 
 NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
@@ -367,7 +402,7 @@ _GIT_OPTIONS = Options(
     pattern=re.compile(r"(?:ext|fd)::", re.IGNORECASE),  # an URL that runs a command
 )
 _GIT_LETTERS = _letters(
-    "rebase:xis grep:O clone:uc ls-remote:u archive:o format-patch:o am:i merge:s pull:s"
+    "rebase:xs grep:O clone:uc ls-remote:u archive:o format-patch:o am:i merge:s pull:s"
 )
 _GIT_LONG = {"update-index": ("cacheinfo", "index-info"), "apply": ("unsafe-paths",)}
 # Other names of the same: deny and ask rules see both.

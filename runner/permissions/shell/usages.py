@@ -25,7 +25,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from runner.permissions.shell.programs import COMPILER_ENDS, COMPILERS
+from runner.permissions.shell.programs import compiles
 from runner.permissions.shell.words import by_name
 
 
@@ -90,11 +90,11 @@ def _usage(text: str) -> Usage:
 
 # They read their operands; what else is written to a file is an output option of most programs.
 _READERS = """
-    cat head tail less more most sort wc nl strings od hexdump hd base64 base32 basenc tac rev cut diff cmp
-    comm colordiff sdiff diff3 paste join fold fmt pr expand unexpand column csplit bat batcat zcat bzcat
+    cat head tail less more most wc nl strings od hexdump hd base64 base32 basenc tac rev cut diff cmp
+    comm colordiff sdiff diff3 paste join fold fmt pr expand unexpand column bat batcat zcat bzcat
     xzcat zless zmore lzcat zstdcat bzmore zdiff zcmp md5sum sha1sum sha224sum sha256sum sha384sum sha512sum
     b2sum cksum sum iconv shuf ptx tsort look man nroff troff groff hexyl pv glow mdcat pygmentize highlight
-    ccat lolcat tidy pandoc xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm dig drill
+    ccat lolcat tidy xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm dig drill
     logger vimcat git-update-index"""
 _SCRIPTED = """
     grep egrep fgrep zgrep bzgrep xzgrep rgrep rg ag ack jq xq awk gawk mawk nawk sed gsed"""
@@ -110,7 +110,9 @@ _GIT_SHOWS = """
 
 _USAGES = {
     _READERS: "LOOSE reads:*",
+    "sort": "LOOSE reads:* writes:-o,--output values:-k,-t,-S,-T",
     "file": "reads:-f,--files-from",
+    "pandoc": "LOOSE reads:* writes:-o,--output",
     "du": "reads:-X,--files0-from,--exclude-from",
     "source . bash sh dash ash": "reads:1",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
@@ -131,7 +133,15 @@ _USAGES = {
     "truncate": "changes:* values:-s,--size reads:-r,--reference",
     "chmod chown chgrp": "changes!--reference:2+ changes@--reference:* reads:--reference "
     "trees@-R,--recursive:2+",
-    "chattr": "changes:2+ trees@-R:2+",
+    "chattr attr setfattr xattr fallocate lockfile detox mmv crudini": "changes:* trees@-R:*",
+    "perl ruby": "LOOSE changes@-i:* values:-e,-E,-I,-M,-r",
+    "rename prename sass lessc": f"{_OUTPUT} changes:2+",
+    "rpl": "changes:3+",
+    "codespell": "changes@-w,--write-changes:*",
+    "xmlstarlet": "changes@-L,--inplace:*",
+    "csplit": "LOOSE reads:* changes:-f,--prefix",
+    "mktemp": "may:*,-p,--tmpdir",
+    "venv virtualenv": "changes:*",
     "setfacl": "changes:* values:-m,-x,-M,-X,--modify,--remove trees@-R,--recursive:*",
     "sd": "changes:3+",
     "find": "SINGLE reads@-exec,-execdir,-ok,-okdir:* may@-exec,-execdir,-ok,-okdir,-delete:*",
@@ -158,9 +168,9 @@ _USAGES = {
     "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: changes@a,u,d,m:2 reads@a,u:3+ reads@x,e,l,t:2",
     "jar": "BUNDLE changes@-c,-u,--create,--update:-f,--file reads:* unpacks@-x,--extract:-C,--dir "
     "values:-m,-e",
-    "ar": "changes:2",
+    "ar": "changes:2 unpacks@x,-x:",
     "ranlib strip": "changes:* changes:-o",
-    "objcopy": "reads:1 changes:* values:-I,-O,-j,-R",
+    "objcopy": "reads:1 changes:* may:--dump-section,--add-section values:-I,-O,-j,-R",
     "cpio pax": "unpacks@-i,-r,-p:-D,--directory reads:-E",
     # --- The network.
     "curl": "offered:-d,-F,-H,-w,--data,--data-ascii,--data-binary,--data-raw,--data-urlencode,--form,"
@@ -184,16 +194,30 @@ _USAGES = {
     "--warc-tempdir,--warc-header,--progress,--cut-dirs,--default-page,--quota,--exclude-directories",
     "http https xh xhs httpie": "offered:* may:-o,--output reads:--cert,--cert-key",
     "gh glab": "offered:-f,-F,--field,--raw-field,--header,-H reads:--input,--body-file,--notes-file,-F "
-    "changes:--output",
+    "changes:--output,-O,-D,--dir changes@repo,gist:4+",
     "aria2c axel": "reads:-i,--input-file,--load-cookies changes:-o,--out,-l,--log,--save-session,"
-    "--save-cookies values:-d,--dir",
+    "--save-cookies,-d,--dir",
+    "aws gsutil gcloud rclone": "may:$",
+    "kubectl oc": "changes@cp:2+",
+    "restic": "may:-t,--target",
     # --- Compilers and builds: they write their results wherever they are told.
     "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output reads:-include,-imacros,*",
-    "rustc": "may:-o,--out-dir values:-C,-L,-l,-A,-W,-D,-F,--crate-type,--crate-name,--edition,--emit,"
+    "rustc": "may:-o,--out-dir,--emit,-C values:-L,-l,-A,-W,-D,-F,--crate-type,--crate-name,--edition,"
     "--extern,--target,--cfg reads:1",
     "go": "SINGLE writes:-o,--o,-coverprofile,--coverprofile,-blockprofile,--blockprofile,-cpuprofile,"
     "--cpuprofile,-memprofile,--memprofile,-mutexprofile,--mutexprofile,-trace,--trace,-outputdir,"
-    "--outputdir",
+    "--outputdir,-test.coverprofile,-test.cpuprofile,-test.memprofile,-test.blockprofile,-test.trace,"
+    "-test.outputdir changes@fmt:2+",
+    "cargo": "may:--root,--target-dir,--artifact-dir,--out-dir changes@new,init,vendor,fmt:2+",
+    "cmake": "may:-B,--prefix,--graphviz,--trace-redirect,--profiling-output,--install-prefix",
+    "ctest": "may:-O,--output-log,--output-junit",
+    "meson": "may@setup:2+ may:--destdir",
+    "make gmake": f"{_OUTPUT} may:*",
+    "ld nasm yasm as": "SINGLE LOOSE reads:* may:-o,-l,-a,-Map,--Map,-T",
+    "javac javadoc kotlinc scalac babel swc hugo mkdocs jekyll sphinx-build parcel": f"{_OUTPUT},-d,-h,-s",
+    "helm": "may:-o,-d,--output-dir,--destination,--untardir",
+    "ctags cscope doxygen etags": f"{_OUTPUT},-f,-g",
+    "redis-cli": "may:--rdb",
     "openssl": "SINGLE reads:-in,-inkey,-key,-CA,-CAkey,-CAfile,-cert,-certfile,-config,-passin,-pass,"
     "-passout,-rand,-kfile,-sigfile,-verify,-sign,-data,-untrusted,-extfile,2+ may:-out,-keyout,"
     "-writerand,-CAserial,-pubout_file,-signature_out,-outdir,-serial,-sess_out,-keylogfile,-msgfile",
@@ -201,19 +225,22 @@ _USAGES = {
     "gpg gpg2": "may:-o,--output,--log-file,--logger-file,--status-file,--attribute-file reads:* "
     "values:-r,-u,--recipient,--local-user,--passphrase-fd reads:--passphrase-file",
     "pytest py.test": "may:--junitxml,--junit-xml,--log-file,--resultlog,--report-log,--html,"
-    "--cov-report,--debug,--basetemp,--profile-svg reads:--cov-config values:-k,-m,-n,-p,-W,-c,-o",
+    "--cov-report,--debug,--basetemp,--profile-svg,-o,--override-ini values:-k,-m,-n,-p,-W",
     "mypy pylint flake8 bandit": f"may:{_GENERAL},--html-report,--xml-report,--txt-report,--junit-xml,"
     "--cobertura-xml-report,--any-exprs-report,--linecount-report,--linecoverage-report,--cache-dir,-o",
     "pip pip3": "may:--log,-d,--dest,-w,--wheel-dir,-t,--target,--report,--root,--prefix,--src,--cache-dir "
     "reads:-r,-c,--requirement,--constraint,--cert,--client-cert,--build-constraint",
-    "uv": f"may:{_GENERAL},-o,--target,--out-dir,--cache-dir reads:-r,-c,--requirement,--requirements,"
+    "uv": f"changes@venv:2+ may:{_GENERAL},-o,--target,--out-dir,--cache-dir "
+    "reads:-r,-c,--requirement,--requirements,"
     "--constraint,--constraints,--override,--env-file",
     "sqlite3 sqlite duckdb": "SINGLE changes!-readonly:1 values:-separator,-nullvalue,-newline,-vfs",
     "psql": f"{_OUTPUT},-L reads:-f,--file values:-c,-d,-h,-p,-U,-v,-F,-P,-R,-T,--command,--dbname,--host,"
     "--port,--username,--set,--pset,--field-separator",
     "mysql mariadb": f"{_OUTPUT},--tee values:-e,--execute,-h,-u,-P,-D",
-    "pg_dump pg_dumpall mysqldump mongodump pg_restore": "may:-f,--file,-r,--result-file,-o,--out,-T,--tab",
-    "docker podman nerdctl": "may:-o,--output,--iidfile,--cidfile,--metadata-file reads:--env-file,"
+    "pg_dump pg_dumpall mysqldump mongodump pg_restore": "may:-f,--file,-r,--result-file,-o,--out,-T,--tab,"
+    "--archive",
+    "docker podman nerdctl": "changes@cp:3+ may:-v,--volume,--mount,-o,--output,--iidfile,--cidfile,"
+    "--metadata-file reads:--env-file,"
     "--label-file,--password-file",
     "convert magick ffmpeg sox wkhtmltopdf pdftotext ps2pdf pdf2ps qpdf mutool": f"SINGLE {_OUTPUT},$ "
     "reads:-i,*",
@@ -249,14 +276,14 @@ _USAGES = {
     "git-archive": "reads:--add-file,2+ values:--format,--prefix may:-o,--output",
     "git-rm": "PATHSPECS changes!--cached,-n,--dry-run:* trees@-r:* unpacks@--pathspec-from-file:",
     "git-mv": "moves!-n,--dry-run:*",
-    "git-restore": "PATHSPECS changes!-S,--staged:* changes@-W,--worktree:* values:-s,--source "
+    "git-restore": "PATHSPECS trees!-S,--staged:* trees@-W,--worktree:* values:-s,--source "
     "unpacks@--pathspec-from-file:",
-    "git-checkout": "PATHSPECS changes!-b,-B,--orphan:* values:-b,-B,--orphan,--conflict "
+    "git-checkout": "PATHSPECS trees!-b,-B,--orphan:* values:-b,-B,--orphan,--conflict "
     "unpacks@--pathspec-from-file:",
     "git-read-tree": "writes:--index-output unpacks@-u: trees:--prefix",
     "git-subtree": "trees:-P,--prefix",
     "git-am": "unpacks!--abort,--continue,--skip,--quit,--resolved,-r: reads:*",
-    "git-clean": "trees!-n,--dry-run:* values:-e,--exclude",
+    "git-clean": "unpacks!-n,--dry-run:* values:-e,--exclude",
     "git-stash": "PATHSPECS changes!pop,apply,list,show,drop,clear,branch,create,store,save:* "
     "values:-m,--message unpacks@--pathspec-from-file:",
     "git-apply": "unpacks!--cached,--check,--stat,--numstat,--summary:--directory reads:* "
@@ -268,13 +295,15 @@ _USAGES = {
     "git-submodule": "changes@add:3+ values:-b,--name,--reference,--depth",
     "git-bundle": "writes@create:2 reads!create:2+",
     "git-mailsplit": "writes:-o reads:*",
-    "git-merge-file": "writes!-p,--stdout:1 reads:2+ values:-L",
+    "git-merge-file": "writes!-p,--stdout:1 reads:* values:-L",
     "git-fast-export": "writes:--export-marks reads:--import-marks,--import-marks-if-exists",
     "git-interpret-trailers": "writes@--in-place:* reads:* values:--trailer,--where,--if-exists",
     "git-pack-objects": "writes:1",
     "git-index-pack": "writes:-o reads:1",
     "git-bugreport git-diagnose": "writes:-o,-s",
-    "git-commit": "reads:-F,-t,--file,--template,--pathspec-from-file values:-m,-c,-C,-S,-u",
+    "git-commit": "reads:*,-F,-t,--file,--template,--pathspec-from-file values:-m,-c,-C,-S,--message,"
+    "--author,--date,--fixup,--squash,--trailer",
+    "git-format-patch git-range-diff": "reads:* may:-o,--output-directory,--output",
     "git-tag git-merge git-notes": "reads:-F,--file values:-m,-u,-s,-X",
     "git-ls-files": "reads:-X,--exclude-from",
     "git-config": "reads:-f,--file",
@@ -286,5 +315,4 @@ _TABLE = by_name(_USAGES)
 @lru_cache(maxsize=512)
 def usage_of(program: str) -> Usage:
     """Return how a program, or a subcommand of git (``git-rm``), uses its arguments."""
-    compiles = program.endswith(COMPILER_ENDS) and COMPILERS.fullmatch(program)
-    return _usage(_TABLE.get("gcc" if compiles else program, _OUTPUT))
+    return _usage(_TABLE.get("gcc" if compiles(program) else program, _OUTPUT))
