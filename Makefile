@@ -78,9 +78,9 @@ size: $(ready)
 compile := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
 	--no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options
 requirements: $(ready)
-	$(compile) --upgrade --extra images --extra mcp --extra otel --extra web -o requirements.txt pyproject.toml
+	$(compile) --upgrade --extra bedrock --extra images --extra mcp --extra otel --extra vertex --extra web -o requirements.txt pyproject.toml
 	$(compile) --upgrade --only-build-deps --build-deps-for wheel -o requirements-build.txt pyproject.toml
-	$(compile) --upgrade --extra dev --extra images --extra mcp --extra otel --extra web -o requirements-dev.txt pyproject.toml
+	$(compile) --upgrade --extra dev --extra bedrock --extra images --extra mcp --extra otel --extra vertex --extra web -o requirements-dev.txt pyproject.toml
 
 $(ready): requirements-dev.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'

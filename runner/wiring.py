@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.core.spec import PLATFORMS
 from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
 from runner.settings import Settings, tool_environment
@@ -27,7 +28,7 @@ from runner.store.database import POSTGRES_CONNECTIONS, Database, DatabaseClock,
 if TYPE_CHECKING:
     from runner.core.prices import PriceList
     from runner.core.run import Author
-    from runner.core.spec import JobSpec, Submission
+    from runner.core.spec import JobSpec, Provider, Submission
     from runner.engine.attempt import Ports
     from runner.engine.batches import Collector
     from runner.engine.dispatcher import Machine
@@ -66,7 +67,18 @@ def load_prices(settings: Settings) -> PriceList:
     return load_prices(settings.prices)
 
 
-def has_key() -> bool:
+def lacks_credentials(provider: Provider) -> str | None:
+    """Return what this host lacks to call a provider, in a line that says what to do; None: nothing."""
+    if provider in PLATFORMS:
+        from runner.llm.platforms import lacks
+
+        return lacks(provider)
+    if provider == "scripted" or _has_key():
+        return None
+    return "no API key is in the environment: set ANTHROPIC_API_KEY before the job runs"
+
+
+def _has_key() -> bool:
     """True if calls of the Messages API find a key in the environment or in the SDK's profile."""
     if os.environ.get("ANTHROPIC_API_KEY") or os.environ.get("ANTHROPIC_AUTH_TOKEN"):
         return True
@@ -435,23 +447,29 @@ class _RestartingNotifier:
 def models(
     answers: Answers | None = None, blobs: Callable[[str], bytes] | None = None
 ) -> Callable[[JobSpec], Model]:
-    """Return a function from a job to its model: one API client a process, or the job's script.
+    """Return a function from a job to its model: one API client a process and region, or the job's
+    script. It raises ``HostLacks`` if the extra of the job's provider is not installed here.
     ``answers`` receives what the API says about its limits; ``blobs`` returns the bytes of a digest."""
     one_at_a_time = threading.Lock()  # lru_cache alone lets all first callers make a client
 
-    @lru_cache(maxsize=1)
-    def anthropic() -> Model:
+    @cache
+    def anthropic(provider: Provider, region: str | None, project: str | None) -> Model:
         from runner.llm.anthropic import AnthropicModel
 
-        return AnthropicModel(answers=answers, blobs=blobs)
+        clients = None
+        if provider in PLATFORMS:
+            from runner.llm.platforms import PlatformClients
+
+            clients = PlatformClients(provider=provider, region=region or "", project=project)
+        return AnthropicModel(answers=answers, blobs=blobs, clients=clients)
 
     def model_of(spec: JobSpec) -> Model:
         from runner.llm.scripted import ScriptedModel
 
-        if spec.provider != "anthropic":
+        if spec.provider == "scripted":
             return ScriptedModel(spec.script or {})
         with one_at_a_time:
-            return anthropic()
+            return anthropic(spec.provider, spec.region, spec.project)
 
     return model_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM ends the tests as Ctrl-C does: results are printed, and no server is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # No test asks the metadata of a cloud's machine for credentials.
+    os.environ |= {"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true"}
     config.addinivalue_line("markers", "dialect: runs on Postgres in `make test` too")
     config.addinivalue_line("markers", "slow: runs in `make test-rest`, not in `make test`")
     hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)

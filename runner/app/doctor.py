@@ -18,6 +18,7 @@ from runner import wiring
 from runner.app import caps, handle
 from runner.app.handle import App
 from runner.app.humanize import duration, plural
+from runner.core.spec import PLATFORMS
 from runner.errors import RunnerError
 from runner.queries.jobs import runs_without_workspace
 from runner.queries.search.search import open_index
@@ -103,7 +104,7 @@ def diagnose(settings: Settings) -> list[Check]:
             _queue,
             "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server",
         ),
-        "key": (_key, 'export ANTHROPIC_API_KEY=…; jobs with provider = "scripted" need none'),
+        "key": (_key, 'set those of your provider; jobs with provider = "scripted" need none'),
         "prices": (_prices, "mend the file, or unset RUNNER_PRICES"),
         "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
         "shell": (lambda _: _program("bash"), "install bash: the tool Bash runs it"),
@@ -231,9 +232,14 @@ def _queue(settings: Settings) -> str:
 
 
 def _key(settings: Settings) -> str:
-    if wiring.has_key():
-        return "set (never printed)"
-    raise RunnerError("ANTHROPIC_API_KEY is not set")
+    """The providers whose credentials are found; amiss: none is."""
+    lacking = {name: wiring.lacks_credentials(name) for name in ("anthropic", *PLATFORMS)}
+    told = "; ".join(
+        f"{name}: {why or 'credentials are found (never printed)'}" for name, why in lacking.items()
+    )
+    if all(lacking.values()):
+        raise RunnerError(told)
+    return told
 
 
 def _prices(settings: Settings) -> str:

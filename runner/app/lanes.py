@@ -24,7 +24,7 @@ def lane(app: App, name: str, lane: Lane | None, author: Author) -> tuple[str, s
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     if lane in ("batch", "auto"):
         if spec.provider != "anthropic":
-            raise UsageError(f"{job_id} has a script for a model: a script has no batches")
+            raise UsageError(f'{job_id} has provider = "{spec.provider}", which has no batches')
         if refused := refused_options(spec):
             raise UsageError(
                 f"batches do not take {', '.join(refused)} of the model_options of {job_id}: submit "

@@ -197,11 +197,8 @@ def progress_of(app: App, job_id: str) -> Progress:
 def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iterator[Problem]:
     """Yield the reasons why this host cannot work a job, or why the job cannot begin."""
     prices = wiring.load_prices(settings)
-    if spec.provider == "anthropic" and not wiring.has_key():
-        yield Problem(
-            "provider",
-            "no API key is in the environment: set ANTHROPIC_API_KEY before the job runs",
-        )
+    if (lacking := wiring.lacks_credentials(spec.provider)) is not None:
+        yield Problem("provider", lacking)
     if (missing := sandbox_problem(settings, spec)) is not None:
         yield Problem("sandbox.mode", missing)
     if meant := _meant(spec, prices):

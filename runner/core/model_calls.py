@@ -56,7 +56,7 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
     tariffs = {}
     for model in (spec.model, spec.summary_model):
         terms = Terms.of(spec.provider, spec.model_options, own_model=model == spec.model)
-        if (tariff := prices.tariff(model, terms)) is not None:
+        if (tariff := prices.tariff(spec.billed_as(model), terms)) is not None:
             tariffs[model] = tariff
     return tariffs
 
@@ -206,7 +206,7 @@ _RETRIED_KINDS = _OF_API | _OF_STREAM | _OF_BATCH | {"call_deadline"}
 def is_retried(error: ModelCallError) -> bool:
     """True if the call may be tried again: by the status if there is one, else by the kind."""
     if error.status is not None and error.status >= 400:
-        return error.status >= 500 or error.status in (408, 409, 429)
+        return error.status >= 500 or error.status in (408, 409, 424, 429)
     return error.kind in _RETRIED_KINDS
 
 

@@ -20,6 +20,13 @@ BY: tuple[By, ...] = get_args(By)
 
 _NO_USD = Decimal(0)
 _RELEASE = re.compile(r"-(?:\d{8}|latest)$", re.ASCII)
+# A model as Bedrock names it ("eu.anthropic.claude-opus-4-6-v1", or an ARN that ends so), and as
+# ``JobSpec.billed_as`` names one on Vertex AI ("europe-west1/claude-opus-4-5@20251101").
+_PLATFORMS = re.compile(
+    r"(?:arn:[^/]*/)?(?:([a-z0-9-]+)\.)?anthropic\.(claude-[a-z0-9-]+?)(?:-v\d+(?::\w+)*)?"
+    r"|(?:([a-z0-9-]+)/)?(claude-[a-z0-9-]+?)(?:-v\d+)?(?:@(?:\d{8}|default|latest))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,11 @@ class Price:
     long: Rates | None = None  # of calls with a longer prompt than ``long_above``
     long_above: int = 0  # tokens: input, cache reads and cache writes
     window: int | None = None  # tokens; None: the list does not say
+    regional: Decimal | None = None  # as in ``PriceList``; None: as there
+
+    def times(self, factor: Decimal) -> Price:
+        fast, long = (rates and rates.times(factor) for rates in (self.fast, self.long))
+        return replace(self, standard=self.standard.times(factor), fast=fast, long=long)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +164,20 @@ class PriceList:
     models: Mapping[str, Price]
     us_inference: Decimal = Decimal(1)  # factor for calls that may only be worked in the US
     batch: Decimal = Decimal(1)  # factor for calls in a Message Batch
+    regional: Decimal = Decimal(1)  # factor for calls bound to a region of Bedrock or Vertex AI
 
     def price(self, model: str) -> Price | None:
         """A model's price, or None. A model that has none goes by its id without a date or ``-latest``
-        at the end, never by the beginning of its id: a newer model of the family may cost more."""
+        at the end, and without what Bedrock and Vertex AI add; never by the beginning of its id: a
+        newer model of the family may cost more."""
+        if (listed := self._listed(model)) is not None:
+            return listed
+        is_regional, name = _on_platform(model)
+        if (price := self._listed(name)) is None or not is_regional:
+            return price
+        return price.times(self.regional if price.regional is None else price.regional)
+
+    def _listed(self, model: str) -> Price | None:
         return self.models.get(model) or self.models.get(_RELEASE.sub("", model))
 
     def window(self, model: str) -> int | None:
@@ -189,6 +211,15 @@ class PriceList:
     def thresholds(self) -> tuple[int, ...]:
         """The lengths of prompts, in tokens, from which on some model has other prices; ascending."""
         return tuple(sorted({p.long_above for p in self.models.values() if p.long is not None}))
+
+
+def _on_platform(model: str) -> tuple[bool, str]:
+    """Return True if an id says that calls are bound to a region, and the API's own id of the model."""
+    found = _PLATFORMS.fullmatch(model)
+    if found is None:
+        return False, model
+    geography, on_bedrock, region, name = found.groups()
+    return (geography if on_bedrock else region or "global") != "global", on_bedrock or name
 
 
 @dataclass(frozen=True, slots=True)

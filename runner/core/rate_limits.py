@@ -65,8 +65,8 @@ def urgency(rank: int, priority: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
-    """Whose limits a pool has: the API's id of an organization and a group of models; of a job, an
-    empty id and the job's id."""
+    """Whose limits a pool has: the API's id of an organization and a group of models; on a platform, an
+    account and a model; of a job, an empty id and the job's id."""
 
     organisation: str
     group: str
@@ -191,6 +191,11 @@ def minute_limit(key: PoolKey, bucket: Bucket) -> float:
     """Return a limit per minute as people set it: a job's pool counts part of it as capacity, the rest
     as inflow."""
     return bucket.limit if key.organisation else bucket.limit + bucket.capacity
+
+
+def is_account(organisation: str) -> bool:
+    """True if this is an account on a platform (``JobSpec.account``), no organization of the API."""
+    return "/" in organisation
 
 
 _VERSION = re.compile(r"claude-(?:([a-z]+)-(\d+)|(\d+)(?:-\d+)?-([a-z]+))(?![a-z])")

@@ -33,7 +33,8 @@ class Patience:
     max_seconds: float = 6 * 3600.0  # from the first failure in a row
 
 
-Provider = Literal["anthropic", "scripted"]
+Provider = Literal["anthropic", "bedrock", "vertex", "scripted"]
+PLATFORMS: tuple[Provider, ...] = ("bedrock", "vertex")  # that serve Anthropic's models
 ParallelTools = Literal["safe", "all", "off"]
 Lane = Literal["realtime", "batch", "auto"]
 OnTimeout = Literal["deny", "stop"]
@@ -63,6 +64,8 @@ class JobSpec:
     name: str
     model: str
     provider: Provider = "anthropic"
+    region: str | None = None  # of a platform
+    project: str | None = None  # of Google Cloud
     system: str | None = None
     tools: tuple[Tool, ...] = ()
     rules: tuple[Rule, ...] = ()  # that the job began with: those in force are rows of their own
@@ -144,6 +147,17 @@ class JobSpec:
     def result_tool(self) -> Tool | None:
         """The tool that takes the runs' structured results; None when none is asked for."""
         return next((tool for tool in self.tools if tool.source == RESULT_SOURCE), None)
+
+    @property
+    def account(self) -> str:
+        """Whose rate limits the calls share, on a platform; empty where the API's answers say it."""
+        if self.provider not in PLATFORMS:
+            return ""
+        return "/".join(filter(None, (self.provider, self.project, self.region)))
+
+    def billed_as(self, model: str) -> str:
+        """Return the name that prices go by: on Vertex AI it needs the region."""
+        return f"{self.region}/{model}" if self.provider == "vertex" else model
 
     @property
     def summary_model(self) -> str:

@@ -33,6 +33,7 @@ from runner.core.rate_limits import (
     Refusal,
     Report,
     group_of,
+    is_account,
     observed,
     plus,
     pool_of,
@@ -63,6 +64,7 @@ class _Call:
 
     urgency: float
     number: int  # in the order in which they asked
+    organisation: str  # empty: the API's answers say it
     model_group: str
     amounts: Amounts  # estimated
     shares: list[_Share]
@@ -235,9 +237,11 @@ class Governor:
         with self._lock:
             if (call := self._begun.get(run_id)) is None:
                 return
-            self._organisation = headers.get(ORGANISATION_HEADER) or host
+            organisation = call.organisation
+            if not organisation:
+                organisation = self._organisation = headers.get(ORGANISATION_HEADER) or host
             call.answered = True
-            share = self._share(PoolKey(self._organisation, call.model_group), Pool())
+            share = self._share(PoolKey(organisation, call.model_group), Pool())
             if share not in call.shares:
                 call.shares.append(share)
             if (found := observed(headers, now, call.model_group.endswith(FAST))) is not None:
@@ -276,10 +280,14 @@ class Governor:
         spec, open_call = state.spec, state.model.open_call
         is_summary = open_call is not None and open_call.purpose == "summary"
         model = spec.summary_model if is_summary else spec.model
-        group = group_of(model, fast=spec.model_options.get("speed") == "fast")
+        group = spec.account and model  # a platform's quotas are each model's own
+        group = group or group_of(model, fast=spec.model_options.get("speed") == "fast")
+        organisation = spec.account or (
+            self._organisation if spec.provider == "anthropic" else None
+        )
         shares = []
-        if spec.provider == "anthropic" and self._organisation is not None:
-            shares.append(self._share(PoolKey(self._organisation, group), Pool()))
+        if organisation:
+            shares.append(self._share(PoolKey(organisation, group), Pool()))
         if spec.caps != Caps():
             key = PoolKey("", state.caller.job_id)
             shares.append(self._share(key, pool_of(spec.caps, now)))
@@ -293,7 +301,7 @@ class Governor:
             "input_tokens": max(new, mean["input_tokens"]),
             "output_tokens": mean["output_tokens"],
         }
-        return _Call(state.caller.urgency, self.asked, group, amounts, shares)
+        return _Call(state.caller.urgency, self.asked, spec.account, group, amounts, shares)
 
     def _share(self, key: PoolKey, pool: Pool) -> _Share:
         if key not in self._shares:
@@ -349,6 +357,7 @@ class Governor:
             known = self._limits.known(self._clock.now())
         except UnreachableError:
             return
+        known = {key: pool for key, pool in known.items() if not is_account(key.organisation)}
         with self._lock:
             if self._organisation is None and len({key.organisation for key in known}) == 1:
                 self._organisation = next(iter(known)).organisation

@@ -11,7 +11,8 @@ from runner.core.batches import BATCHES_REFUSE
 from runner.core.budget import Limits
 from runner.core.context import DEFAULT_WINDOW, Context
 from runner.core.prices import PriceList, Terms
-from runner.jobfile.keys import TOP, WORKSPACE
+from runner.core.spec import PLATFORMS
+from runner.jobfile.keys import PLATFORMS_REFUSE, TOP, WORKSPACE
 from runner.jobfile.table import Node, Section
 from runner.jobfile.values import is_url, json_problem, shown
 from runner.permissions.rules import AGENT_NAME
@@ -33,6 +34,7 @@ def check(data: Mapping[str, Any]) -> Section:
         top.note('is missing: provider = "scripted" plays the replies of a script file', "script")
     elif top["provider"]["name"] != "scripted" and "script" in top:
         top.note('is only for provider = "scripted"; take it out or set the provider', "script")
+    _check_platform(top)
     _check_folder(top)
     if top["on_failure"] == "fail" and "verify_rounds" in top:
         top.note('does nothing with on_failure = "fail"; leave one of the two out', "verify_rounds")
@@ -54,13 +56,29 @@ def check(data: Mapping[str, Any]) -> Section:
     return top
 
 
+def _check_platform(top: Section) -> None:
+    provider = top["provider"]
+    for key, users in {"region": PLATFORMS, "project": ("vertex",)}.items():
+        if provider["name"] in users and key not in provider:
+            provider.note(f'is missing: name = "{provider["name"]}" needs it under [provider]', key)
+        elif provider["name"] not in (*users, None) and key in provider:
+            only = " or ".join(f'"{each}"' for each in users)
+            provider.note(f"is only for name = {only}; leave it out", key)
+    if provider["name"] not in PLATFORMS:
+        return
+    for section in (top["model_options"], top["model_options"]["extra_body"]):
+        for name in PLATFORMS_REFUSE:
+            if section and name in section.written:
+                section.note(f"{provider['name']} does not take it: leave it out", name)
+
+
 def _check_lane(top: Section) -> None:
     if top["lane"] in ("realtime", None):
         if "batch_linger" in top and not top.at("lane").is_wrong():
             top.note('is only for lane = "batch" or "auto"', "batch_linger")
         return
-    if top["provider"]["name"] == "scripted":
-        top.note('is only for provider = "anthropic": a script has no batches', "lane")
+    if (name := top["provider"]["name"]) not in ("anthropic", None):
+        top.note(f'is only for provider = "anthropic": "{name}" has no batches', "lane")
     for section in (top["model_options"], top["model_options"]["extra_body"]):
         for name in BATCHES_REFUSE:
             if section and name in section.written:

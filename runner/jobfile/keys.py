@@ -62,6 +62,7 @@ RESERVED_OPTIONS = {
     "stream": "Runner always streams",
 }
 _SECRET = "it would be stored with the job: set ANTHROPIC_API_KEY in the environment of the workers"
+PLATFORMS_REFUSE = ("container", "inference_geo", "service_tier", "speed", "workspace_id")
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "cookie")
 RESERVED_HEADERS = {
     **dict.fromkeys(_SECRET_HEADERS, _SECRET),
@@ -72,6 +73,9 @@ RESERVED_HEADERS = {
 # https://www.rfc-editor.org/rfc/rfc9110#section-5.1
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# They become parts of an address; a project may begin with a domain.
+_REGION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+_PROJECT = re.compile(r"([a-z][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]*", re.ASCII)
 _VARIABLE = re.compile(r"RUNNER_[A-Z0-9_]{1,100}", re.ASCII)
 _ACCEPTED = get_args(Accepted)
 _ANYTHING = Table("", (), is_open=True)
@@ -91,6 +95,10 @@ def _items_problem(value: Any) -> str | None:
 def _beta_problem(name: str) -> str | None:
     is_name = name.isascii() and name == name.strip() and "," not in name
     return None if is_name else f"{shown(name)} is no name of a beta"
+
+
+def _named_as(pattern: re.Pattern[str], what: str) -> Callable[[str], str | None]:
+    return lambda name: None if pattern.fullmatch(name) else f"{shown(name)} is no name of a {what}"
 
 
 def _variable_problem(name: str) -> str | None:
@@ -321,6 +329,8 @@ _line = text(MOST_NAME)
 _mcp_text = checked("string", {"type": "string"}, _mcp_text_problem)
 _script_text = checked("string", {"type": "string"}, _script_text_problem)
 _count = integer(1_000_000)
+_region = text(60, "name", _named_as(_REGION, "region"))
+_project = text(100, "name", _named_as(_PROJECT, "project"))
 _variable = text(200, "name of a variable", _variable_problem)
 _tokens = integer(1_000_000_000_000)
 _usd = number(LEAST_USD, MOST_USD)
@@ -601,6 +611,9 @@ MODEL_OPTIONS = Table("model_options", (
 _provider_name = choice(*get_args(Provider))
 PROVIDER = Table("provider", (
     Key("name", _provider_name, "anthropic", "Who answers, as `provider = …` says it."),
+    Key("region", _region, None, "The region of Bedrock or Vertex AI that is called; on Vertex AI also "
+        "`global`. Needed there.", "none", example="eu-central-1"),
+    Key("project", _project, None, "The project of Google Cloud. Needed on Vertex AI.", "none"),
     Key("max_requests_per_minute", integer(1_000_000), None, "Model calls of the job that may begin in a "
         "minute.", "unlimited"),
     Key("max_input_tokens_per_minute", integer(10**12), None, "Input tokens of its calls in a minute, "
@@ -630,8 +643,8 @@ AUDIT = Table("audit", (
 ))
 TOP = Table("", (
     Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
-    Key("provider", _provider(), "anthropic", "Who answers: the Messages API, or a "
-        "[script](#scripted-jobs). A table [limits the job's calls](#provider), too."),
+    Key("provider", _provider(), "anthropic", "Who answers: the Messages API, Amazon Bedrock, Google "
+        "Vertex AI, or a [script](#scripted-jobs). [A table](#provider) says where, and limits the calls."),
     Key("model", _line, None, "The model's id, passed on as it is. A scripted job may call it anything.",
         needed="the id of the model to call, such as claude-sonnet-5-5", example="claude-sonnet-5-5"),
     Key("script", _path, None, 'The script\'s file, `.toml` or `.json`. Only for `provider = "scripted"`.',

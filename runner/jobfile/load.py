@@ -351,6 +351,8 @@ class _Job:
             JobSpec,
             name=self.name,
             provider=top["provider"]["name"],
+            region=top["provider"]["region"],
+            project=top["provider"]["project"],
             caps=top["provider"].fill(Caps),
             system=self._read(top, "system"),
             tools=(*self.tools, *self._ending_tools()),

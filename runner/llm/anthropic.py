@@ -24,7 +24,14 @@ from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
 from runner.llm.batches import read_result
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
 from runner.llm.requests import body_of, call_ids, encoded, request_body, request_headers
-from runner.llm.stream import FAILURES, UNREADABLE, Accumulator, StreamEndedError, failure
+from runner.llm.stream import (
+    FAILURES,
+    UNREADABLE,
+    Accumulator,
+    StreamEndedError,
+    failure,
+    request_id_in,
+)
 from runner.ports import Answers, Interrupt
 
 _COUNT_PATH = "/v1/messages/count_tokens"
@@ -39,7 +46,7 @@ _ASK_AGAIN_SECONDS = 300.0  # after a question had no answer, or none in time
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AnthropicModel:
-    """The ``Model`` port over the Messages API."""
+    """The ``Model`` port over the Messages API, or over a platform that serves the same models."""
 
     stall_timeout: float = 300.0  # seconds without an event after which a call is cut, pings apart
     total_timeout: float = 1800.0  # seconds that a call may take
@@ -49,9 +56,10 @@ class AnthropicModel:
     api_key: str | None = None
     answers: Answers | None = None  # hears what the API says about its limits
     blobs: LoadBlob | None = None  # the bytes of images and documents
+    clients: MessagesClients | None = None  # of a platform
 
     def __post_init__(self) -> None:
-        self._clients = MessagesClients(self.base_url, self.api_key)
+        self._clients = self.clients or MessagesClients(self.base_url, self.api_key)
         self._watchdog = Watchdog()
         self._asking = threading.Lock()
         # What the API said of each model's window, and when it was asked; None: it did not say.
@@ -180,7 +188,7 @@ def _receive(
     watch: Watch,
     on_text: Callable[[str], None],
 ) -> None:
-    reply.request_id = events.response.headers.get("request-id")
+    reply.request_id = request_id_in(events.response.headers)
     watch.progress()
     for event in events:
         watch.progress()

@@ -197,7 +197,7 @@ class MessagesClients:
         self._lock = threading.Lock()
         self._certificates = httpx2.create_ssl_context()
         # How many calls each client has in flight; guarded by the lock.
-        self._calls: Counter[anthropic.Anthropic] = Counter()
+        self._calls: Counter[Any] = Counter()
 
     @contextmanager
     def stream(
@@ -256,7 +256,7 @@ class MessagesClients:
             self._calls.clear()
 
     @contextmanager
-    def _client(self) -> Iterator[anthropic.Anthropic]:
+    def _client(self) -> Iterator[Any]:
         with self._lock:
             free = (each for each, calls in self._calls.items() if calls < CALLS_PER_CLIENT)
             client = next(free, None) or self._new_client()
@@ -268,7 +268,8 @@ class MessagesClients:
                 if client in self._calls:  # not closed meanwhile
                     self._calls[client] -= 1
 
-    def _new_client(self) -> anthropic.Anthropic:
+    def _options(self) -> dict[str, Any]:
+        """Return what a new client of the SDK takes."""
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         http_client = anthropic.DefaultHttpxClient(
@@ -279,13 +280,12 @@ class MessagesClients:
         transports: list[Any] = [http_client._transport, *http_client._mounts.values()]
         for transport in filter(None, transports):
             transport._pool._network_backend = CuttableBackend()
+        return {"timeout": timeout, "max_retries": 0, "http_client": http_client}
+
+    def _new_client(self) -> Any:
         try:
             client = anthropic.Anthropic(
-                base_url=self.base_url,
-                api_key=self.api_key,
-                timeout=timeout,
-                max_retries=0,
-                http_client=http_client,
+                base_url=self.base_url, api_key=self.api_key, **self._options()
             )
         except anthropic.AnthropicError as error:
             raise _no_key(str(error)) from error

@@ -15,7 +15,7 @@ from runner.core.prices import Price, PriceList, Rates
 from runner.errors import UsageError
 
 _RATES = tuple(each.name for each in fields(Rates))
-_FACTORS = ("us_inference", "batch")
+_FACTORS = ("us_inference", "batch", "regional")
 _DEAREST = Decimal(1_000_000)
 _MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
 
@@ -23,8 +23,8 @@ _MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
 def load_prices(own: Path | None = None) -> PriceList:
     """Return the prices that Runner comes with, changed by the TOML file ``own``, of the form of
     runner/llm/prices.toml. Its models replace built-in models of the same id; ``date``, ``source``,
-    ``us_inference``, ``batch`` and a model's ``window`` do if they are there. Raises UsageError with
-    the line that is wrong."""
+    ``us_inference``, ``batch``, ``regional`` and a model's ``window`` do if they are there. Raises
+    UsageError with the line that is wrong."""
     shipped = _parse("prices.toml", files("runner.llm").joinpath("prices.toml").read_text("utf-8"))
     prices = _Part("prices.toml", shipped).apply(PriceList(date.min, "", {}))
     if own is None:
@@ -71,7 +71,10 @@ class _Part:
 
     def _price(self, place: str, value: Any, window: int | None) -> Price:
         table = self._table(place, value)
-        standard = self._rates(place, table, {"fast", "long", "window"})
+        standard = self._rates(place, table, {"fast", "long", "window", "regional"})
+        regional = None
+        if "regional" in table:
+            regional = self._amount(f"{place}.regional", table["regional"])
         if "window" in table:
             window = self._tokens(f"{place}.window", table["window"])
         fast = long = None
@@ -82,7 +85,7 @@ class _Part:
             inner = self._table(f"{place}.long", table["long"])
             long = self._rates(f"{place}.long", inner, {"above"})
             above = self._tokens(f"{place}.long.above", inner.get("above"))
-        return Price(standard, fast, long, above, window)
+        return Price(standard, fast, long, above, window, regional)
 
     def _rates(
         self, place: str, table: Mapping[str, Any], others: frozenset[str] | set[str] = frozenset()

@@ -306,14 +306,32 @@ _KINDS = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    424: "api_error",  # Bedrock, of its model
     429: "rate_limit_error",
     504: "timeout_error",
     529: "overloaded_error",
 }
 
+# What AWS calls errors, in a header of an answer or as an exception inside a stream:
+# https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InvokeModelWithResponseStream.html,
+# https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html. Others go by their status.
+_AWS_HEADER = "x-amzn-errortype"
+_AWS_KINDS = {
+    "throttling": "rate_limit_error",
+    "serviceunavailable": "overloaded_error",
+    "modelnotready": "overloaded_error",
+    "modeltimeout": "timeout_error",
+    "validation": "invalid_request_error",
+    "expiredtoken": "authentication_error",
+    "incompletesignature": "authentication_error",
+    "invalidsignature": "authentication_error",
+    "missingauthenticationtoken": "authentication_error",
+    "unrecognizedclient": "authentication_error",
+}
+
 # What the API says of a prompt that the window does not hold, alone or with the reply. The error's
 # type is that of any bad request, and no other field tells.
-_TOO_LONG_WORDS = ("prompt is too long", "exceed context limit")
+_TOO_LONG_WORDS = ("prompt is too long", "exceed context limit", "input is too long")
 # The beginning of the API's message when a limit is reached that people have set.
 _SPEND_LIMIT_WORDS = tuple(
     f"you have reached your specified {of}api usage limits" for of in ("", "workspace ")
@@ -345,7 +363,7 @@ def failure(
     if isinstance(error, anthropic.APIStatusError):
         return _answered(error, started, request_id)
     if isinstance(error, anthropic.CredentialsError):
-        return ModelCallError("authentication_error", _line(error), status=401, billed=False)
+        return ModelCallError("authentication_error", line_of(error), status=401, billed=False)
     cause = error.__cause__ if isinstance(error, anthropic.APIConnectionError) else error
     if isinstance(cause, httpx2.LocalProtocolError):
         # Its words can hold a header with the key in it.
@@ -354,11 +372,11 @@ def failure(
         )
         return ModelCallError("invalid_request_error", text, status=400, billed=False)
     if isinstance(error, UNREADABLE):
-        return ModelCallError("stream_broken", _line(error), request_id=request_id)
+        return ModelCallError("stream_broken", line_of(error), request_id=request_id)
     if isinstance(error, StreamEndedError):
-        return ModelCallError("stream_cut", _line(error), request_id=request_id)
+        return ModelCallError("stream_cut", line_of(error), request_id=request_id)
     kind = "stream_cut" if started else "connection"
-    return ModelCallError(kind, _line(cause or error), request_id=request_id, billed=sent)
+    return ModelCallError(kind, line_of(cause or error), request_id=request_id, billed=sent)
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -385,17 +403,17 @@ def _answered(
     """Return the error for a refusal, or for ``event: error`` inside a stream, which the SDK raises with
     the stream's own status, 200."""
     status: int | None = error.status_code
+    is_fault = not 400 <= error.status_code < 500
+    kind = _KINDS.get(error.status_code, "api_error" if is_fault else "invalid_request_error")
+    if given := error.type or error.response.headers.get(_AWS_HEADER):
+        kind = _named(str(given), kind)
     if error.status_code >= 400:
-        otherwise = "api_error" if error.status_code >= 500 else "invalid_request_error"
-        kind = error.type or _KINDS.get(error.status_code, otherwise)
-        words = f"HTTP {status}"
-        wait = retry_after(error.response.headers, time.time())
+        words, wait = f"HTTP {status}", retry_after(error.response.headers, time.time())
     else:
-        status, wait = None, None
-        kind = error.type or "api_error"
-        words = "an error event without words"
-    if error.api_message:
-        words = str(error.api_message)
+        status, words, wait = None, "an error event without words", None
+    body = _inner(error.body)
+    if message := body.get("message") or body.get("Message"):
+        words = str(message)
     elif isinstance(error.body, str) and error.body and not error.body.lstrip().startswith("<"):
         words = f"{words}: {error.body}"
     else:  # a proxy's page
@@ -403,13 +421,35 @@ def _answered(
     if status == 413:
         kind = "request_too_large"
     return ModelCallError(
-        _our_kind(kind, str(error.api_message or ""), error.body),
+        _our_kind(kind, str(message or ""), error.body),
         _shortened(words),
         status=status,
-        request_id=request_id or error.request_id,
+        request_id=request_id or request_id_in(error.response.headers),
         retry_after=wait,
         billed=started,
     )
+
+
+def _inner(body: object) -> Mapping[str, Any]:
+    """Return what says kind and words in an answer: the API's, Google's (in a list at times) or AWS's."""
+    if isinstance(body, list) and body:
+        body = body[0]
+    if not isinstance(body, dict):
+        return {}
+    return body["error"] if isinstance(body.get("error"), dict) else body
+
+
+def _named(given: str, otherwise: str) -> str:
+    """Return the kind of an error by its name: ``ThrottlingException:http://…`` is AWS's."""
+    name = given.partition(":")[0].lower()
+    if not name.endswith("exception"):
+        return given
+    return _AWS_KINDS.get(name.removesuffix("exception"), otherwise)
+
+
+def request_id_in(headers: Mapping[str, str]) -> str | None:
+    """Return the id that the API, or AWS, gave a request."""
+    return headers.get("request-id") or headers.get("x-amzn-requestid")
 
 
 def item_failure(error: Any) -> ModelCallError:
@@ -445,7 +485,8 @@ def _is_spend_limit(body: object, said: str) -> bool:
     return code == "enforced_spend_limit_reached" or said.startswith(_SPEND_LIMIT_WORDS)
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
+    """Return an exception's words in one line."""
     return _shortened(str(error) or type(error).__name__)
 
 

@@ -268,7 +268,7 @@ def is_worth_it(submission: Submission) -> bool:
     spec = submission.spec
     if spec.lane != "realtime":  # the first reply proves the requests, too
         return True
-    several = spec.provider == "anthropic" and len(submission.runs) > 1
+    several = spec.provider != "scripted" and len(submission.runs) > 1
     return several and spec.shared_tokens >= LEAST_CACHED_TOKENS
 
 

@@ -142,7 +142,9 @@ class Rows:
             entry.number,
             attempt=self._attempt,
             turn=state.turns + 1,
-            model=state.spec.model if entry.purpose == "turn" else state.spec.summary_model,
+            model=state.spec.billed_as(
+                state.spec.model if entry.purpose == "turn" else state.spec.summary_model
+            ),
             max_tokens=reserved.max_tokens,
             worst_case=reserved.worst_case,
             started_at=self._now,
@@ -168,7 +170,8 @@ class Rows:
         self._change_model_call(
             state,
             ended_at=self._now,
-            model=visible(reply.model),
+            # On a platform prices go by what was asked for, which the reply does not repeat.
+            **({} if state.spec.account else {"model": visible(reply.model)}),
             latency=reply.latency,
             request_id=reply.request_id and visible(reply.request_id),
             stop_reason=visible(reply.stop_reason),

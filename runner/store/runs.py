@@ -571,7 +571,7 @@ _CALLS_API = (
     .select_from(jobs)
     .where(
         or_(jobs.c.id.in_(select(_LINES.c.job_id)), jobs.c.id.in_(_IN_HAND)),
-        jobs.c.spec["provider"].as_string() == "anthropic",
+        jobs.c.spec["provider"].as_string() != "scripted",
         jobs.c.id == func.coalesce(bindparam("job", type_=Text), jobs.c.id),
     )
     .limit(_ONE)

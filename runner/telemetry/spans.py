@@ -40,6 +40,8 @@ _TRACE_BYTES = 16
 _SPAN_BYTES = 8
 _NANOSECONDS = 1_000_000_000
 _WHY_LENGTH = 300
+# https://opentelemetry.io/docs/specs/semconv/registry/attributes/gen-ai/
+_PROVIDERS = {"bedrock": "aws.bedrock", "vertex": "gcp.vertex_ai"}
 
 
 def trace_id(run_id: str) -> int:
@@ -146,7 +148,7 @@ def of_run(stored: Stored, state: RunState, operation: str) -> dict[str, Any]:
     below = {} if place["parent"] is None else {"runner.run.parent": place["parent"]}
     return {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": state.spec.provider,
+        "gen_ai.provider.name": _PROVIDERS.get(state.spec.provider, state.spec.provider),
         "gen_ai.agent.name": name_of(state),
         "gen_ai.conversation.id": stored.lease.run_id,
         "runner.job.id": stored.job_id,
@@ -173,7 +175,7 @@ def measured(state: RunState, model: str) -> dict[str, Any]:
     """Return what the metrics of model calls are counted by: of few values each."""
     return {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": state.spec.provider,
+        "gen_ai.provider.name": _PROVIDERS.get(state.spec.provider, state.spec.provider),
         "gen_ai.request.model": model,
     }
 

@@ -73,6 +73,11 @@ _CREDENTIALS = (
     ".bash_history", ".zsh_history", ".python_history", ".node_repl_history", ".psql_history",
     ".mysql_history", ".sqlite_history", ".local/share/fish", ".viminfo", ".lesshst",
 )
+# Variables with the paths of files or folders that are credentials of Bedrock and Vertex AI.
+_CREDENTIAL_PATHS = (
+    "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "CLOUDSDK_CONFIG",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+)
 # Files that only root can read, even without any capability.
 _CREDENTIALS_OF_ROOT = (
     "/etc/shadow", "/etc/shadow-", "/etc/ssl/private", "/etc/krb5.keytab", "/etc/ssh/ssh_host_rsa_key",
@@ -379,7 +384,10 @@ class Mounts:
 
 
 def _credentials(user: str) -> Iterator[str]:
-    """Yield the paths of credentials that a home may have."""
+    """Yield the paths of credentials that a home may have, or that the worker's environment names."""
+    for path in map(os.environ.get, _CREDENTIAL_PATHS):
+        if path and (os.path.isfile(path) or os.path.isdir(path)):  # not /dev/null
+            yield path
     try:
         present = frozenset(os.listdir(user))
     except OSError:

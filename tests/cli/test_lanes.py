@@ -65,7 +65,10 @@ def test_a_lane_of_batches_is_refused_for_jobs_that_cannot_have_it(
 ) -> None:
     scripted = submit_one(database, spec=replace(SPEC, provider="scripted", script={"*": []}))
     fast = submit_one(database, spec=replace(SPEC, model_options={"speed": "fast"}))
-    for run_id, why in ((scripted, "a script has no batches"), (fast, "batches do not take speed")):
+    for run_id, why in (
+        (scripted, 'provider = "scripted", which has no batches'),
+        (fast, "batches do not take speed"),
+    ):
         refused = command("lane", run_row(database, run_id).job_id, "batch")
         assert refused.code == 2
         assert why in refused.err

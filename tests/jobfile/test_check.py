@@ -223,7 +223,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"prompt_file": "p"}, "prompt_file: give only one of prompt and prompt_file"),
     ({"system": "a", "system_file": "b"}, "system_file: give only one of system and system_file"),
     ({"provider": "antropic"}, "not 'antropic'; did you mean anthropic?"),
-    ({"provider": 1}, 'provider: must be "anthropic" or "scripted", or a table, not an integer'),
+    (
+        {"provider": 1},
+        'provider: must be "anthropic", "bedrock", "vertex" or "scripted", or a table, not',
+    ),
     ({"provider": {"name": "antropic"}}, "provider.name: must be"),
     ({"provider": {"max_concurrent": 0}}, "provider.max_concurrent: must be"),
     ({"provider": {"max_request_per_minute": 9}}, "did you mean max_requests_per_minute?"),

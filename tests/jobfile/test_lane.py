@@ -37,4 +37,4 @@ def test_what_batches_refuse_is_refused_with_its_line(
 
 def test_a_script_has_no_batches(problems_of: Problems) -> None:
     problems = problems_of(JOB + 'provider = "scripted"\nscript = "s.toml"\nlane = "batch"\n')
-    assert 'line 6: lane: is only for provider = "anthropic": a script has no batches' in problems
+    assert 'line 6: lane: is only for provider = "anthropic": "scripted" has no batches' in problems

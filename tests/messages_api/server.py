@@ -16,13 +16,13 @@ from urllib.parse import unquote, urlsplit
 from tests.messages_api import batches
 from tests.messages_api.batches import BatchShelf
 from tests.messages_api.conversation_rules import Refusal
+from tests.messages_api.dialects import API_KEY, Dialect
 from tests.messages_api.prompt_cache import Prompt, PromptCache
 from tests.messages_api.rate_limits import Limited, RateLimits
-from tests.messages_api.replies import ERROR_TYPES, Break, Reply, sse
+from tests.messages_api.replies import ERROR_TYPES, Break, Reply
 from tests.messages_api.rules import MODELS, check_count, check_headers, check_request, check_window
 from tests.messages_api.wire import BEFORE_HEADERS, Wire, chunk, stream_head
 
-API_KEY = "sk-ant-test-key"
 MOST_BODY_BYTES = 32 * 1024 * 1024
 WINDOW = 1_000_000  # of its models, in tokens, where no test says otherwise
 
@@ -99,6 +99,7 @@ class MessagesServer:
         batch_now: the clock of batches, in seconds since the epoch.
         batch_takes: how many seconds a batch takes, by its number from 1.
         tls: encrypts connections.
+        dialect: the platform that it plays; by default the Messages API itself.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class MessagesServer:
         batch_now: Callable[[], float] = time.time,
         batch_takes: Callable[[int], float] = lambda number: 0.0,
         limits: RateLimits | None = None,
+        dialect: Dialect | None = None,
     ) -> None:
         self.requests: list[Received] = []
         self.others: list[Received] = []
@@ -136,6 +138,7 @@ class MessagesServer:
         self.shelf = BatchShelf(self._work_in_batch, batch_now, batch_takes)
         self.worked_in_batches: list[Received] = []  # what was paid for
         self._limits = limits
+        self._dialect = dialect or Dialect()
         self._issued: set[str] = set()
         self._changed = threading.Condition()
         self._serving = threading.Event()
@@ -207,7 +210,7 @@ class MessagesServer:
             self._changed.notify_all()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire = Wire(reader, writer)
+        wire = Wire(reader, writer, self._dialect)
         self._change(connections=1)
         try:
             while await self._answer_one(wire):
@@ -237,6 +240,9 @@ class MessagesServer:
         self.count += 1
         request_id = f"req_{self.count:012d}"
         try:
+            if (told := self._dialect.answer(path, raw)) is not None:
+                return await wire.send(told, request_id)
+            path, headers, raw = self._dialect.as_api(method, path, headers, raw)
             request = self._take(method, path, headers, raw)
             if path.startswith(batches.PATH):
                 return await self._answer_batches(wire, request, urlsplit(target).query, request_id)
@@ -397,7 +403,7 @@ class MessagesServer:
         if not request.body.get("stream"):
             message = reply.message(message_id, model, usage)
             return await wire.send(message, request_id, headers)
-        head = stream_head(request_id, headers=headers)
+        head = stream_head(request_id, self._dialect.stream_type, headers)
         if failure is not None and failure.kind == "reset_in_headers":
             await wire.write(head[: len(head) // 2])
             return wire.reset()
@@ -405,7 +411,7 @@ class MessagesServer:
         for number, (name, data) in enumerate(reply.events(message_id, model, usage)):
             if failure is not None and number == failure.after:
                 break
-            pending.append(chunk(sse(name, data)))
+            pending.append(chunk(self._dialect.event(name, data)))
             if reply.pause:
                 await wire.write(b"".join(pending))
                 pending.clear()

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from tests.messages_api.dialects import Dialect
 from tests.messages_api.replies import ERROR_TYPES, Break, sse
 
 PING_SECONDS = 0.05
@@ -19,9 +20,12 @@ _LINGER_NOT = struct.pack("ii", 1, 0)  # close() sends a reset
 class Wire:
     """A connection. What answers says whether another request may follow on it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, dialect: Dialect
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._dialect = dialect
 
     async def request(self) -> tuple[str, str, dict[str, str], bytes] | None:
         """Method, target, headers and body of the next request; None when there is none."""
@@ -47,8 +51,8 @@ class Wire:
         if failure.kind == "stall_before_headers":
             return await self.stall(pings=False)
         kind = "text/html" if failure.html else "application/json"
-        body = failure.error_body(request_id)
-        return await self._send(failure.status, body, request_id, kind, failure.headers)
+        body, more = self._dialect.refusal(failure, request_id)
+        return await self._send(failure.status, body, request_id, kind, {**failure.headers, **more})
 
     async def send(
         self, body: Mapping[str, Any], request_id: str, headers: Mapping[str, str] | None = None
@@ -65,10 +69,10 @@ class Wire:
             case "stall":
                 return await self.stall(failure.pings)
             case "error_event":
-                data = chunk(sse("error", failure.error(request_id)))
+                data = chunk(self._dialect.error_event(failure, request_id))
                 await self.write(data + b"0\r\n\r\n")
             case "malformed":
-                data = chunk(b'event: content_block_delta\ndata: {"type": \n\n')
+                data = chunk(self._dialect.malformed())
                 await self.write(data + b"0\r\n\r\n")
             case "cut":
                 await self.write(b"0\r\n\r\n")

@@ -389,6 +389,21 @@ def test_credentials_and_runners_home_are_hidden_and_the_run_s_own_files_are_not
 
 
 @pytest.mark.slow
+def test_a_file_of_credentials_that_the_environment_names_is_hidden(
+    denied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = denied.workspace / "account.json"
+    account.write_text(SECRET)
+    assert SECRET in bash(denied, "cat account.json").content
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account))
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    assert bash(denied, "cat account.json; echo x > /dev/null && echo fine").content.endswith(
+        "fine\n"
+    )
+    assert SECRET not in bash(denied, "cat account.json").content
+
+
+@pytest.mark.slow
 def test_a_home_in_the_workspace_is_hidden(bench: Workbench) -> None:
     (bench.home / "runner.db").write_text(SECRET)
     bench.outputs.mkdir(parents=True)

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, text
+from sqlalchemy import Connection, delete, insert, or_, select, text
 
 from runner.core.prices import PriceList
 from runner.core.text import visible
@@ -26,6 +26,7 @@ from runner.errors import RunnerError, UsageError
 from runner.queries.rows import Column, Kind, Rows
 from runner.queries.sql.views import VIEWS
 from runner.store.database import Database
+from runner.store.tables import model_calls
 from runner.store.tables import prices as price_table
 
 _CODE_ROOT = str(Path(__file__).parents[3])
@@ -122,7 +123,11 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Co
 
 
 def store_prices(database: Database, prices: PriceList) -> None:
-    """Store the price list that ``v_costs`` multiplies with, if it has changed."""
+    """Store the price list that ``v_costs`` multiplies with, if it has changed. The view looks for whole
+    ids, so there are rows for those of platforms, too, as far as calls have them."""
+    on_platforms = or_(*(model_calls.c.model.contains(mark) for mark in "./@"))
+    called = database.rows(select(model_calls.c.model).where(on_platforms).distinct())
+    priced = {model: price for (model,) in called if (price := prices.price(model)) is not None}
     rows = [
         {
             "model": model,
@@ -133,7 +138,7 @@ def store_prices(database: Database, prices: PriceList) -> None:
             "us_inference": float(prices.us_inference),
             "batch": float(prices.batch),
         }
-        for model, price in prices.models.items()
+        for model, price in {**priced, **prices.models}.items()
         # The same choice as ``PriceList.rates``: fast mode has one price for prompts of any length.
         for rates, fast, above, up_to in (
             (price.standard, 0, -1, price.long_above if price.long is not None else None),

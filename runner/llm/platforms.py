@@ -1,0 +1,168 @@
+"""Anthropic's models on Amazon Bedrock and Google Vertex AI, by the SDK's own clients.
+
+The clients name the model in the path, sign requests, and on Bedrock read AWS event streams. Credentials
+come from where those SDKs look for them: the environment, profiles, the metadata of a cloud's machine.
+The platforms have no batches and no list of models, and set no cache breakpoint by themselves
+(https://platform.claude.com/docs/en/build-with-claude/prompt-caching); Bedrock counts no tokens. This
+module imports anthropic, which takes over a second; boto3 and google-auth, which are extras, are
+imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+
+from runner.core.spec import Provider
+from runner.errors import HostLacks, ModelCallError
+from runner.llm.connections import Line, MessagesClients
+from runner.llm.stream import FAILURES, BrokenStreamError, line_of
+
+_NO_BREAKPOINT = ("thinking", "redacted_thinking")  # types of blocks that take none
+_WAYS = {
+    "bedrock": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or AWS_BEARER_TOKEN_BEDROCK",
+    "vertex": "GOOGLE_APPLICATION_CREDENTIALS (or run `gcloud auth application-default login`)",
+}
+
+
+@dataclass(eq=False, repr=False)
+class PlatformClients(MessagesClients):
+    """The clients of one region. Raises ``HostLacks`` if the platform's extra is not installed.
+    ``base_url``: None for what the SDK finds in the environment, else its own."""
+
+    provider: Provider = "bedrock"
+    region: str = ""
+    project: str | None = None  # of Google Cloud
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._errors = _errors_of(self.provider)
+
+    @contextmanager
+    def stream(
+        self, body: bytes, headers: Mapping[str, str], line: Line
+    ) -> Iterator[anthropic.Stream[object]]:
+        """Yield the events of a call as JSON objects. Raises ``stream.FAILURES``, and
+        ``ModelCallError`` without valid credentials."""
+        how: dict[str, Any] = {"stream": True, "stream_cls": anthropic.Stream[object]}
+        with (
+            self._client() as client,
+            line.held(),
+            self._post(client, "/v1/messages", body, headers, how) as events,
+        ):
+            try:
+                yield events
+            except self._errors.unreadable as error:
+                raise BrokenStreamError(line_of(error)) from error
+
+    def ask(self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]) -> object:
+        """Return the JSON answer to a call, None for what the platform cannot say. Raises as ``stream``
+        does."""
+        if body is None or self.provider == "bedrock":
+            return None
+        with self._client() as client, line.held():
+            return self._post(client, path, body, headers, {})
+
+    def _post(
+        self,
+        client: Any,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        how: Mapping[str, Any],
+    ) -> Any:
+        request = _with_breakpoint(json.loads(body))  # the SDK moves some of it elsewhere
+        try:
+            return client.post(
+                path, body=request, options={"headers": headers}, cast_to=object, **how
+            )
+        except FAILURES:
+            raise
+        except self._errors.refused as error:
+            if isinstance(error, self._errors.unanswered) or getattr(error, "retryable", False):
+                raise ModelCallError("connection", line_of(error), billed=False) from error
+            raise ModelCallError(
+                "authentication_error", line_of(error), status=401, billed=False
+            ) from error
+
+    def _new_client(self) -> Any:
+        if self.provider == "bedrock":
+            return anthropic.AnthropicBedrock(
+                aws_region=self.region, base_url=self.base_url, **self._options()
+            )
+        return anthropic.AnthropicVertex(
+            region=self.region,
+            project_id=self.project or "",
+            base_url=self.base_url,
+            **self._options(),
+        )
+
+
+def lacks(provider: Provider) -> str | None:
+    """Return what this host lacks to call a platform, in a line that says what to do; None: nothing."""
+    try:
+        refused = _errors_of(provider).refused
+    except HostLacks as error:
+        return str(error)
+    why = ""
+    try:
+        if _finds_credentials(provider):
+            return None
+    except refused as error:
+        why = f" ({line_of(error)})"
+    return (
+        f"no credentials for {provider} are found{why}: set {_WAYS[provider]} before the job runs"
+    )
+
+
+def _finds_credentials(provider: Provider) -> bool:
+    if provider == "bedrock":
+        import boto3
+
+        if os.environ.get("AWS_BEARER_TOKEN_BEDROCK"):
+            return True
+        return boto3.Session().get_credentials() is not None
+    import google.auth
+
+    return google.auth.default()[0] is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """The exceptions of a platform's own libraries."""
+
+    refused: tuple[type[Exception], ...]  # about credentials, before a request is sent
+    unanswered: tuple[type[Exception], ...]  # those of them that another try may mend
+    unreadable: tuple[type[Exception], ...]  # about the stream
+
+
+def _errors_of(provider: Provider) -> _Errors:
+    try:
+        if provider == "bedrock":
+            import boto3  # noqa: F401 - the SDK needs it
+            from botocore.eventstream import ParserError
+            from botocore.exceptions import BotoCoreError, ConnectionError, HTTPClientError
+
+            unanswered = (ConnectionError, HTTPClientError)
+            return _Errors((BotoCoreError, RuntimeError), unanswered, (ParserError,))
+        import google.auth.transport.requests  # noqa: F401 - the SDK needs it
+        from google.auth.exceptions import GoogleAuthError, TransportError
+    except ImportError as error:
+        install = f"`pip install '.[{provider}]'` in Runner's folder"
+        raise HostLacks(f"the extra {provider} is not installed here: {install}") from error
+    return _Errors((GoogleAuthError, RuntimeError), (TransportError,), ())
+
+
+def _with_breakpoint(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request that ends with the cache breakpoint that the Messages API would set by itself."""
+    mark = request.pop("cache_control", None)
+    last = request["messages"][-1]["content"][-1]
+    if mark is not None and last["type"] not in _NO_BREAKPOINT:
+        last.setdefault("cache_control", mark)
+    return request
