@@ -13,6 +13,7 @@ from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.errors import NotFoundError
 from runner.queries import decisions, jobs, runs
 from runner.queries.run_table import ended_runs, failed_runs
+from runner.store.jobs import SESSIONS
 
 JOBS = 30  # of a page
 _MOST_FAILURES = 5_000  # the newest, that are grouped
@@ -44,6 +45,18 @@ class JobLine:
     def ended(self) -> int:
         counts: dict[str, int] = self.job["shown_runs"]
         return sum(count for state, count in counts.items() if state in ENDED)
+
+    @property
+    def actions(self) -> list[str]:
+        """The actions that could change some of its runs. Imported sessions go on where they are from."""
+        if (self.job["name"], self.job["source"]) == (SESSIONS, SESSIONS):
+            return []
+        could = {
+            "retry": self.ended > self.job["shown_runs"].get("succeeded", 0),
+            **dict.fromkeys(("cancel", "pause", "resume"), self.ended < self.total),
+            **dict.fromkeys(("approve", "deny"), self.waiting > 0),
+        }
+        return [action for action, is_possible in could.items() if is_possible]
 
     @property
     def budget_share(self) -> float | None:

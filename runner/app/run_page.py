@@ -67,7 +67,6 @@ class Head:
             ("denied", f"{run['denials']:,}" if run["denials"] else ""),
             ("model", humanize.cell(run["model"])),
             ("sub-agents", f"{below.runs:,}, {below.turns:,} turns" if below.runs else ""),
-            ("run", run["id"]),
             *session_facts(self.session),
         )
         return [(name, words) for name, words in found if words]

@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.app import approvals
 from runner.app.handle import App
+from runner.app.people import Role
 from runner.core.agents import lineage
 from runner.core.commands import Answered, Change, Raised, Reply, Target
 from runner.core.run import STATES, Author
@@ -23,7 +24,11 @@ __all__ = ["SORTS", "RunFilters"]
 ROWS = 50  # of a page
 MOST_AT_ONCE = 10_000  # runs that one action changes
 _DESCENDING_AT_FIRST = frozenset({"turns", "tokens", "cost", "time", "ended"})
-ACTIONS = ("retry", "cancel", "pause", "resume", "approve", "deny")
+# The role that an action on all that match needs.
+ROLE_OF: Mapping[str, Role] = {
+    **dict.fromkeys(("retry", "cancel", "pause", "resume"), "operate"),
+    **dict.fromkeys(("approve", "deny"), "answer"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +167,8 @@ class Done:
 
 
 def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: Author) -> Done:
-    """Do one of ``ACTIONS`` with all runs of a job that match by now, sub-agents included. The model reads
-    why it is denied. Raises ``UsageError`` if there is no such action."""
+    """Do an action of ``ROLE_OF`` with all runs of a job that match by now, sub-agents included. The model
+    reads why it is denied. Raises ``UsageError`` if there is no such action."""
     ids = [key[1] for key in run_ids(app.database, job_id, filters, limit=MOST_AT_ONCE)]
     target = Target("job", job_id)
     if action in ("approve", "deny"):
@@ -182,7 +187,7 @@ def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: 
         "retry": retry.retry,
     }
     if (act := acts.get(action)) is None:
-        raise UsageError(f"{action[:40]!a} is no action: take {', '.join(ACTIONS)}")
+        raise UsageError(f"{action[:40]!a} is no action: take {', '.join(ROLE_OF)}")
     changes = app.change(lambda now: act(app.database, target, now, **options))
     return _done(app, changes, [c.id for c in changes if c.changed and c.state == "queued"])
 

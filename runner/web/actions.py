@@ -11,7 +11,7 @@ from starlette.responses import Response
 from runner.app import approvals, control, humanize, overview, run_table
 from runner.app.control import Outcome
 from runner.app.people import may
-from runner.app.run_table import ACTIONS, Done
+from runner.app.run_table import ROLE_OF, Done
 from runner.core.commands import Answered, Reply
 from runner.core.run import Author
 from runner.errors import UsageError
@@ -137,8 +137,8 @@ def _tell_unworked(visit: Visit, job: str | None) -> None:
 def confirm(visit: Visit) -> Response:
     """Show what an action on all that match would change."""
     app, action = visit.app, visit.query.get("action", "")
-    if action not in ACTIONS:
-        raise UsageError(f"{action[:20]!a} is no action: take {', '.join(ACTIONS)}")
+    if action not in ROLE_OF:
+        raise UsageError(f"{action[:20]!a} is no action: take {', '.join(ROLE_OF)}")
     job_id = app.find_job(visit.parts["job"])
     filters = run_table.filters_of(visit.query)
     values = {
@@ -155,7 +155,7 @@ def confirm(visit: Visit) -> Response:
 def act_on_all(visit: Visit) -> Response:
     """Do the action with all runs that match by now."""
     app, action, form = visit.app, visit.form.get("action", ""), visit.form
-    if action not in _ANSWERS and not may(visit.session.role, "operate"):
+    if not may(visit.session.role, ROLE_OF.get(action, "operate")):
         raise UsageError(f"your role is {visit.session.role!r}, and this needs 'operate'")
     job_id = app.find_job(visit.parts["job"])
     filters = run_table.filters_of(form)

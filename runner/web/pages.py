@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from runner.app import overview, run_table
-from runner.app.run_table import ACTIONS, SORTS, Sorting
+from runner.app.people import may
+from runner.app.run_table import ROLE_OF, SORTS, Sorting
 from runner.web.render import url
 from runner.web.visit import Visit
 
@@ -25,11 +26,12 @@ def job(visit: Visit) -> Response:
     filters = run_table.filters_of(visit.query)
     sorting = Sorting.parse(visit.query.get("sort"))
     given = run_table.as_given(filters)
+    line = overview.job_line(app, job_id)
     page = run_table.runs_page(app, job_id, filters, sorting, visit.query.get("after"))
     options = {"sort": None if str(sorting) == "submitted" else str(sorting), **given}
     values = {
         "watched": watched,
-        "line": overview.job_line(app, job_id),
+        "line": line,
         "page": page,
         "given": given,
         "reasons": run_table.reasons_of(app, job_id),
@@ -39,7 +41,11 @@ def job(visit: Visit) -> Response:
         },
         "next": page.next and url("/jobs/{}", job_id, **options, after=page.next),
         "first": url("/jobs/{}", job_id, **options) if visit.query.get("after") else None,
-        "all": {action: url("/jobs/{}/all", job_id, action=action, **given) for action in ACTIONS},
+        "all": {
+            action: url("/jobs/{}/all", job_id, action=action, **given)
+            for action in line.actions
+            if may(visit.session.role, ROLE_OF[action])
+        },
     }
     return visit.page("job.html", values)
 

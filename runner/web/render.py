@@ -49,6 +49,7 @@ def templates() -> Environment:
         "loss_line": humanize.loss_line,
         "marked": marked,
         "said": tables.shown,
+        "short": humanize.short_ids,
         "share": lambda share: f"{share:.0%}",
         "tone": lambda state: humanize.TONES.get(str(state).split(",")[0], "plain"),
         "usd": lambda usd: humanize.dollars(Decimal(str(usd))),
@@ -70,6 +71,11 @@ def html(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
     return Response(
         text.encode("utf-8", "backslashreplace"), status, media_type="text/html; charset=utf-8"
     )
+
+
+def bare(status: int, words: str) -> Response:
+    """Return a page that says why there is no other."""
+    return html("bare.html", {"words": words}, status)
 
 
 def attr(value: Any) -> Markup:

@@ -20,11 +20,12 @@ from urllib.parse import parse_qsl, quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runner.app.people import Role, hash_of
 from runner.logs import log_event
+from runner.web.render import bare
 
 logger = logging.getLogger(__name__)
 
@@ -189,18 +190,18 @@ class Guard:
         """The response to what does not pass, or to a login; None lets it through."""
         access, path = self._access, request.url.path
         if request.headers.get("host", "").lower() not in access.hosts:
-            return _refused(421, "this address is not one of ours: open the one that it printed")
+            return bare(421, "this address is not one of ours: open the one that it printed")
         if request.method not in (*_READS, "POST"):
-            return _refused(405, "there is nothing to do so")
+            return bare(405, "there is nothing to do so")
         if path.startswith("/static/"):
             return None
         form: dict[str, str] = {}
         if request.method == "POST":
             if not self._is_own(request.headers):
-                return _refused(403, "this did not come from a page of ours: nothing was changed")
+                return bare(403, "this did not come from a page of ours: nothing was changed")
             body = await _body(request)
             if body is None:
-                return _refused(413, f"more than {MOST_BYTES:,} bytes: nothing was changed")
+                return bare(413, f"more than {MOST_BYTES:,} bytes: nothing was changed")
             form = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
         request.state.form = form
         if path == "/login" and access.auth != "proxy":
@@ -211,7 +212,7 @@ class Guard:
         if request.method == "POST" and not hmac.compare_digest(
             form.pop("csrf", "").encode(), session.csrf.encode()
         ):
-            return _refused(403, "the form is out of date: go back, load it again, and try again")
+            return bare(403, "the form is out of date: go back, load it again, and try again")
         request.state.session = session
         if path == "/logout":
             return self._logout(request)
@@ -254,7 +255,7 @@ class Guard:
             "users": "log in first",
             "proxy": "the proxy did not say who you are, or `runner users` does not know you",
         }
-        return _refused(401, how[auth])
+        return bare(401, how[auth])
 
     async def _login(self, request: Request, form: Mapping[str, str]) -> Response | None:
         """Open a session for a token: of ``local`` in the link, of ``users`` in the form."""
@@ -272,13 +273,11 @@ class Guard:
         if found is None:
             if self._limit.is_reached(address):
                 log_event(logger, "too many failed logins", address=address)
-                return _refused(429, "too many failed logins: wait five minutes")
+                return bare(429, "too many failed logins: wait five minutes")
             self._limit.failed(address)
             log_event(logger, "a login failed", address=address)
             if is_local:
-                return _refused(
-                    403, "this link was used, or is of an earlier start: see its output"
-                )
+                return bare(403, "this link was used, or is of an earlier start: see its output")
             return RedirectResponse("/login?failed=1", 303)
         log_event(logger, "logged in", person=found[0], address=address)
         then = (form if form else request.query_params).get("next", "/")
@@ -325,10 +324,6 @@ async def _body(request: Request) -> bytes | None:
         if len(found) > MOST_BYTES:
             return None
     return bytes(found)
-
-
-def _refused(status: int, words: str) -> Response:
-    return PlainTextResponse(f"{words}\n", status)
 
 
 def _log(request: Request, status: int, seconds: float) -> None:

@@ -22,7 +22,7 @@ from runner.app.people import Role
 from runner.errors import UsageError
 from runner.web import actions, asking, pages, run_pages
 from runner.web.live import Hub, live
-from runner.web.render import html, static
+from runner.web.render import bare, html, static
 from runner.web.safety import Access, Guard, Sessions
 from runner.web.visit import Handler, Visit, route
 
@@ -148,4 +148,4 @@ def _static(request: Request) -> Response:
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    return PlainTextResponse("there is no such page: begin at /\n", 404)
+    return bare(404, "there is no such page")

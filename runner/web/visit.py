@@ -18,7 +18,7 @@ from runner.app.handle import App
 from runner.app.people import Role, may
 from runner.core.run import LONGEST_WHY, Author
 from runner.errors import NotFoundError, RunnerError, UnreachableError, UsageError
-from runner.web.render import html
+from runner.web.render import bare, html
 from runner.web.safety import Session, own_path
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def _handle(app: App, extra: Extra, handler: Handler, role: Role, request: Reque
         return told.page("error.html", {"words": str(error)}, _status(error))
     except Exception:
         logger.exception("a page failed: %s %s", request.method, request.url.path)
-        return html("bug.html", {}, 500)
+        return bare(500, "this page failed: a bug of Runner's; the log of `runner web` says more")
 
 
 class _RoleError(UsageError):

@@ -77,4 +77,4 @@ def hostile_record(database: Database) -> Record:
     cancel(database, Target("run", fourth), NOW + 70, author=by)
     assert run_row(database, third).state == "waiting"
     number = first.removeprefix("run_")
-    return Record(job, first, f"call_{number}_1_0", third)
+    return Record(job, first, f"call_{number}_1_1", third)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 
+from runner.core.run import Author
 from runner.store.database import Database
+from runner.store.sessions import import_session
 from tests.cli.questions import ask, submit_runs
+from tests.exchange.samples import usual
 from tests.store.attempts import run_row
 from tests.store.audit.played import Job, play
 from tests.web.browser import Browser
@@ -47,7 +51,7 @@ def test_a_run_is_spoken_to_and_forked_from_a_turn(browser: Browser, database: D
     browser.submit(page, "/do", run=run_id, action="say", text="And the tests?")
     assert "message queued by ada: And the tests?" in browser.get(f"{page}/events").words
     said = browser.submit(page, "/do", run=run_id, action="fork", turn="1", text="Else.").words
-    assert "the fork is run_" in said
+    assert re.search(r"the fork is [0-9a-z]{8} ", said)
 
 
 def test_what_cannot_be_done_is_said_and_changes_nothing(
@@ -114,3 +118,22 @@ def test_a_whole_job_is_seen_by_its_state(browser: Browser, database: Database) 
     job: Job = play(database)
     said = browser.get(f"/jobs/{job.id}/all?action=retry&state=failed").words
     assert "1 run matches: state failed" in said
+
+
+def test_only_actions_that_could_change_a_run_are_offered(
+    browser: Browser, database: Database
+) -> None:
+    def offered(job_id: str) -> list[str]:
+        page = browser.get(f"/jobs/{job_id}").text
+        return re.findall(r'class="button" href="[^"]*action=(\w+)', page)
+
+    runs = submit_runs(database, "a.py")
+    job_id = run_row(database, runs[0]).job_id
+    assert offered(job_id) == ["cancel", "pause", "resume"]
+    ask(database, runs[0])
+    assert offered(job_id) == ["cancel", "pause", "resume", "approve", "deny"]
+    assert offered(play(database).id) == ["retry"]
+    (brought,) = import_session(
+        database, {"": usual().raw()}, "session.jsonl", Author("ann"), time.time()
+    )
+    assert offered(brought.job_id) == []
