@@ -83,6 +83,7 @@ def _by_rules(state: RunState) -> Step:
         or _speak_first(state)
         or _check_limits(state)
         or _wait_for_times(state)
+        or _follow_instructions(state)
         or fit_context(state)
         or start_turn(state)
     )
@@ -243,6 +244,13 @@ def _wait_for_times(state: RunState) -> Step | None:
     if state.ends_at is not None and start[0] >= state.ends_at:
         return stop_at_deadline(state)
     return entries.RunSettled(Requeued(*start))
+
+
+def _follow_instructions(state: RunState) -> Step | None:
+    """Read the instructions once in an attempt before each turn; a paused turn goes back unchanged."""
+    is_read = state.files.reread_at == state.turns or state.model.stop is not None
+    follows = state.spec.instructions == "follow" and not is_read
+    return steps.ReadInstructions() if follows else None
 
 
 def _finish(state: RunState, reason: str) -> Step:

@@ -26,7 +26,16 @@ PROMPT_TOO_LONG = "prompt_too_long"
 SPEND_LIMIT = "spend_limit"
 
 MessageCause = Literal[
-    "queued", "nudge", "continue", "resume", "verify", "result", "hook", "split", "children"
+    "queued",
+    "nudge",
+    "continue",
+    "resume",
+    "verify",
+    "result",
+    "hook",
+    "split",
+    "children",
+    "instructions",
 ]
 
 # Why the workspace has a snapshot that no tool made: it is new, someone else changed it, or it was
@@ -138,7 +147,7 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class InstructionsRead:
-    files: tuple[Instructions, ...]  # that join the system prompt
+    files: tuple[Instructions, ...]  # that join the system prompt, or later are told by a message
     left_out: tuple[str, ...] = ()  # why other files are not among them, a line each
 
 

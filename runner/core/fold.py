@@ -36,7 +36,13 @@ from runner.core.state import (
     RunState,
     Stop,
 )
-from runner.core.workspace import RESULT_SOURCE, Verification, with_instructions
+from runner.core.workspace import (
+    RESULT_SOURCE,
+    Instructions,
+    Verification,
+    digests_of,
+    with_instructions,
+)
 
 P = TypeVar("P", bound=Progress)
 
@@ -292,6 +298,8 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
     texts = [compaction.text, *(result.text for result in compaction.truncated)]
     added = sum(conversation.content_bytes(conversation.text_block(text)) for text in texts)
     change = difference(state.messages, context.compacted, compaction, per_token)
+    if compaction.kind != "clip" and 0 < state.files.followed_in <= compaction.last:
+        state = replace(state, files=replace(state.files, followed=None))
     return _context(
         state,
         compacted=context.compacted.after(compaction),
@@ -430,14 +438,14 @@ def _less(state: RunState, block: conversation.Block | None) -> RunState:
     )
 
 
-def _instructed(state: RunState, system: str | None) -> RunState:
+def _instructed(state: RunState, read: Sequence[Instructions]) -> RunState:
+    system = with_instructions(state.spec.system, read)
     context, per_token = state.context, state.spec.context.chars_per_token
     before, after = state.spec.system or "", system or ""
     tokens = estimate_text(after, per_token) - estimate_text(before, per_token)
     size = conversation.text_bytes(after) - conversation.text_bytes(before)
-    state = replace(
-        state, spec=replace(state.spec, system=system), files=replace(state.files, instructed=True)
-    )
+    files = replace(state.files, instructed=True, in_prompt=digests_of(read))
+    state = replace(state, spec=replace(state.spec, system=system), files=files)
     return _context(
         state, appended_bytes=context.appended_bytes + size, estimate=context.estimate + tokens
     )
@@ -447,7 +455,9 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> RunState:
     ending, files = state.ending, state.files
     match entry:
         case entries.InstructionsRead(read):
-            return _instructed(state, with_instructions(state.spec.system, read))
+            if not files.instructed:
+                return _instructed(state, read)
+            files = replace(files, followed=digests_of(read), followed_in=len(state.messages) - 1)
         case entries.SnapshotRecorded(snapshot):
             delivered = ending.delivered if snapshot == files.tree else None
             ending, files = replace(ending, delivered=delivered), replace(files, tree=snapshot)

@@ -88,7 +88,9 @@ class JobSpec:
     mcp: tuple[McpServer, ...] = ()
     priority: float = NORMAL  # the job's weight when it was submitted
     max_concurrency: int | None = None  # runs of the job that are worked on at once
-    instructions: bool = False  # AGENTS.md and CLAUDE.md of the workspace join the system prompt
+    # AGENTS.md and CLAUDE.md of the workspace join the system prompt; "follow": what they say when they
+    # have changed is told before the next turn.
+    instructions: bool | Literal["follow"] = False
     pilot: Pilot | None = None
     breaker: Breaker | None = None
     notify: Notify | None = None

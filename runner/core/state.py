@@ -19,7 +19,7 @@ from runner.core.prices import Tariff
 from runner.core.rate_limits import Caller
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec, Lane
-from runner.core.workspace import Verification
+from runner.core.workspace import Digests, Verification
 from runner.permissions import Answer, Decision, ToolContext
 from runner.permissions.decisions import Policy
 
@@ -180,6 +180,11 @@ class Money:
 class Files:
     tree: str | None = None  # the last snapshot of the workspace
     instructed: bool = False  # the workspace's instructions are read, and in the system prompt
+    in_prompt: Digests = field(default=(), metadata=IN_ROWS)  # of these files
+    # Of the files as a message told them later; None: none did, or it was compacted.
+    followed: Digests | None = None
+    followed_in: int = 0  # the number of that message
+    reread_at: int | None = field(default=None, compare=False)  # the turns at the last reading
     outputs: str = field(default="", compare=False)  # the folder where tools find whole results
     # Unrecorded paths that calls in doubt may have changed, by call index: they cannot be undone.
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)

@@ -34,6 +34,11 @@ class LocateCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadInstructions:
+    """Read the workspace's instructions again: they may have changed since the last turn."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordShared:
     """Record the folder that the run shares with a parent: a sub-agent begins with its files."""
 
@@ -93,6 +98,7 @@ Effect = (
     CallModel
     | CountTokens
     | LocateCalls
+    | ReadInstructions
     | RecordShared
     | EndChildren
     | RunTools

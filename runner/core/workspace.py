@@ -135,6 +135,10 @@ INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md")  # in the workspace's root
 MOST_INSTRUCTION_BYTES = 65_536  # of one of them
 
 _PART = "# {path} of the workspace\n\n{text}"
+_CHANGED = (
+    "This file has changed. From now on it holds as it is here, and not as it was before.\n\n{part}"
+)
+_GONE = "{path} of the workspace is gone, or may not be read. What it said holds no longer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,26 @@ class Instructions:
     path: str
     sha256: str  # hex, of the bytes of the file
     text: str  # without a byte order mark, control characters escaped
+
+
+# Paths with the digests of their bytes.
+Digests = tuple[tuple[str, str], ...]
+
+
+def digests_of(files: Sequence[Instructions]) -> Digests:
+    return tuple((file.path, file.sha256) for file in files)
+
+
+def told_again(known: Digests, files: Sequence[Instructions]) -> tuple[str, ...]:
+    """Return what a run that knows the files with these digests is told of the files as they are."""
+    before, now = dict(known), {file.path: file for file in files}
+    told = [
+        _CHANGED.format(part=_PART.format(path=path, text=file.text.rstrip()))
+        for path, file in now.items()
+        if before.get(path) != file.sha256
+    ]
+    told += [_GONE.format(path=path) for path in before if path not in now]
+    return tuple(told)
 
 
 def with_instructions(system: str | None, files: Sequence[Instructions]) -> str | None:

@@ -171,6 +171,10 @@ class _Attempt:
                 self._count_tokens()
             case steps.LocateCalls(calls):
                 self._locate(calls)
+            case steps.ReadInstructions():
+                files = replace(state.files, reread_at=state.turns)
+                self._state = replace(state, files=files)
+                return workspace.follow(state)
             case steps.RecordShared():
                 files = replace(state.files, shared_snapshot=workspace.record_shared())
                 self._state = replace(state, files=files)

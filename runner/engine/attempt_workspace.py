@@ -21,6 +21,7 @@ from runner.core.hosts import Connection
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
+from runner.core.workspace import told_again
 from runner.errors import HostFaultError, Interrupted, ShutDown
 from runner.permissions import ToolContext, digest_of
 from runner.permissions.accesses import paths_of
@@ -94,10 +95,18 @@ class AttemptWorkspace:
             if cause == "changed" and children_work_in(state):
                 cause = "children"
             happened.append(entries.SnapshotRecorded(prepared.snapshot, cause, prepared.found))
+        files = replace(state.files, outputs=str(self.surroundings.outputs), unrecorded=unrecorded)
         if state.spec.instructions and not state.files.instructed:
             happened.append(self.tools.instructions(self.surroundings, state.policy))
-        outputs = str(self.surroundings.outputs)
-        return happened, replace(state.files, outputs=outputs, unrecorded=unrecorded)
+            files = replace(files, reread_at=state.turns)
+        return happened, files
+
+    def follow(self, state: RunState) -> list[entries.Entry]:
+        """Read the instructions again, and tell what has changed since the run was told of them."""
+        read, files = self.tools.instructions(self.surroundings, state.policy), state.files
+        known = files.in_prompt if files.followed is None else files.followed
+        told = told_again(known, read.files)
+        return [read, entries.UserMessageAdded(told, "instructions")] if told else []
 
     def _beside(
         self, state: RunState, commands: Sequence[Call], interrupt: Interrupt

@@ -7,7 +7,7 @@ what others read (https://github.com/daaain/claude-code-log).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -147,10 +147,10 @@ class Session:
         content = result["content"]["content"]
         if call is None or call["outcome"] != "succeeded" or not isinstance(content, str):
             return None
-        tool, given = (
-            self._recorded.spec.tool(block["name"]),
-            call["updated_input"] or block["input"],
-        )
+        given = call["updated_input"] or block["input"]
+        if not isinstance(given, Mapping):  # of an imported run
+            return None
+        tool = self._recorded.spec.tool(block["name"])
         return response_of(tool, given, content, call["outcome"], call["details"])
 
     def _boundary(self, row: Row) -> Iterator[Line]:

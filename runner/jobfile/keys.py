@@ -350,6 +350,15 @@ _ref = text(500, "ref", values.ref_problem)
 _repository = text(2_000, "path or URL", values.repository_problem)
 _items = checked("list of strings and tables", {"type": "array", "minItems": 1}, _items_problem)
 _command = either(text(), list_of(text(500), empty="give the program and its arguments"))
+_instructions = checked(
+    '`true`, `false` or `"follow"`',
+    {"enum": [True, False, "follow"]},
+    lambda value: (
+        None
+        if isinstance(value, bool) or value == "follow"
+        else f'must be true, false or "follow", not {shown(value)}'
+    ),
+)
 _result_schema = Type("table", {"type": "object"}, _read_result_schema)
 _header_value = checked("string", {"type": "string"}, _header_value_problem)
 
@@ -685,8 +694,9 @@ TOP = Table("", (
         "next to other jobs that have work: `low` is 1, `normal` 4 and `high` 16."),
     Key("max_concurrency", _count, None, "How many of the job's runs may be worked on at once.",
         "unlimited", example=4),
-    Key("instructions", flag, False, "Whether the system prompt ends with `AGENTS.md` and "
-        "`CLAUDE.md` of the workspace's top folder, as they are when the run begins."),
+    Key("instructions", _instructions, False, "Whether the system prompt ends with `AGENTS.md` and "
+        "`CLAUDE.md` of the workspace's top folder, as they are when the run begins. With `\"follow\"` a "
+        "message tells what they say [when they have changed](hooks.md#instructions-of-the-workspace)."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
     Key("pilot", table_of(PILOT), None, "[How many items are worked first](#pilot).", "none"),
     Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](#breaker).", "none"),

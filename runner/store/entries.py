@@ -109,7 +109,8 @@ class Rows:
             case entries.HookFinished():
                 self._finish_hook(state, entry)
             case entries.InstructionsRead(files):
-                for position, file in enumerate(files):
+                first = () if state.files.instructed else files  # later ones are in a message
+                for position, file in enumerate(first):
                     size = len(file.text.encode())
                     columns = {"path": file.path, "sha256": file.sha256, "text": file.text}
                     self._insert(tables.run_instructions, position, size=size, **columns)

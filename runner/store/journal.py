@@ -39,6 +39,7 @@ from runner.core.rate_limits import Caller, urgency
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import Inbox, Progress, QueuedMessage, RunState
+from runner.core.workspace import digests_of, with_instructions
 from runner.errors import LeaseLost, StaleState, UnreachableError
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets, caps, run_state
@@ -337,7 +338,10 @@ def _load(
         spec = replace(spec, model=row.model)
     progress = run_state.progress_from_row(row)
     if progress.files.instructed:
-        spec = run_state.with_instructions_of(connection, row.id, spec)
+        read = run_state.load_instructions(connection, row.id)
+        spec = replace(spec, system=with_instructions(spec.system, read))
+        files = replace(progress.files, in_prompt=digests_of(read))
+        progress = replace(progress, files=files)
     hooks = progress.hooks
     if hooks.started > hooks.past:
         hooks = replace(hooks, runs=run_state.load_hook_runs(connection, row.id, hooks.past))

@@ -241,9 +241,14 @@ def load_hook_runs(connection: Connection, run_id: str, past: int) -> tuple[Hook
     )
 
 
+def load_instructions(connection: Connection, run_id: str) -> list[Instructions]:
+    """The files of instructions in a run's system prompt."""
+    return [Instructions(*row) for row in execute(connection, _INSTRUCTIONS, {"run": run_id})]
+
+
 def with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
     """The spec with the instructions that a run has read in its system prompt."""
-    files = [Instructions(*row) for row in execute(connection, _INSTRUCTIONS, {"run": run_id})]
+    files = load_instructions(connection, run_id)
     return replace(spec, system=with_instructions(spec.system, files))
 
 
