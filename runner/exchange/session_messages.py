@@ -47,6 +47,10 @@ def usage_of(stated: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def _usage_in(line: Line) -> dict[str, int]:
+    return usage_of(as_object(line.message.get("usage")))
+
+
 class Said(NamedTuple):
     block: Block
     at: float
@@ -126,7 +130,7 @@ class SessionMessage:
 
     def usage(self) -> dict[str, int]:
         """Return the tokens by kind. Each line repeats them; output grows while a reply is streamed."""
-        known = [usage_of(as_object(line.message.get("usage"))) for line in self.lines]
+        known = [_usage_in(line) for line in self.lines]
         return {name: max(usage[name] for usage in known) for name in TOKENS}
 
     def hour_cache(self) -> bool:
@@ -187,7 +191,7 @@ class Conversation:
         asked_at = self.lines[-1].at if self.lines else line.at
         self.lines.append(line)
         match line.kind:
-            case "assistant" if line.blocks:
+            case "assistant" if line.blocks or (self.messages and any(_usage_in(line).values())):
                 self._add_reply(line, min(asked_at, line.at))
             case "user" if line.fields.get("isCompactSummary") is True and self.messages:
                 last = self.boundaries[-1] if self.boundaries else None

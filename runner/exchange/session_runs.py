@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -151,12 +152,17 @@ class SessionRun:
         """Add the tokens in the ``result`` of ``stream-json`` that no reply accounts for: a reply's
         lines have the output tokens known when it began, and calls outside the conversation have no
         lines."""
+        missing: dict[str, Counter[str]] = {}
         for name, of_model in as_object(talk.told("modelUsage")).items():
-            model, said = visible(name), usage_of(as_object(of_model))
-            rows = [row for run in runs for row in run.rows["model_calls"] if row["model"] == model]
-            missing = {n: max(said[n] - sum(row[n] for row in rows), 0) for n in TOKENS}
-            if any(missing.values()):
-                self._add_usage(model, missing, "summary", self.ended_at)
+            # Replies name the model without the window that the session asked for.
+            model = visible(name.removesuffix("[1m]"))
+            missing.setdefault(model, Counter()).update(usage_of(as_object(of_model)))
+        for row in [row for run in runs for row in run.rows["model_calls"]]:
+            missing.get(row["model"], Counter[str]()).subtract({name: row[name] for name in TOKENS})
+        for model, counts in missing.items():
+            left = {name: max(counts[name], 0) for name in TOKENS}
+            if any(left.values()):
+                self._add_usage(model, left, "summary", self.ended_at)
 
     def finish(self) -> None:
         """Add what only the complete session tells."""
@@ -200,10 +206,12 @@ class SessionRun:
         for place, message in enumerate(talk.messages):
             while boundaries and boundaries[0].before <= place:
                 self._add_compaction(boundaries.pop(0), ends)
-            number += 1 + (message.role == "assistant" and bool(calls))
             if message.role == "assistant":
+                # A reply may have no block; its turn has a model call and no message.
+                number += bool(message.said) + bool(calls)
                 self._add_reply(message, number)
             else:
+                number += 1
                 self._add_blocks(number, "user", message.said, first=len(calls))
             calls = message.calls
             ends.append(number + any(call.result for call in calls))

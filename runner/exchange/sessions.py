@@ -16,7 +16,7 @@ from runner.exchange.session_lines import Line, as_object, as_text, shown_text
 from runner.exchange.session_messages import Conversation, tokens_of
 from runner.exchange.session_runs import About, Link, SessionRun
 
-READER = 3  # this reader's version: files that an older one has read are read again
+READER = 4  # this reader's version: files that an older one has read are read again
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.
 Files = Mapping[str, Sequence[bytes]]

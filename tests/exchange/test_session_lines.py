@@ -22,6 +22,10 @@ def words_of(run: SessionRun) -> list[tuple[str, str, str | None]]:
     return [(row["role"], row["content"]["text"], row["spoken_by"]) for row in texts]
 
 
+def places_of(run: SessionRun) -> list[tuple[int, str]]:
+    return sorted((row["message"], row["role"]) for row in run.rows["blocks"])
+
+
 def notes_of(run: SessionRun) -> list[tuple[str, str]]:
     events = [each.event for each in run.events if each.event.type == "session_note"]
     return [(event.data["kind"], event.data["text"]) for event in events]
@@ -437,6 +441,32 @@ def test_what_a_printed_session_states_beyond_its_replies_is_counted() -> None:
     whole = main.usage + agent.usage
     assert (whole.input_tokens, whole.output_tokens) == (20, 500)
     assert main.rows["model_calls"][-1]["purpose"] == "summary"
+
+
+def test_what_a_printed_session_states_of_a_model_with_a_longer_window_counts_once() -> None:
+    lines = streamed()
+    (model,) = lines[-1]["modelUsage"]
+    stated = {f"{model}[1m]": {"inputTokens": 20}, model: {"outputTokens": 500}}
+    lines[-1]["modelUsage"] = stated
+    main, agent = runs_of(lines)
+    whole = main.usage + agent.usage
+    assert (whole.input_tokens, whole.output_tokens) == (20, 500)
+    assert {row["model"] for row in main.rows["model_calls"]} == {model}
+
+
+def test_the_tokens_of_a_reply_without_a_block_are_counted() -> None:
+    session = Session()
+    session.user("Go on.")
+    session.reply("msg_1", use("toolu_1", "Bash", command="make"), input_tokens=10)
+    session.result("toolu_1", "ok")
+    message = {"id": "msg_2", "role": "assistant", "model": "claude-opus-4-5-20251101"}
+    message |= {"content": [], "stop_reason": "end_turn", "usage": {"input_tokens": 315}}
+    session.add("assistant", message=message)
+    session.user("And now?")
+    run = read(session)
+    assert (run.usage.input_tokens, run.turns) == (325, 2)
+    assert [call["turn"] for call in run.rows["model_calls"]] == [1, 2]
+    assert places_of(run) == [(0, "user"), (1, "assistant"), (2, "user"), (3, "user")]
 
 
 def test_a_call_that_only_the_last_word_says_was_denied_was_denied() -> None:
