@@ -1,7 +1,8 @@
 """Lines of an attacker are not allowed, and everyday lines beside the same denials are. ``attacks.toml``
 has them, one a line; ``⏎`` stands for a line break.
 
-The rules allow every program that a line begins with, whatever its arguments, and the group's programs.
+The rules allow the group's programs with any arguments, and if it has some, the one that a line begins
+with.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ GROUPS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encodi
 
 
 def decide(command: str, group: dict[str, Any]) -> str:
-    programs = [command.split()[0], *group["programs"].split()]
+    programs = group["programs"].split()
+    programs += command.split()[:1] if programs else []
     texts = dict.fromkeys([*group["allow"], *(f"Bash({program} *)" for program in programs)])
     rules = [*(Rule("allow", text) for text in texts), *(Rule("deny", t) for t in group["deny"])]
     arguments = {"command": command}

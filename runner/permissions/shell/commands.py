@@ -20,9 +20,9 @@ from runner.permissions.shell.builtins import (
     runs_text,
     variable_risk,
 )
-from runner.permissions.shell.files import Below, files_of, literal
+from runner.permissions.shell.files import Below, decoded, files_of, literal
 from runner.permissions.shell.harmless import is_harmless_use
-from runner.permissions.shell.mentions import is_unknown, mentioned
+from runner.permissions.shell.mentions import is_interpreter, is_unknown, mentioned
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import is_option, spellings
@@ -118,6 +118,10 @@ class Commands:
         words, findings, text = command.words, self.findings, command.text
         values = [word.value for word in words]
         _spell(forms, values, command.shown)
+        if not all(word.exact for word in words) and any(
+            plain := [text for word in words for text in decoded(word)]
+        ):
+            _spell(forms, plain, " ".join(plain))
         name = values[0]
         if not words[0].exact or not _NAME.fullmatch(name):
             findings.give_up("the name of a command is not literal")
@@ -190,6 +194,9 @@ class Commands:
         hides = hides or arguments_hide(program, executing.own if executing else arguments)
         if hides or reason or (executing and executing.commands):
             self._unseen(command.words, forms)
+        if is_interpreter(program):
+            for word in arguments:
+                forms.update(dict.fromkeys(raw_forms(word.value) if " " in word.value else ()))
         files = files_of(program, arguments)
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
         findings.operands += files.reads
@@ -275,6 +282,7 @@ class Commands:
             if re.search(r"[\s=:;]", values[at]):
                 forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))
+                forms.update(dict.fromkeys(raw_forms(re.sub(r"^-[A-Za-z]", "", values[at]))))
         forms.pop("", None)
 
 
@@ -293,6 +301,9 @@ def _asks(program: str, first: Word) -> bool:
 def _spell(forms: Forms, values: list[str], shown: str) -> None:
     """Add a command's forms: unquoted, as shown, without the program's folder, other spellings."""
     forms |= {" ".join(values): None, shown: None}
+    name = values[0].rpartition("/")[2]
+    if name.startswith("git-"):
+        _spell(forms, ["git", name.removeprefix("git-"), *values[1:]], shown)
     if "/" in values[0]:
         values = [values[0].rstrip("/").rpartition("/")[2], *values[1:]]
         forms.setdefault(" ".join(values))

@@ -30,6 +30,7 @@ _GLOB = re.compile(r"(?:~(?=/))?[A-Za-z0-9_./+@:,=%*?\[\]!^{}-]*")
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_BRACES = 64
 _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
+_EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
 _SIGNS = re.compile(r"[=,:@#]")
 _LONGEST = 2000  # characters of an argument that is taken apart
 # Options whose value is not looked at.
@@ -261,6 +262,14 @@ def _without_braces(text: str) -> list[str]:
             for choice in (found[1].split(",") if found else [""])
         ]
     return texts
+
+
+def decoded(word: Word) -> list[str]:
+    """Return what bash may make of a word whose expansions hold nothing."""
+    if word.exact:
+        return [word.value]
+    text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), word.value)
+    return _without_braces(_EXPANSION.sub("", text))
 
 
 def literal(words: Iterable[Word]) -> list[str]:

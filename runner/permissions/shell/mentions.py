@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from runner.permissions.shell.files import LEFT_OUT, literal, pieces
+from runner.permissions.shell.files import LEFT_OUT, decoded, literal, pieces
 from runner.permissions.shell.usages import usage_of
 from runner.permissions.shell.words import Word, names
 
@@ -49,18 +49,22 @@ _INPUT = re.compile(
 )
 _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
 _UNKNOWN = re.compile(r"[$`…]|\{\}")
-_EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
 
 
 def candidates(word: Word) -> Iterator[str]:
     """Yield the paths that a word may be or contain; none for a text with blanks and for an address."""
     if len(word.value) > _LONGEST or _NO_PATH.search(word.value):
         return
-    texts = literal([word]) if word.exact else [*literal([word]), _EXPANSION.sub("", word.value)]
+    texts = literal([word]) if word.exact else [*literal([word]), *decoded(word)]
     for text in texts:
         yield from pieces(text)
         if re.match(r"-[A-Za-z].", text):
             yield text[2:]
+
+
+def is_interpreter(program: str) -> bool:
+    """True if a program runs the text of an argument, in a language of its own."""
+    return _INTERPRETERS.fullmatch(program) is not None
 
 
 def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
@@ -74,7 +78,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     """Return the paths that a program may read, and those that it may write."""
     reads: list[str] = []
     writes: list[str] = []
-    interprets = _INTERPRETERS.fullmatch(program) is not None
+    interprets = is_interpreter(program)
     knows = program in _NAMING | _KNOWN or _knows_operands(program)
     before = ""
     for word in arguments:

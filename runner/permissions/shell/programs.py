@@ -61,7 +61,7 @@ HIDING = names("""
     plink pdsh dsh clush ansible run0 heaptrack reptyr incrond watchexec nodemon reflex when-changed
     xdotool xdg-open sensible-pager sensible-editor sensible-browser run-one run-this-one flatpak-spawn
     distrobox-enter minijail0 pivot_root switch_root tini-static msgfilter grc multitime pexec genie
-    openvt run-mailcap dmsetup check_by_ssh tmate jtag openvpn logrotate""")
+    openvt nix-shell run-mailcap dmsetup check_by_ssh tmate jtag openvpn logrotate""")
 
 # --- Runners: they run another program as their everyday use. People write allow rules for them
 # (``Bash(uv run pytest *)``), so such a command stays what it is; deny and ask rules see the command
@@ -85,7 +85,8 @@ _RUNNERS = {
     "mise rtx": "exec ?|x ?",
     "direnv aws-vault chamber": "exec ?",
     "rvm": "exec ?|do ?",
-    "nvm": "exec ?|run ?",
+    "nvm docker podman nerdctl kubectl oc": "exec ?|run ?",
+    "docker-compose": "exec ?|run ?",
     "rustup": "run ?",
     "nix": "run ?|shell ?|develop ?",
 }
@@ -339,8 +340,9 @@ def compiles(program: str) -> bool:
 
 # They run the scripts of a project: by which option, of a project in another folder.
 _PROJECT_OPTIONS = {
-    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest meson ctest": "-C --prefix "
-    "--cwd --dir --directory --project --manifest-path --rootdir --path --test-dir",
+    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv meson ctest": "-C --prefix "
+    "--cwd --dir --directory --project --manifest-path --path --test-dir",
+    "pytest py.test": "-c --rootdir --confcutdir --config-file",
     "gradle gradlew mvn mvnw just task rake ninja tox nox composer": "-C -f -b -P -p -c -d --file "
     "--justfile --rakefile --build-file --project-dir --taskfile --dir --directory --working-directory "
     "--working-dir --project-prop",
@@ -419,6 +421,24 @@ GIT_SYNONYMS = {
     "annotate": "blame",
     "whatchanged": "log",
 }
+# The same of other programs, by program: a subcommand and its other names.
+_OTHER_NAMES = {
+    "npm pnpm": "install:i,in,ins,inst,insta,instal,isnt,isnta,isntal,isntall,add run:run-script,rum,urn "
+    "uninstall:un,unlink,remove,rm,r exec:x test:t,tst,tes ci:clean-install,ic,install-clean "
+    "update:up,upgrade,udpate publish:pub,publ,publi,publis unpublish:unp,unpub config:c",
+    "cargo": "build:b check:c run:r test:t doc:d remove:rm",
+    "docker podman nerdctl": "rm:container~rm run:container~run exec:container~exec stop:container~stop "
+    "kill:container~kill cp:container~cp start:container~start rmi:image~rm build:image~build,buildx~build "
+    "push:image~push pull:image~pull prune:container~prune",
+}
+OTHER_NAMES = {
+    program: {
+        other.replace("~", " "): name
+        for name, _, others in (each.partition(":") for each in text.split())
+        for other in others.split(",")
+    }
+    for program, text in by_name(_OTHER_NAMES).items()
+} | {"git": GIT_SYNONYMS}
 
 
 def git_options(name: str) -> Options:

@@ -234,7 +234,8 @@ def _unique(*lists: Iterable[str]) -> tuple[str, ...]:
 _MOST_STARTS = 12  # words of a segment that a form may start at
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
-_BORDER = re.compile(r"[\r\n;&|(){}<>`]|\$\(")
+_BORDER = re.compile(r"[\r\n;&|(){}<>`!=]|\$\(")
+_BRACES = re.compile(r"\{([^{}\s]*,[^{}\s]*)\}")
 _BLANKS = re.compile(r"[ \t\f\v]+")
 _QUOTES = str.maketrans("", "", "\"'\\")
 
@@ -260,6 +261,10 @@ def raw_forms(command: str) -> tuple[str, ...]:
     of a segment's first words; with quotes and without, invisible characters taken out."""
     forms: dict[str, None] = {command: None, command.strip(): None}
     texts = dict.fromkeys((command.replace("\\\n", " "), command.replace("\\\n", "")))
+    for text in tuple(texts):
+        texts.setdefault(
+            _BRACES.sub(lambda found: found[1].replace(",", " "), text).replace('$"', '"')
+        )
     for text in tuple(texts):
         if text.isascii() and text.isprintable():
             continue  # nothing in it is invisible or has another form

@@ -31,6 +31,11 @@ def spellings(values: Sequence[str]) -> Iterator[list[str]]:
     whole = list(values)
     if any(value[:1] in _SIGNS for value in whole):
         yield from islice(_shortened(whole[:1], whole[1:], _DEEPEST), _MOST)
+    for at in starts(whole[1:]) if values[0] in programs.OTHER_NAMES else ():
+        for many in (1, 2):
+            name = " ".join(whole[1 + at : 1 + at + many])
+            if same := programs.OTHER_NAMES[values[0]].get(name):
+                yield [values[0], same, *whole[1 + at + many :]]
     if values[0] == "git":
         for at in starts(whole[1:]):
             yield from _git_spellings(["git", *whole[1 + at :]])
@@ -105,9 +110,6 @@ def _git_spellings(values: Sequence[str]) -> Iterator[list[str]]:
     in front, with short options by their long names, and with the default that loses work spelled
     out: ``git checkout f`` is ``git checkout --overlay f`` (https://git-scm.com/docs/gitcli)."""
     head, rest = list(values[:2]), list(values[2:])
-    for many in (1, 2):
-        if same := programs.GIT_SYNONYMS.get(" ".join(values[1 : 1 + many])):
-            yield ["git", same, *values[1 + many :]]
     if not rest:
         return
     plain = _plain(head[1], rest)
