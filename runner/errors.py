@@ -26,9 +26,12 @@ class NotFoundError(UsageError):
 class NoDatabaseError(UsageError):
     """No database exists yet where the settings say, given as ``where``."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, other: str = "") -> None:
+        """``other`` is where there is a database that may be meant."""
         super().__init__(
-            f"no jobs yet in {where}: start one with `runner run SPEC`, which `runner init` writes"
+            f"no jobs yet in {where}: there are some in {other}; say --home, set RUNNER_HOME, or go there"
+            if other
+            else f"no jobs yet in {where}: start one with `runner run SPEC`, which `runner init` writes"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from runner import wiring
@@ -64,6 +65,13 @@ class App:
         return None if live_workers(self.database, self.now(), job_id) else job_id
 
 
+def _home_above(home: Path) -> str:
+    """Return the state folder of the same name in the nearest folder above that has one: a person may be
+    in a subfolder. Empty if there is none."""
+    above = (folder / home.name for folder in home.parent.parents)
+    return next((str(each) for each in above if (each / "runner.db").is_file()), "")
+
+
 def check_prices(settings: Settings) -> None:
     """Raise ``UsageError`` if the user's own list of prices is not valid."""
     wiring.load_prices(settings)
@@ -77,7 +85,7 @@ def open_app(
     migrates it if need be. Raises ``NoDatabaseError`` if it is missing, ``UsageError`` if it is not
     current, and ``UnreachableError``."""
     if not create and not migrate.is_created(settings.database_url):
-        raise NoDatabaseError(str(settings.home))
+        raise NoDatabaseError(str(settings.home), _home_above(settings.home))
     database = wiring.open_database(settings, upgrade=create, slots=slots)
     try:
         yield App(settings, database)

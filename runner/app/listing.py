@@ -30,17 +30,27 @@ def list_jobs(
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
-    """Return, by job, why Runner has paused it, why and until when the first of its runs waits for the
-    times of its model calls, or why items do not begin."""
+    """Return, by job, why Runner has paused it, that runs wait for a person or for its budget, why and
+    until when the first of its runs waits for the times of its model calls, or why items do not begin."""
+    may_wait = [job["id"] for job in found if job["runs"].keys() & {"queued", "waiting"}]
     idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
     first: dict[str, dict[str, Any]] = {}
-    for wait in jobs.first_waits(app.database, list(idle)):
+    answers: dict[str, str] = {}
+    for wait in jobs.first_waits(app.database, may_wait):
         job_id = wait["job_id"]
-        if wait["state"] == idle[job_id]:
+        if wait["reason"] == "approval":
+            answers[job_id] = f"calls wait: runner approvals {job_id}"
+        elif costs.is_out_of_budget(wait):
+            how = costs.how_to_raise(job_id, costs.budget_of(app, job_id))
+            answers.setdefault(job_id, f"runs wait for the budget: {how}")
+        if wait["state"] == idle.get(job_id):
             first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
     waits = [{**wait, "id": job_id} for job_id, wait in first.items()]
-    may_wait = [job["id"] for job in found if job["runs"].keys() & {"queued", "waiting"}]
     said = what_holds_back(app, may_wait) | times.waits_for_times(app, waits)
+    said |= {
+        job_id: "; ".join(filter(None, (line, said.get(job_id))))
+        for job_id, line in answers.items()
+    }
     return said | {job["id"]: pause_line(job) for job in found if job["pause"]}
 
 

@@ -96,7 +96,7 @@ def runs_to_patch(app: App, name: str, states: Collection[RunStatus]) -> list[Ru
         workspaces.refuse_unrecorded(runs[0])
     wanted = [run for run in runs if run.state in states]
     if not wanted:
-        what = "has ended" if states == ENDED else f"is {' or '.join(states)}"
+        what = "has ended" if states == ENDED else f"has {' or '.join(states)}"
         raise UsageError(f"no run of {found.id} {what}: look with `runner list {found.id}`")
     return wanted
 

@@ -14,7 +14,12 @@ from runner.app import forecast, lanes
 from runner.app.costs import cost_fields, spending_of, total_of
 from runner.app.handle import App
 from runner.app.humanize import cell, cost_line
-from runner.app.listing import what_holds_back, what_runs_wait_for, with_shown_state
+from runner.app.listing import (
+    what_holds_back,
+    what_jobs_wait_for,
+    what_runs_wait_for,
+    with_shown_state,
+)
 from runner.core.agents import is_within, place_of
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.spec import JobSpec
@@ -41,6 +46,7 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
                 "containment": containments(database, found.id),
                 "held_back": what_holds_back(app, [found.id]).get(found.id),
             }
+            job["waits_for"] = what_jobs_wait_for(app, [job]).get(found.id)
             values = with_shown_state(job, shown[found.id]) | {"spending": spending}
             spec = JobSpec.from_json(job["spec"])
             values["lane"] = lanes.lane_line(app, found.id, spec)

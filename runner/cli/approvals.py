@@ -157,10 +157,10 @@ def _answer(
         say_json([asdict(each) for each in answered])
     elif len(answered) == 1:
         (one,) = answered
-        say(f"{one.id} ({cell(one.item_key)}): {cell(one.detail)}")
+        say(f"{one.run_id} ({cell(one.item_key)}): {cell(one.detail)}")
     elif answered:
-        columns = ("approval", "run", "item", "")
-        say_table(columns, ((e.id, e.run_id, e.item_key, e.detail) for e in answered))
+        columns = ("run", "item", "")
+        say_table(columns, ((e.run_id, e.item_key, e.detail) for e in answered))
         named = [each for each in answered if not each.by_rule]
         by_rule = len(answered) - len(named)
         more = f", and {by_rule} more by the rule" if by_rule else ""

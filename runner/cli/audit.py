@@ -83,6 +83,7 @@ def say_rows(rows: Rows, format: str) -> None:
                 ([_cut(shown(column, row[column.name])) for column in columns] for row in rows),
                 numbers=[at for at, column in enumerate(columns) if column.kind in _NUMBERS],
                 spare=_SPARE,
+                empty="" if rows.note else "nothing found",
             )
         case "json":
             between = "[\n"

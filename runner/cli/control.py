@@ -104,7 +104,8 @@ def retry(
       runner retry k3x9f2 --max-turns 100
     """
     outcome = control.retry(app, id, author, limits, fresh=fresh, only_failed=failed)
-    _print(outcome, as_json)
+    what = "has failed" if failed else "has failed, was cancelled or stopped at a limit"
+    _print(outcome, as_json, f"no run of it {what}")
 
 
 def _weight(text: str) -> float:
@@ -168,7 +169,9 @@ def lane(app: handle.App, job: str, to: Lane | None, author: Author, as_json: bo
         say_fields((("job", job_id), ("lane", line)))
 
 
-def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:
+def _print(
+    outcome: control.Outcome, as_json: bool, empty: str = "it has no runs", **more: Any
+) -> None:
     for path in outcome.mended:
         note(f"the workspace {path} had lost its id: it is written again")
     target, changes = outcome.target, outcome.changes
@@ -184,7 +187,7 @@ def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:
         count = sum(change.changed for change in changes)
         note(f"{count} of {len(changes)} runs changed")
     else:
-        note(f"{target.id}: no run to do that to")
+        note(f"{target.id}: {empty} (`runner list {target.id}`)")
     if outcome.is_shared:
         note("its workspace is shared with other runs: its files are as they are now")
     note_unworked(outcome.unworked_job)
@@ -193,7 +196,9 @@ def _print(outcome: control.Outcome, as_json: bool, **more: Any) -> None:
 def note_unworked(job_id: str | None) -> None:
     """Say how to go on with a job that has queued runs while no worker is alive, if there is one."""
     if job_id is not None:
-        note(f"no worker is running: go on with `runner run --resume {job_id}`")
+        note(
+            f"no worker is running: go on with `runner run --resume {job_id}`, or start `runner worker`"
+        )
 
 
 @click.command()

@@ -137,10 +137,11 @@ class _Imported:
         for run in self.runs:
             kind = "sub-agents" if place_of(run["run_id"])["parent"] else run["what"]
             projects.setdefault(run.get("project", run["job_id"]), Counter())[kind] += 1
+        empty = "no session of Claude Code's is there: it keeps them in ~/.claude/projects"
         table = (
             [project, *(counts[kind] for kind in kinds)] for project, counts in projects.items()
         )
-        say_table(("project", *kinds), table, numbers=range(1, 5))
+        say_table(("project", *kinds), table, numbers=range(1, 5), empty=empty)
 
 
 @contextmanager

@@ -204,7 +204,7 @@ class Asker:
     def _reply(self, line: str, one: Question, until: Ends) -> Reply | None:
         """The reply in the person's words; None when they say nothing that can be done."""
         word, _, rest = line.partition(" ")
-        match word.lower():
+        match word.lower().rstrip(",.:;!"):
             case "y" | "yes" if not rest:
                 return Reply("approved", self._author)
             case "n" | "no":
@@ -219,7 +219,7 @@ class Asker:
             case "e" | "edit" if not rest and not one.asked_again:
                 return self._edited(one)
         if line:
-            self._terminal.say("that is no answer here")
+            self._terminal.say("that is no answer here: a letter, or n and a reason for the model")
         return None
 
     def _edited(self, one: Question) -> Reply | None:

@@ -99,6 +99,8 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
         note(f"              runner report {report.job['id']}")
         if any(e.run["state"] == "succeeded" and e.snapshots.is_recorded for e in report.runs):
             note(f"take it:      runner patch {report.job['id']} -o patches")
+        if any(run["state"] == "failed" for run in runs):
+            note(f"try again:    runner retry {report.job['id']} --failed")
     return code
 
 

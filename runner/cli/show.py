@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from runner.app import handle, humanize, listing, transcript
+from runner.app import handle, humanize, transcript
 from runner.app import show as app_show
 from runner.app.humanize import cell, cost_line, counts, duration, moment, usd_of
 from runner.cli.audit import format_option, say_rows
@@ -80,7 +80,7 @@ def _say_job(job: dict[str, Any]) -> None:
             *((name, job[name]) for name in ("name", "key")),
             ("state", job["shown_state"]),
             ("runs", counts(job["shown_runs"])),
-            ("pause", listing.pause_line(job) if job["pause"] else None),
+            ("waits", job["waits_for"]),
             ("model", "scripted" if spec["provider"] == "scripted" else spec["model"]),
             ("account", JobSpec.from_json(spec).account),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
@@ -99,7 +99,6 @@ def _say_job(job: dict[str, Any]) -> None:
             ("window", times.window),
             ("finish by", job["finish_by_text"]),
             ("lane", job["lane"]),
-            ("held back", job["held_back"]),
             ("denied", job["denials"] or None),
             ("submitted", moment(job["created_at"])),
             ("source", job["source"]),

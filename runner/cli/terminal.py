@@ -266,9 +266,15 @@ def _fitting(
 
     if excess() > 0:
         widths |= {at: min(width, _WIDEST) for at, width in widths.items() if at != last}
+    dropped: dict[int, int] = {}
     for at in going:
         if excess() > widths.get(last, 0) - least:
-            del widths[at]
+            dropped[at] = widths.pop(at)
+    for at in reversed(dropped):  # a wide column may have made room for a narrow one
+        free = widths.get(last, 0) - least - excess() - _GAP
+        if dropped[at] <= free or (full[at] > _LEAST_LAST_COLUMN and free >= 2 * _LEAST_COLUMN):
+            widths[at] = min(dropped[at], free)
+    widths = {at: widths[at] for at in full if at in widths}
     for at in (last, max(widths.keys() - {last}, key=widths.__getitem__, default=last)):
         if at in widths and (too_wide := excess()) > 0:  # its texts go on below
             widths[at] = max(widths[at] - too_wide, _LEAST_COLUMN)

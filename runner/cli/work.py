@@ -15,6 +15,7 @@ from runner.app.humanize import cell
 from runner.cli import exit_codes
 from runner.cli.attach import detach as leave_to_worker
 from runner.cli.attach import watch_job, work_here
+from runner.cli.control import note_unworked
 from runner.cli.interruption import Interruption
 from runner.cli.job_options import NewJob, new_job_options, say_plan
 from runner.cli.log import log_to_stderr
@@ -150,6 +151,8 @@ def submit(
             say_whole(job_id)
         if watch:
             return watch_job(app, job_id, form, author, sys.stderr)
+        if not work.workers_of(app, job_id) and not work.has_ended(app, job_id):
+            note_unworked(job_id)
         return exit_codes.SUCCEEDED
 
 

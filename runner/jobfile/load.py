@@ -182,7 +182,14 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
     try:
         text = values.read_bytes(path).decode("utf-8-sig")
     except OSError as error:
-        raise broken(f"cannot read this job file: {error.strerror or error}") from error
+        near = ""
+        if isinstance(error, FileNotFoundError):
+            there = sorted(each.name for each in path.parent.glob("*.toml"))
+            close = get_close_matches(path.with_suffix(".toml").name, there, n=1, cutoff=0.7)
+            near = (
+                f"; did you mean {close[0]!a}?" if close else "; `runner init` writes a first one"
+            )
+        raise broken(f"cannot read this job file: {error.strerror or error}{near}") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise broken("is not UTF-8 text, which TOML files are", line) from error

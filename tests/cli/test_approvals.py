@@ -97,7 +97,7 @@ def test_call_is_approved_by_any_name(command: Command, database: Database, name
     }
     result = command("approve", *names[name], "--as", "lena", "--reason", "Go on.")
     assert result.code == 0, result.err
-    assert result.out.startswith(f"{approval_id[-8:]} (a): approved")
+    assert result.out.startswith(f"{run_id[-8:]} (a): approved")
     row = approval_row(database, approval_id)
     assert (row.answer, row.answered_by, row.reason) == ("approved", "lena", "Go on.")
     assert run_row(database, run_id).state == "queued"

@@ -114,7 +114,7 @@ def test_failed_runs_of_a_job_are_retried(
     assert [c["id"] for c in command("retry", job_id, "--json").json] == [cancelled]
     nothing = command("retry", job_id)
     assert (nothing.code, nothing.out) == (0, "")
-    assert "no run to do that to" in nothing.err
+    assert "no run of it has failed, was cancelled or stopped at a limit" in nothing.err
 
 
 def test_limit_is_raised_by_a_retry(command: Callable[..., Result], database: Database) -> None:
@@ -159,8 +159,10 @@ def test_message_that_says_nothing_is_refused(
     assert command("say", submit_one(database), words).code == 2
 
 
-def test_jobs_are_not_spoken_to(command: Callable[..., Result], database: Database) -> None:
-    job_id = jobs_store.submit(database, submission(), NOW)
+def test_jobs_of_several_items_are_not_spoken_to(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
     result = command("say", job_id, "Hello.")
     assert result.code == 2
     assert "no run is named" in result.err

@@ -272,6 +272,7 @@ def test_submit_prints_the_id_and_needs_no_redis(
     first = command("submit", job, "--key", "nightly")
     assert first.code == 0
     assert first.out.startswith("job_")
+    assert f"runner run --resume {first.out.strip()[-8:]}`, or start `runner worker`" in first.err
     again = command("submit", job, "--key", "nightly", "--json").json
     assert again["id"] == first.out.strip()
     assert (again["state"], again["runs"]) == ("queued", {"queued": 1})
@@ -321,6 +322,15 @@ def test_run_needs_one_job_that_is_there(
     result = command("run", *arguments)
     assert result.code == 2
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_job_file_that_is_not_there_is_told_with_the_nearest_name(
+    command: Callable[..., Result], folder: Path
+) -> None:
+    assert "`runner init` writes a first one" in command("run", "night.toml").err
+    write_job(folder, {"a": [DONE]})
+    for typed in ("job", "jbo.toml", "job.tml"):
+        assert "No such file or directory; did you mean 'job.toml'?" in command("run", typed).err
 
 
 @pytest.mark.slow

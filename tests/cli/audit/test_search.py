@@ -11,6 +11,7 @@ from runner.store.database import Database
 from runner.store.tables import tool_outputs
 from tests.cli.conftest import Result
 from tests.queries.search.record import record
+from tests.store.attempts import submit_one
 
 Command = Callable[..., Result]
 
@@ -165,6 +166,25 @@ def test_without_a_database_no_job_is_found(command: Command) -> None:
         result = command(*named)
         assert (result.code, result.out) == (2, "")
         assert "no jobs yet" in result.err
+
+
+def test_in_a_folder_below_the_one_with_the_state_its_place_is_told(
+    command: Command, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_one(database)
+    (folder / "src" / "app").mkdir(parents=True)
+    monkeypatch.chdir(folder / "src" / "app")
+    for arguments, code in ((["list"], 0), (["show", "last"], 2)):
+        told = command(*arguments)
+        assert (told.code, told.out) == (code, "")
+        assert f"there are some in {folder / '.runner'}; say --home" in told.err
+
+
+def test_a_question_without_an_answer_says_so(command: Command, database: Database) -> None:
+    submit_one(database)
+    told = command("audit", "commands")
+    assert (told.code, told.out, told.err) == (0, "", "nothing found\n")
+    assert command("audit", "commands", "--json").json == []
 
 
 @pytest.mark.slow
