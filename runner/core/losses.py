@@ -15,7 +15,7 @@ from decimal import Decimal
 from itertools import groupby
 
 from runner.core.conversation import Purpose, Usage
-from runner.core.prices import PriceList, Rates, Spending, Terms
+from runner.core.prices import PLATFORM_MARKS, PriceList, Rates, Spending, Terms
 
 _NO_USD = Decimal(0)
 _CACHE_SECONDS, _HOUR_CACHE_SECONDS = 300.0, 3600.0
@@ -157,8 +157,8 @@ def _hour_extra(call: PricedCall, loss: Decimal, before: PricedCall | None) -> D
 def _summarised(by_run: Iterable[Sequence[PricedCall]], prices: PriceList) -> Iterable[CheaperWay]:
     """Yield the model that would have written the summaries cheapest, its own cache empty."""
     made = [call for run in by_run for call in run if call.purpose == "summary" and call.rates]
-    if not made:
-        return
+    if not made or any(set(call.model) & PLATFORM_MARKS for call in made):
+        return  # the list has no ids that a platform takes
     longest = max(call.usage.prompt_tokens for call in made)
     now, found = sum((call.spending.usd for call in made), _NO_USD), dict[str, Decimal]()
     for model in prices.models:

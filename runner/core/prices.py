@@ -20,6 +20,7 @@ BY: tuple[By, ...] = get_args(By)
 
 _NO_USD = Decimal(0)
 _RELEASE = re.compile(r"-(?:\d{8}|latest)$", re.ASCII)
+PLATFORM_MARKS = frozenset("./@")  # in the ids of platforms, and in none of the API's
 # A model as Bedrock names it ("eu.anthropic.claude-opus-4-6-v1", or an ARN that ends so), and as
 # ``JobSpec.billed_as`` names one on Vertex AI ("europe-west1/claude-opus-4-5@20251101").
 _PLATFORMS = re.compile(

@@ -351,17 +351,18 @@ class Governor:
         self._poked.set()
 
     def _learn_pools(self) -> None:
-        """Take the worker's organisation for the one that the database knows, until an answer says which
-        it is: else each new worker would begin without limits."""
+        """Take over the pools of accounts, and of the one organisation that the database knows, until an
+        answer says which it is: else each new worker would begin without limits."""
         try:
             known = self._limits.known(self._clock.now())
         except UnreachableError:
             return
-        known = {key: pool for key, pool in known.items() if not is_account(key.organisation)}
+        organisations = {key.organisation for key in known if not is_account(key.organisation)}
         with self._lock:
-            if self._organisation is None and len({key.organisation for key in known}) == 1:
-                self._organisation = next(iter(known)).organisation
-                for key, pool in known.items():
+            if self._organisation is None and len(organisations) == 1:
+                self._organisation = organisations.pop()
+            for key, pool in known.items():
+                if is_account(key.organisation) or key.organisation == self._organisation:
                     self._shares.setdefault(key, _Share(key, pool))
 
     def _due_at(self, share: _Share) -> float:

@@ -21,7 +21,7 @@ from runner.core.spec import JobSpec
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
-from runner.errors import HostFaultError, Interrupted, LeaseLost, ModelCallError
+from runner.errors import HostFaultError, HostLacks, Interrupted, LeaseLost, ModelCallError
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, ToolCall
@@ -29,7 +29,7 @@ from runner.store import control, ids, jobs, runs
 from runner.store.database import Database, DatabaseClock
 from runner.store.journal import StoredJournal
 from runner.store.leases import HostFault, give_back_for_host
-from runner.store.tables import events, tool_calls
+from runner.store.tables import events, model_calls, tool_calls
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
 from runner.tools.registry import resolve_tools
@@ -143,6 +143,21 @@ def test_a_call_that_a_host_could_not_begin_is_begun_by_the_next_attempt(
     assert (workspace / "log").read_text() == "b\na\n"
     query = select(tool_calls.c.outcome).where(tool_calls.c.run_id == lease.run_id)
     assert [each.outcome for each in database.rows(query)] == ["succeeded", "succeeded"]
+
+
+def test_a_host_that_lacks_what_the_model_needs_begins_no_call(
+    database: Database, ports: Ports
+) -> None:
+    def models(spec: JobSpec) -> Any:
+        raise HostLacks("the extra bedrock is not installed here")
+
+    lease = claimed(database, scripted({"text": "Done."}))
+    with pytest.raises(HostLacks):
+        run_attempt(lease, replace(ports, models=models), Interrupt())
+    assert database.rows(select(model_calls.c.number)) == []
+    fault = HostFault("id_a", "a", "no extra")
+    give_back_for_host(database, lease, fault, (), time.time())
+    assert run_attempt(claim(database), ports, Interrupt()) == Ended("succeeded", "end_turn")
 
 
 @pytest.mark.slow

@@ -36,14 +36,17 @@ WORKER = "worker_a"
 
 @contextmanager
 def governing(
-    database: Database, limits: RateLimits | None = None, clock: Clock | None = None
+    database: Database,
+    limits: RateLimits | None = None,
+    clock: Clock | None = None,
+    worker: str = WORKER,
 ) -> Iterator[Governor]:
     """A governor at work for a registered worker."""
     about = {"hostname": "here", "host_id": "here", "pid": 1, "slots": 1, "version": "1"}
-    leases.register(database, WORKER, now=time.time(), **about)
+    leases.register(database, worker, now=time.time(), **about)
     clock = clock or DatabaseClock(database)
     governor = Governor(limits or StoredRateLimits(database), clock)
-    thread = threading.Thread(target=governor.run, args=(WORKER,))
+    thread = threading.Thread(target=governor.run, args=(worker,))
     thread.start()
     try:
         yield governor
@@ -167,6 +170,39 @@ def test_a_retry_after_holds_calls_back_for_an_hour_at_most(
         ):
             time.sleep(0.01)
     assert held[0] < time.time() + 3601.0
+
+
+def test_a_refusal_on_a_platform_holds_back_its_own_account_and_model_alone(
+    database: Database,
+    ports: Ports,  # noqa: F811
+) -> None:
+    class Refuses(Counting):
+        def complete(self, *arguments: Any) -> ModelReply:
+            governor.answered(arguments[0].run_id, "host", {})
+            governor.refused(arguments[0].run_id, 3_000.0)
+            return super().complete(*arguments)
+
+    known = StoredRateLimits(database).known
+    there = replace(
+        scripted(), provider="bedrock", model="eu.anthropic.claude-x", region="eu-west-1"
+    )
+    with governing(database) as governor:
+        governed = replace(ports, permits=governor, models=Refuses(0.0))
+        assert work(database, governed, there, 1) == [DONE]
+        while not any(pool.held_until for pool in known(time.time()).values()):
+            time.sleep(0.01)
+        (key,) = known(time.time())
+        assert key == PoolKey("bedrock/eu-west-1", "eu.anthropic.claude-x")
+    with governing(database, worker="worker_b") as governor:  # learns what is known
+        governed = replace(ports, permits=governor, models=Counting(0.0))
+        for spec in (
+            replace(there, region="us-east-1"),
+            replace(there, model="eu.anthropic.claude-y"),
+            replace(scripted(), provider="anthropic"),
+        ):
+            assert work(database, governed, spec, 1) == [DONE]
+        (held,) = work(database, governed, there, 1)
+        assert isinstance(held, Requeued)
 
 
 @pytest.mark.slow

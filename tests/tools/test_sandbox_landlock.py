@@ -123,6 +123,18 @@ def test_it_writes_neither_shared_memory_nor_tmp_nor_devices(bench: Workbench) -
         assert not Path(name).exists()
 
 
+@pytest.mark.slow
+def test_a_file_of_credentials_that_the_environment_names_is_read_by_no_command(
+    bench: Workbench, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = top / "elsewhere/f"
+    assert bash(bench, f"cat {place}").content == BEFORE
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(place))
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    assert BEFORE not in bash(bench, f"cat {place}").content
+    assert bash(bench, "echo x > /dev/null && echo fine").content == "fine\n"
+
+
 READS = [
     "cat {f}",
     "cp {f} mine; cat mine",

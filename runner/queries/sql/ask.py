@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, or_, select, text
 
-from runner.core.prices import PriceList
+from runner.core.prices import PLATFORM_MARKS, PriceList
 from runner.core.text import visible
 from runner.errors import RunnerError, UsageError
 from runner.queries.rows import Column, Kind, Rows
@@ -125,7 +125,7 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Co
 def store_prices(database: Database, prices: PriceList) -> None:
     """Store the price list that ``v_costs`` multiplies with, if it has changed. The view looks for whole
     ids, so there are rows for those of platforms, too, as far as calls have them."""
-    on_platforms = or_(*(model_calls.c.model.contains(mark) for mark in "./@"))
+    on_platforms = or_(*(model_calls.c.model.contains(mark) for mark in sorted(PLATFORM_MARKS)))
     called = database.rows(select(model_calls.c.model).where(on_platforms).distinct())
     priced = {model: price for (model,) in called if (price := prices.price(model)) is not None}
     rows = [
