@@ -36,7 +36,7 @@ class Group:
     key: str
     questions: tuple[Question, ...]
     labels: Mapping[Call, str] = field(default_factory=dict)  # of calls in their trees (3.2)
-    why: Why | None = None  # the first was asked
+    why: Why | None = None  # why the first was asked
 
     @property
     def id(self) -> str:

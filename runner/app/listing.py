@@ -164,9 +164,8 @@ def run_near_limits(run: Mapping[str, Any], cost: int, deadline: float | None, n
 
 
 def columns_of(app: App, job_id: str) -> list[str]:
-    """Return which columns the runs of a job have that others lack."""
-    has = jobs.what_runs_have(app.database, job_id)
-    return [name for name in ("verified", "below") if has[name]]
+    """Return the columns of a job's runs that runs of other jobs may lack."""
+    return jobs.columns_of_runs(app.database, job_id)
 
 
 def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from runner.queries.watching import INBOX, JOBS, versions
 from runner.queries.workers import live_workers, shown_states
 
 _MOST_CHANGED = 200
-# How long the costs of a job are good: at least so long, and so many times as long as they took.
+# The costs of a job are read again after _MONEY_SECONDS, or _MONEY_TIMES the time that reading them took.
 _MONEY_SECONDS, _MONEY_TIMES = 2.0, 20.0
 
 

@@ -79,7 +79,7 @@ class Written:
     item_key: str
     state: RunStatus
     file: str | None  # that the changes are in
-    why: str = ""  # there is no file, or nothing in it
+    why: str = ""  # why there is no file, or nothing in it
     failed: bool = False
 
 

@@ -26,7 +26,7 @@ class JobLine:
 
     job: Mapping[str, Any]  # as ``listing.list_jobs`` gives it
     waiting: int  # calls that wait for an answer
-    why: str  # it waits or is paused; empty if it does not
+    why: str  # why it waits or is paused; empty otherwise
     forecast: forecast.JobForecast | None
     lane: str = ""  # in words; only of one job
 

@@ -119,7 +119,7 @@ class Report:
     budget: JobBudget
     pruned: jobs.PrunedTurns
     now: float  # seconds since the epoch
-    missing: str  # why the changes of some runs are not counted
+    missing: str  # why the changes of some runs are not counted; empty if all are
     containment: Mapping[str, int]  # tool calls by what contained them
     forecast: JobForecast | None  # of a job that goes on
     losses: Losses

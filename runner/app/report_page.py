@@ -33,7 +33,7 @@ _MOST_SPANS = 1_000
 class Diff:
     lines: Sequence[tuple[DiffKind, str]]
     more: int = 0  # lines that are not shown
-    why: str = ""  # there are none
+    why: str = ""  # why there are none
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,8 @@ class Done:
     """The result of an action on all runs that match."""
 
     changed: int
-    left: int  # what it did not apply to
-    why: str = ""  # it did not apply to the first of these
+    left: int  # runs or calls that it did not apply to
+    why: str = ""  # why it did not apply to the first of these
     unworked_job: str | None = None  # has queued runs while no worker is alive
     details: Sequence[Change | Answered] = field(default=(), repr=False)
 

@@ -22,9 +22,9 @@ from runner.queries.jobs import RunSummary, current_runs
 MOST_RUNS = 12
 _RATE_SECONDS = 60.0  # over which turns a minute are counted
 _LEAST_RATE_SECONDS = 5.0
-# A run is slow that takes so many times as long as half of the ended ones took, if so many have ended.
+# A run is slow if it takes _SLOW_TIMES the median of the ended runs, once _SLOW_ENDED of them have ended.
 _SLOW_TIMES, _SLOW_ENDED, _SLOW_SECONDS = 2.0, 3, 10.0
-# Of a queued run that has begun: it was given up for a moment and goes on by itself.
+# Reasons of queued runs that have begun and go on by themselves in a moment.
 _PASSING = ("shutdown", "lease_lost", "yielded", "")
 _LONGEST_WORDS = 600
 

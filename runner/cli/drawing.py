@@ -12,8 +12,8 @@ _WIDE = 120  # columns from which on the model's words are beside what a run doe
 _LONGEST_NAME, _LONGEST_WIDE_NAME = 20, 32
 _TURN, _TIME, _SLOW = 7, 7, "SLOW"
 _LEAST_NOTES = 3
-_TOLD_SECONDS = 10.0  # from which on it is said how long a run has been doing what it does
-# From succeeded to not begun: without colours, too, they are told apart.
+_TOLD_SECONDS = 10.0  # what takes longer is shown with its time
+# From succeeded to not begun; without colours the characters tell them apart.
 _BAR = (
     (("succeeded",), "█", "green"),
     (("failed", "stopped", "cancelled"), "▓", "red"),

@@ -90,7 +90,7 @@ def import_(
 
 
 class _Imported:
-    """What was imported from files, and what was refused."""
+    """The imported runs, and the refused files."""
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []

@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _invoke(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has read enough. Nothing may be written at exit either.
+        # The reader has closed the pipe: write nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = exit_codes.SUCCEEDED
     except (KeyboardInterrupt, click.Abort):
@@ -182,7 +182,7 @@ def _complete(instruction: str) -> NoReturn:
 
 
 def _invoke(arguments: list[str]) -> int:
-    """Not click's own ``main``: that would make an exit code of a closed pipe."""
+    """Run a command as click's ``main`` does, which would turn a closed pipe into an exit code."""
     try:
         with cli.make_context("runner", arguments) as context:
             return int(cli.invoke(context) or 0)

@@ -110,7 +110,7 @@ def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Named(click.ParamType[str]):
-    """What a person names: a shell completes it from the database."""
+    """The name of a job or a run, which a shell completes from the database."""
 
     name = "text"
 

@@ -1,4 +1,4 @@
-"""``runner run`` at a terminal: what runs wait for is asked right there."""
+"""Ask the person at the terminal of ``runner run`` about the calls that wait for an approval."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ class Asker:
         return approvals.waiting_groups(self._app, job_id)
 
     def _let_go(self, job_id: str, is_to_end: Ends) -> None:
-        """A question went away while the person may be typing the answer to it, which must not
-        become the answer to the next."""
+        """Wait for Enter after a question went away: what the person is typing must not answer the next
+        question."""
         if self._waiting(job_id) and not is_to_end():
             self._terminal.say("Enter shows the next question: ", end="")
             self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))

@@ -252,8 +252,10 @@ def _draw_table(
 def _fitting(
     full: Mapping[int, int], heads: Sequence[str], room: int, spare: Sequence[str], excerpt: bool
 ) -> dict[int, int]:
-    """Return the columns that fit into a room of so many cells, each with its width there, of columns
-    with their ``full`` widths."""
+    """Return the columns that fit into ``room`` cells with their widths there.
+
+    ``full`` has the widths of all columns if nothing is cut.
+    """
     widths, last = dict(full), len(heads) - 1
     by_name = {heads[at]: at for at in full}
     going = [by_name[name] for name in spare if name in by_name]

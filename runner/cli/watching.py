@@ -185,8 +185,8 @@ class _PanelTerminal(Terminal):
 
 
 class _Looker:
-    """Looks at a job, and takes what its runs write, on a thread of its own while inside: neither a slow
-    database nor a slow Redis holds up a key."""
+    """Looks at a job and reads its runs' live text, on a thread of its own while inside, so that neither a
+    slow database nor a slow Redis delays a key."""
 
     def __init__(self, app: handle.App, job_id: str, *, with_texts: bool) -> None:
         self._app = app

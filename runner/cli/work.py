@@ -13,10 +13,9 @@ import click
 from runner.app import handle, work
 from runner.app.humanize import cell
 from runner.cli import exit_codes
+from runner.cli.attach import Interruption, watch_job, work_here
 from runner.cli.attach import detach as leave_to_worker
-from runner.cli.attach import watch_job, work_here
 from runner.cli.control import note_unworked
-from runner.cli.interruption import Interruption
 from runner.cli.job_options import NewJob, new_job_options, say_plan
 from runner.cli.log import log_to_stderr
 from runner.cli.options import (

@@ -65,8 +65,8 @@ def urgency(rank: int, priority: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
-    """Whose limits a pool has: the API's id of an organization and a group of models; on a platform, an
-    account and a model; of a job, an empty id and the job's id."""
+    """The owner of a pool's limits: the API's id of an organization and a group of models; on a platform,
+    an account and a model; of a job's own pool, an empty id and the job's id."""
 
     organisation: str
     group: str

@@ -145,12 +145,12 @@ def list_runs(
     return sorted(found, key=lambda run: tree_order(run["id"])) if whole_trees else found
 
 
-def what_runs_have(database: Database, job_id: str) -> dict[str, bool]:
-    """Return if a job's runs are ``verified``, and if any has runs ``below`` it."""
+def columns_of_runs(database: Database, job_id: str) -> list[str]:
+    """Return ``verified`` if a job's runs are, and ``below`` if any has runs below it."""
     below = select(runs.c.id).where(runs.c.job_id == job_id, ~IS_ITEM_RUN).limit(1)
-    spec = select(jobs.c.spec).where(jobs.c.id == job_id)
-    ((found,),) = database.rows(spec)
-    return {"verified": bool(found.get("verify")), "below": bool(database.rows(below))}
+    ((spec,),) = database.rows(select(jobs.c.spec).where(jobs.c.id == job_id))
+    found = {"verified": spec.get("verify"), "below": database.rows(below)}
+    return [name for name, has in found.items() if has]
 
 
 def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:

@@ -261,7 +261,7 @@ def completions(database: Database, text: str, *kinds: Kind) -> list[str]:
     return database.read(work)[:_MOST_COMPLETED]
 
 
-# What to say of a text that does not name one thing
+# Messages about a text that does not name exactly one thing
 
 
 def _could_be(connection: Connection, text: str, found: Sequence[Found]) -> str:
@@ -271,7 +271,7 @@ def _could_be(connection: Connection, text: str, found: Sequence[Found]) -> str:
 
 
 def _told(connection: Connection, text: str, found: Found) -> str:
-    """An id; if the text is no part of it, also the name that it has or the item that it works."""
+    """Return an id, with its name or its item if the text is no part of the id."""
     labels = {"job": jobs.c.name, "run": runs.c.item_key, "schedule": schedules.c.name}
     if found.kind == "call" or text.lower().partition(".")[0] in found.id:
         return found.id

@@ -279,7 +279,7 @@ def attend(database: Database, now: float) -> list[str]:
             if locked[row.parent_run].state in ENDED:
                 cancel_locked(connection, locked[row.id], now, _PARENT_ENDED)
 
-    # Those of one job at a time: nobody has the budgets of two jobs in the order of their runs.
+    # One job at a time: the order of locks says nothing about the budgets of two jobs.
     for _, of_job in groupby(database.find(_ORPHANS, {}), attrgetter("job_id")):
         orphans = list(of_job)
         database.write(cancel)

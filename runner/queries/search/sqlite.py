@@ -102,7 +102,8 @@ _FILE_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_R
 
 
 class SqliteIndex:
-    """As ``postgres.PostgresIndex``, and raises ``UnreachableError`` if the file cannot be used."""
+    """The index of a SQLite database, with the methods of ``postgres.PostgresIndex``. They also raise
+    ``UnreachableError`` if the file cannot be used."""
 
     def __init__(self, database: Database, tell: Tell, batch: int | None = None) -> None:
         self._database = database
@@ -239,7 +240,7 @@ def _key(source: Connection, last: int) -> str:
 
 
 class SqliteLookup:
-    """As ``postgres.PostgresLookup``."""
+    """A lookup with the methods of ``postgres.PostgresLookup``."""
 
     knows_phrases = True
 
