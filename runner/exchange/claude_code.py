@@ -22,8 +22,8 @@ Line = dict[str, Any]
 def session_id(recorded: Recorded) -> str:
     """Return the id of a run's session, which names its file: the id that an imported session had, else
     one made of the run's id. Sub-agents share the id of the item's run."""
-    is_another = recorded.run["fork_of"] or recorded.run["fresh_of"]
-    known = None if is_another else (recorded.session or {}).get("session_id")
+    is_ours = not recorded.lines and (recorded.run["fork_of"] or recorded.run["fresh_of"])
+    known = None if is_ours else (recorded.session or {}).get("session_id")
     try:
         return str(UUID(str(known)))
     except ValueError:

@@ -120,6 +120,10 @@ def test_a_fork_shares_what_it_shares_and_says_so(database: Database) -> None:
     row = run_row(database, forked.run_id)
     assert (row.fork_of, row.fork_turn, row.turns) == (origin.run_id, 2, 3)
     assert tokens(database) == spent + 7
+    assert exported(database, forked.run_id) == {
+        f"{SESSION}.jsonl": b"\n".join(session.raw()) + b"\n",
+        f"{fork_id}.jsonl": b"\n".join(fork.raw()) + b"\n",
+    }
     # Its origin comes before it in an export.
     file = BytesIO()
     export(database, run_id=forked.run_id, write=file.write)
