@@ -19,7 +19,7 @@ from runner.core.entries import SummaryReplied
 from runner.core.media import media_blocks, media_line, shown_text
 from runner.core.prices import FREE, USUAL_RATES, Rates
 from runner.core.state import RunState
-from runner.core.text import OWN_TEXTS
+from runner.core.text import OWN_TEXTS, shorten
 
 TRUNCATED_ABOVE = 1_024  # characters; a shorter result is not worth a note
 OLD_RESULT = 768  # characters of an old result that stay, with its note
@@ -77,6 +77,26 @@ def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | N
     if len(text) >= len(result.sent) and not result.has_media:
         return None
     return TruncatedResult(result.message, result.position, text)
+
+
+_MOST_REASON = 300  # characters of an error of the API
+_REFUSED = "[The API refused this image or document, and it is not shown: {why}]"
+
+
+def without_newest_media(state: RunState, why: str) -> Compaction | None:
+    """Return the compaction that sends the newest media as a line each, because the API refused them; None
+    if the newest message has none. Older ones were taken before."""
+    newest, now = len(state.messages) - 1, token_estimate(state)
+    note = _REFUSED.format(why=shorten(why, _MOST_REASON))
+    texts = tuple(
+        TruncatedResult(result.message, result.position, f"{result.sent}\n{note}")
+        for result in sent_results(state)
+        if result.message == newest and result.has_media
+    )
+    made = Compaction("clip", newest, newest, truncated=texts, tokens_before=now.tokens)
+    change = difference(state.messages, state.context.compacted, made, now.chars_per_token)
+    after = round((now.estimate + change) * now.per_estimated)
+    return replace(made, tokens_after=after) if texts else None
 
 
 def where_output_is(state: RunState, call_id: str, name: str) -> str:

@@ -8,6 +8,7 @@ from runner.core import entries, hook_decisions, steps, text
 from runner.core.batches import awaits_batch
 from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
+from runner.core.compaction import without_newest_media
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.fold import Applied, fold
 from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
@@ -84,6 +85,7 @@ def _by_rules(state: RunState) -> Step:
         or _check_limits(state)
         or _wait_for_times(state)
         or _follow_instructions(state)
+        or _leave_out_refused_media(state)
         or fit_context(state)
         or start_turn(state)
     )
@@ -251,6 +253,12 @@ def _follow_instructions(state: RunState) -> Step | None:
     is_read = state.files.reread_at == state.turns or state.model.stop is not None
     follows = state.spec.instructions == "follow" and not is_read
     return steps.ReadInstructions() if follows else None
+
+
+def _leave_out_refused_media(state: RunState) -> Step | None:
+    why = state.context.refused_media
+    made = without_newest_media(state, why) if why else None
+    return entries.ContextCompacted(made) if made is not None else None
 
 
 def _finish(state: RunState, reason: str) -> Step:

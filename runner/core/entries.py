@@ -22,6 +22,9 @@ OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn", WARMS_CACH
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"
 
+# The API took an image or a document for broken or too large: the newest ones are sent as a line each.
+MEDIA_REFUSED = "media_refused"
+
 # The API refuses all calls until somebody raises a spend limit, or a month is over.
 SPEND_LIMIT = "spend_limit"
 

@@ -12,6 +12,7 @@ from runner.core import conversation, entries
 from runner.core.agents import SPLIT_SOURCE, Child, NewChild
 from runner.core.budget import Charged
 from runner.core.calls import interrupted_by, outcome_question
+from runner.core.compaction import without_newest_media
 from runner.core.context import (
     Compaction,
     corrected,
@@ -21,7 +22,7 @@ from runner.core.context import (
     is_measurement,
     tokens_of,
 )
-from runner.core.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG, WARMS_CACHE, Entry
+from runner.core.entries import MEDIA_REFUSED, OUR_OWN_FAILURES, PROMPT_TOO_LONG, WARMS_CACHE, Entry
 from runner.core.hook_decisions import decided_at, end_turns, hooks_of, replaced
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
@@ -265,11 +266,13 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
         message=entry.message,
         request_id=entry.request_id,
     )
-    too_long = entry.kind == PROMPT_TOO_LONG
+    too_long, is_turn = entry.kind == PROMPT_TOO_LONG, call is not None and call.purpose == "turn"
     if call is not None and call.purpose == "summary" and (too_long or entry.retry_at is None):
         state, failure = _context(state, summary_failed=True), None
     elif too_long:
         state, failure = replace(state, context=_too_long(state.context, entry.message)), None
+    elif entry.kind == MEDIA_REFUSED and is_turn and without_newest_media(state, entry.message):
+        state, failure = _context(state, refused_media=entry.message), None
     elif entry.kind in OUR_OWN_FAILURES:
         failure = before
     warms = state.model.warms_cache or entry.kind == WARMS_CACHE
@@ -308,6 +311,7 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
         measured=compaction.tokens_after,
         estimate_since=0,
         must_shrink=False,
+        refused_media="",
         summary_failed=False,
     )
 

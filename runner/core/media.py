@@ -129,7 +129,8 @@ def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dic
 
 def without_bytes(block: dict[str, Any]) -> tuple[dict[str, Any], tuple[Media, ...]]:
     """Return an imported block in its stored form, and its media, whose bytes are stored apart. A block
-    that is no image or PDF for the API stays unchanged; one that already names a digest becomes a line."""
+    that is no image or PDF for the API stays unchanged; one that already names a digest, or is too large
+    for a request, becomes a line."""
     content, source = block.get("content"), block.get("source")
     if isinstance(source, dict) and source.get("type") == _BLOB:
         return {"type": "text", "text": media_line(block)}, ()
@@ -148,6 +149,8 @@ def without_bytes(block: dict[str, Any]) -> tuple[dict[str, Any], tuple[Media, .
     name = str(source.get("name") or f"an {block['type']}")
     if (one := _media_of(block["type"], data, name)) is None:
         return block, ()
+    if len(data) > (MOST_IMAGE_BYTES if one.kind == "image" else MOST_DOCUMENT_BYTES):
+        return {"type": "text", "text": media_line(one.block())}, ()
     return {**block, **one.block()}, (one,)
 
 

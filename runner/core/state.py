@@ -137,6 +137,7 @@ class ContextState:
     appended_bytes: int = 0  # UTF-8 bytes of what was appended since that call
     refusals: int = 0  # times in a row that the API found the prompt too long
     must_shrink: bool = False  # the last refusal is not answered by a compaction yet
+    refused_media: str = ""  # what the API said of media that are still sent
     summary_failed: bool = False  # the last call for a summary gave none
     checked_window: int | None = None  # the window that the last prompt was checked against
     stated_window: int | None = None  # the model's, as the API stated it when a prompt was too long

@@ -28,7 +28,7 @@ from runner.core.conversation import (
     content_bytes,
     text_bytes,
 )
-from runner.core.entries import PROMPT_TOO_LONG, SPEND_LIMIT
+from runner.core.entries import MEDIA_REFUSED, PROMPT_TOO_LONG, SPEND_LIMIT
 from runner.core.text import read_json
 from runner.errors import ModelCallError
 
@@ -332,6 +332,11 @@ _AWS_KINDS = {
 # What the API says of a prompt that the window does not hold, alone or with the reply. The error's
 # type is that of any bad request, and no other field tells.
 _TOO_LONG_WORDS = ("prompt is too long", "exceed context limit", "input is too long")
+# What it says of an image or a document that it cannot open, or that is too large.
+_OF_MEDIA = re.compile(
+    r"\.(image|document|pdf)\.|could not process (the )?(image|document|pdf)|image (dimensions )?exceeds?|"
+    r"image dimensions|unsupported image|pdf specified|pdf pages|invalid (image|base64|pdf)"
+)
 # The beginning of the API's message when a limit is reached that people have set.
 _SPEND_LIMIT_WORDS = tuple(
     f"you have reached your specified {of}api usage limits" for of in ("", "workspace ")
@@ -473,6 +478,8 @@ def _our_kind(kind: str, words: str, body: object) -> str:
     too_long = kind == "invalid_request_error" and any(each in said for each in _TOO_LONG_WORDS)
     if too_long or kind == "request_too_large":
         return PROMPT_TOO_LONG
+    if kind == "invalid_request_error" and _OF_MEDIA.search(said):
+        return MEDIA_REFUSED
     return SPEND_LIMIT if _is_spend_limit(body, said) else kind
 
 

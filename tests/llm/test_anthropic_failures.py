@@ -125,6 +125,25 @@ def test_prompt_too_long_is_known_by_the_words_of_the_api(talk, words, how, stat
     assert (error.kind, error.status, error.billed) == ("prompt_too_long", status, billed)
 
 
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("messages.2.content.0.image.source.base64.data: Could not process image", "media_refused"),
+        ("messages.0.content.1.image.source.base64: image exceeds 5 MB maximum", "media_refused"),
+        ("At least one of the image dimensions exceed max allowed size: 8000", "media_refused"),
+        (
+            "messages.4.content.0.pdf.source.base64.data: The PDF specified is password",
+            "media_refused",
+        ),
+        ("messages.1.content: text content blocks must be non-empty", "invalid_request_error"),
+        ("tools.0.name: 'image' is no name", "invalid_request_error"),
+    ],
+)
+def test_refused_media_are_known_by_the_words_of_the_api(talk, words, kind):
+    error = failed(talk(Reply(SAID, broken=Break("status", status=400, message=words))))
+    assert (error.kind, error.status, error.billed) == (kind, 400, False)
+
+
 def test_request_too_large_inside_a_stream_is_too_long_as_well(talk):
     broken = Break("error_event", after=0, error_type="request_too_large", message="Too large.")
     assert failed(talk(Reply(SAID, broken=broken))).kind == "prompt_too_long"

@@ -1,11 +1,20 @@
 """Images and documents in the context: what they count, and what is left out first."""
 
+from base64 import b64encode
 from itertools import pairwise
 
 from runner.core.context import estimate
 from runner.core.conversation import ToolResult, content_bytes, result_block
 from runner.core.entries import ToolFinished
-from runner.core.media import PDF, Media, left_out, media_blocks, with_bytes, without_bytes
+from runner.core.media import (
+    MOST_IMAGE_BYTES,
+    PDF,
+    Media,
+    left_out,
+    media_blocks,
+    with_bytes,
+    without_bytes,
+)
 from tests.core.context.histories import Talk
 from tests.core.story import says, uses
 from tests.media import image
@@ -82,3 +91,12 @@ def test_an_imported_block_cannot_name_stored_bytes():
     kept, media = without_bytes(block)
     assert media == ()
     assert kept["content"] == [{"type": "text", "text": "[image: shot.png, 1500x1000]"}]
+
+
+def test_an_imported_image_that_no_request_takes_becomes_a_line():
+    for size, kind in ((MOST_IMAGE_BYTES, "image"), (MOST_IMAGE_BYTES + 1, "text")):
+        data = image() + bytes(size - len(image()))
+        source = {"type": "base64", "media_type": "image/png", "data": b64encode(data).decode()}
+        block, media = without_bytes({"type": "image", "source": source})
+        assert (block["type"], len(media)) == (kind, int(kind == "image"))
+    assert block["text"] == "[image: an image, 64x48]"
