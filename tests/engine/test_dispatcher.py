@@ -19,12 +19,12 @@ from runner.core.run import LEASE_SECONDS, Author
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
-from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
 from runner.logs import Outage
 from runner.ports import Observer
 from runner.store import jobs, leases, runs, schedules
 from runner.store.database import Database
+from runner.store.host_locks import HostLocks
 from runner.store.notices import DueNotice
 from runner.store.tables import jobs as job_table
 from runner.store.tables import runs as run_table
