@@ -46,6 +46,11 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where files are put; by default a temporary one"
     )
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="web: beside Inspect's viewer, too, which is installed in .venv-viewer",
+    )
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
@@ -57,7 +62,8 @@ def main() -> None:
         print(machine, flush=True)
     tables = []
     for name in options.names or NAMES:
-        for table in _measure(name, options.folder, options.database_url, options.quick):
+        more = {"beside": True} if options.beside and name == "web" else {}
+        for table in _measure(name, options.folder, options.database_url, options.quick, **more):
             tables.append(asdict(table))
             if not options.json:
                 print(table.render(), flush=True)
@@ -65,12 +71,14 @@ def main() -> None:
         print(json.dumps({"machine": machine, "tables": tables}, indent=1))
 
 
-def _measure(name: str, folder: Path | None, url: str | None, quick: bool) -> list[Table]:
+def _measure(
+    name: str, folder: Path | None, url: str | None, quick: bool, **more: bool
+) -> list[Table]:
     module = importlib.import_module(f"bench.{name}")
     with ExitStack() as opened:
         place = opened.enter_context(tempfile.TemporaryDirectory(prefix="rb-", dir=folder))
         databases = Databases(Path(place), opened, url)
-        tables: list[Table] = module.measure(databases, Path(place), quick=quick)
+        tables: list[Table] = module.measure(databases, Path(place), quick=quick, **more)
         return tables
 
 

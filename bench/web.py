@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from sqlalchemy import select
 
@@ -19,8 +22,11 @@ from bench.audit.record.bulk import opened
 from bench.audit.record.conversation import Conversation
 from bench.stage.databases import Databases
 from bench.tables import Table, held
+from bench.viewer import browser
 from runner.app.handle import App
+from runner.app.transcript import api_messages
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.queries.transcript import system_prompt
 from runner.settings import Settings
 from runner.store import jobs
 from runner.store.database import Database
@@ -44,9 +50,13 @@ class _OneLongRun(Maker):
                 run.compact()
 
 
-def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
-    """Seconds to the first byte of each page, over HTTP on this machine, after a first look."""
+def measure(
+    databases: Databases, folder: Path, *, quick: bool, beside: bool = False
+) -> list[Table]:
+    """Seconds to the first byte of each page, over HTTP on this machine, after a first look; with
+    ``beside`` also how the long run comes up in Chromium, beside Inspect's viewer."""
     table = Table("web", "(l) pages of `runner web`")
+    tables = [table]
     runs, repetitions = (2_000, 5) if quick else (10_000, 15)
     for kind in databases.kinds:
         with databases.empty(kind) as url, closing(Database(url)) as database:
@@ -70,19 +80,58 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
             app = App(Settings(home=folder, database_url=url), database)
             with _served(app) as (port, cookie):
                 for name, path in pages.items():
-                    seconds, size = _looks(port, cookie, path, repetitions)
+                    seconds, worked, size = _looks(port, cookie, path, repetitions)
                     table.rows.append(
                         {
                             "database": kind,
                             "page": name,
                             "first byte": seconds,
                             "time": held(seconds, MOST_SECONDS),
+                            "processor": worked,
                             "bytes": size,
                             "size": held(size, MOST_BYTES),
                         }
                     )
-    table.notes.append(f"first byte: the median of {repetitions} looks")
-    return [table]
+                if beside and len(tables) == 1:
+                    home = f"http://127.0.0.1:{port}/runs/{long}"
+                    tables.append(_beside(app, long, folder, home, cookie, 3 if quick else 5))
+    table.notes.append(
+        f"seconds; the fastest of {repetitions} looks, and the median of their processor time"
+    )
+    return tables
+
+
+def _beside(app: App, run: str, folder: Path, address: str, cookie: str, looks: int) -> Table:
+    messages, system = api_messages(app, run), system_prompt(app.database, run) or ""
+    table = Table("web beside", f"a run of {len(messages):,} messages in Chromium")
+
+    def add(side: str, shown: browser.Shown) -> None:
+        numbers = {"first byte": shown.first_byte, "first message": shown.until_shown}
+        table.rows.append({"side": side, **numbers, "bytes": shown.bytes})
+
+    if browser.CHROMIUM is None:
+        table.notes.append("not measured: no chromium is installed")
+        return table
+    add("runner web", browser.show(address, _first_words(messages[-1]), looks, cookie))
+    place = folder / "inspect"
+    place.mkdir()
+    try:
+        with browser.viewer(place, {"messages": messages, "system": system}) as viewer:
+            add("inspect view", browser.show(viewer, _first_words(messages[0]), looks))
+    except (OSError, subprocess.CalledProcessError) as error:
+        table.notes.append(f"Inspect's viewer is not measured: {error}")
+    table.notes.append(
+        f"seconds, the fastest of {looks} looks, each in a browser that had nothing of the page. The first "
+        "message that each shows: the newest one here, the oldest one there"
+    )
+    return table
+
+
+def _first_words(message: Mapping[str, Any]) -> str:
+    """The beginning of a message's text, as far as no markup can be in it."""
+    content = message["content"]
+    texts = [content] if isinstance(content, str) else [b["text"] for b in content if "text" in b]
+    return re.split(r"[^\w ,.:-]", texts[0].strip())[0][:40].strip()
 
 
 @contextmanager
@@ -115,15 +164,17 @@ def _served(app: App) -> Iterator[tuple[int, str]]:
         listener.close()
 
 
-def _looks(port: int, cookie: str, path: str, repetitions: int) -> tuple[float, int]:
-    """The median of the seconds to the first byte, and the bytes of the page."""
-    taken, size = [], 0
+def _looks(port: int, cookie: str, path: str, repetitions: int) -> tuple[float, float, int]:
+    """The fewest seconds to the first byte, the median of this process's processor seconds for a page, and
+    its bytes. Before the first look nothing counts."""
+    taken, worked, size = [], [], 0
     for _ in range(repetitions + 1):
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-            began = time.perf_counter()
+            began, had = time.perf_counter(), time.process_time()
             connection.request("GET", path, headers={"cookie": cookie})
             response = connection.getresponse()
             taken.append(time.perf_counter() - began)
             size = len(response.read())
+            worked.append(time.process_time() - had)
             assert response.status == 200, path
-    return median(taken[1:]), size
+    return min(taken[1:]), median(worked[1:]), size

@@ -15,7 +15,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from statistics import median
 
 from bench.crowd import LATENCY, TURNS, bare_crowd, runner_crowd
 from bench.disk import flush_milliseconds
+from bench.peers.environment import environment
 from bench.peers.plot import plot
 from bench.stage import bare
 from bench.stage.databases import Databases
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter conversations")
     parser.add_argument("--write", action="store_true", help="write docs/performance.md")
     options = parser.parse_args()
-    python = _environment()
+    python = environment("peers", HERE)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rb-")))
         databases = Databases(folder, opened)
@@ -61,18 +61,6 @@ def main() -> None:
     if options.write:
         (ROOT / "docs/performance.md").write_text(report)
         (ROOT / "docs/performance.svg").write_text(plot(turns))
-
-
-def _environment() -> Path:
-    """Return the interpreter of the environment that has the peers; it is made if it is missing."""
-    folder = ROOT / ".venv-peers"
-    python, ready = folder / "bin/python", folder / ".ready"
-    if not ready.exists():
-        venv.create(folder, with_pip=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r"]
-        subprocess.run([*install, HERE / "requirements.txt"], check=True)
-        ready.touch()
-    return python
 
 
 @contextmanager

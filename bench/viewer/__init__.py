@@ -1,0 +1,1 @@
+"""Inspect's viewer, as a peer of a run's page."""
