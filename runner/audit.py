@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from runner.app.handle import App
 from runner.app.workspaces import differences_in
 from runner.core.prices import By, PriceList
+from runner.core.run import RunStatus
 from runner.core.search import Role, Source, parse
 from runner.core.text import is_storable
 from runner.errors import UnreachableError, UsageError
@@ -55,6 +56,7 @@ class Only(TypedDict, total=False):
 class Asked(Only, total=False):
     """The filters of a question, and how many rows at most (from 1; None: all)."""
 
+    state: RunStatus  # of the runs
     limit: int | None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from runner.app.costs import refuse_unpriced
 from runner.app.handle import App
 from runner.core.commands import Change, Raised, Target
-from runner.core.run import Author
+from runner.core.run import Author, RunStatus
 from runner.queries.jobs import job_of, show_job
 from runner.queries.transcript import show_run
 from runner.store import control, jobs, pauses
@@ -49,16 +49,22 @@ def resume(app: App, name: str, author: Author) -> Outcome:
 
 
 def retry(
-    app: App, name: str, author: Author, limits: dict[str, Any], *, fresh: bool, only_failed: bool
+    app: App,
+    name: str,
+    author: Author,
+    limits: dict[str, Any],
+    *,
+    fresh: bool,
+    state: RunStatus | None = None,
 ) -> Outcome:
     """Let ended runs go on from what is stored, or (``fresh``) begin them again as new runs, with
-    new ``limits`` as in ``Raised``. Raises ``UsageError`` if a single run cannot be retried, or its
-    cost not be limited."""
+    new ``limits`` as in ``Raised``; of a job those in a ``state``. Raises ``UsageError`` if a single run,
+    or one in that state, cannot be retried, or its cost not be limited."""
     target, raised = _target(app, name), Raised(**limits)
     if raised.cost_ceiling_usd is not None:
         is_job = target.kind == "job"
         refuse_unpriced(app, target.id if is_job else job_of(app.database, target.id))
-    options: Any = {"raised": raised, "fresh": fresh, "only_failed": only_failed, "author": author}
+    options: Any = {"raised": raised, "fresh": fresh, "state": state, "author": author}
     return _changed(app, target, ended.retry, **options)
 
 

@@ -9,10 +9,10 @@ import click
 
 from runner.app import control, handle, lanes
 from runner.app.humanize import cell
-from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, usd
+from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, state_option, usd
 from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
-from runner.core.run import Author
+from runner.core.run import Author, RunStatus
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import Lane
 from runner.errors import UsageError
@@ -74,7 +74,8 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 
 @click.command()
 @_id_argument
-@click.option("--failed", is_flag=True, help="Of a job, only the runs that failed.")
+@state_option
+@click.option("--failed", is_flag=True, help="The same as --state failed.")
 @click.option(
     "--fresh", is_flag=True, help="Begin again as new runs, with nothing of the old ones."
 )
@@ -88,6 +89,7 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 def retry(
     app: handle.App,
     id: str,
+    state: RunStatus | None,
     failed: bool,
     fresh: bool,
     author: Author,
@@ -101,10 +103,14 @@ def retry(
     \b
     Example:
       runner retry job_01jd9k --failed
+      runner retry job_01jd9k --state stopped --max-turns 100
       runner retry k3x9f2 --max-turns 100
     """
-    outcome = control.retry(app, id, author, limits, fresh=fresh, only_failed=failed)
-    what = "has failed" if failed else "has failed, was cancelled or stopped at a limit"
+    if failed and state not in (None, "failed"):
+        raise click.UsageError(f"--failed is --state failed, and not {state}: give one of them")
+    state = "failed" if failed else state
+    outcome = control.retry(app, id, author, limits, fresh=fresh, state=state)
+    what = f"is {state}" if state else "has failed, was cancelled or stopped at a limit"
     _print(outcome, as_json, f"no run of it {what}")
 
 

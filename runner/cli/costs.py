@@ -40,7 +40,7 @@ from runner.errors import UsageError
     help="A line for each of these (default: job; of one job: run). A tree is the run of an item with "
     "the sub-agents that it has started. Days are UTC.",
 )
-@filters("run", "since", "until", "tool", "item", "model")
+@filters("run", "since", "until", "tool", "item", "model", "state")
 @format_option
 @json_option
 @with_app

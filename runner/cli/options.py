@@ -163,6 +163,7 @@ _FILTERS: dict[str, dict[str, Any]] = {
     "tool": {"metavar": "NAME", "help": "Only of this tool."},
     "item": {"metavar": "KEY", "help": "Only of runs of this item, sub-agents too."},
     "model": {"metavar": "NAME", "help": "Only of this model, as the API names it."},
+    "state": {"type": _State(STATES), "help": "Only of runs in this state."},
 }
 
 
@@ -192,10 +193,12 @@ def filters(*names: str) -> Callable[[Command], Command]:
 
 
 filter_options = filters(*_FILTERS)
+# The index of texts holds nothing that changes, so no states.
+search_options = filters(*(name for name in _FILTERS if name != "state"))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-state_option = click.option("--state", type=_State(STATES), help="Only those in this state.")
+state_option = click.option("--state", **_FILTERS["state"])
 slots_option = click.option(
     "-c",
     "--concurrency",

@@ -176,8 +176,15 @@ def patch(
     type=click.Choice(["jsonl", "json", "csv"]),
     help="By default that of the file's name, else jsonl.",
 )
+@state_option
 @with_app
-def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat | None) -> None:
+def results(
+    app: handle.App,
+    job: str,
+    output: Path | None,
+    shape: ResultFormat | None,
+    state: RunStatus | None,
+) -> None:
     """Export the results that the runs of a job have submitted (`output_schema`).
 
     There is a line for each run, also for those without a result. In CSV each property of the
@@ -188,7 +195,8 @@ def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat 
       runner results job_01jd9k -o results.csv
       runner results job_01jd9k | jq .result
     """
-    runs, schema = outputs.results_of(app, job)
+    found, schema = outputs.results_of(app, job)
+    runs = [run for run in found if state in (None, run.state)]
     values = [asdict(each) for each in runs]
     suffix = output.suffix.lower() if output else ""
     match shape or suffix:
@@ -240,9 +248,10 @@ def workspace() -> None:
 
 @workspace.command("list")
 @_job_option
+@state_option
 @json_option
 @with_app
-def list_(app: handle.App, job: str | None, as_json: bool) -> None:
+def list_(app: handle.App, job: str | None, state: RunStatus | None, as_json: bool) -> None:
     """List workspaces: whose they are, how large, and what in them is saved nowhere else.
 
     \b
@@ -250,7 +259,7 @@ def list_(app: handle.App, job: str | None, as_json: bool) -> None:
       runner workspace list --job job_01jd9k
     """
     say_listing(
-        workspaces.list_workspaces(app, job),
+        [each for each in workspaces.list_workspaces(app, job) if state in (None, each["state"])],
         as_json,
         ("run", "item", "state", "branch", "size", "unsaved"),
         lambda each: (*_named(each), _size(each), each["unsaved"]),

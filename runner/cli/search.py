@@ -12,7 +12,7 @@ from runner.app import handle
 from runner.app.humanize import cell, moment, short_ids
 from runner.app.tables import MOST_ROWS
 from runner.cli.audit import format_options, limit_option, say_rows
-from runner.cli.options import filter_options, with_app
+from runner.cli.options import search_options, with_app
 from runner.cli.terminal import note, print_lines, progress
 from runner.core.search import ROLES, SOURCES
 
@@ -41,7 +41,7 @@ def _sources(text: str) -> tuple[str, ...]:
     type=click.Choice(ROLES),
     help="Only what the model or its user said; of imported sessions: a person, a machine, a peer.",
 )
-@filter_options
+@search_options
 @limit_option(20)
 @click.option(
     "--offset",

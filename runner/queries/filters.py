@@ -68,6 +68,7 @@ class Filters:
     until: float | None = None  # exclusive
     tool: str | None = None
     model: str | None = None  # as the API names it
+    state: str | None = None  # of the run, not of its item's
     limit: int | None = None  # the most rows of the answer
 
     @property
@@ -76,11 +77,13 @@ class Filters:
         return None if self.limit is None else self.limit + 1
 
     def of_runs(self) -> Iterator[ColumnElement[bool]]:
-        """Conditions on ``runs``: job, run and item."""
+        """Conditions on ``runs``: job, run, item and state."""
         if self.job_id is not None:
             yield runs.c.job_id == self.job_id
         if self.run_id is not None:
             yield in_tree(self.run_id)
+        if self.state is not None:
+            yield runs.c.state == self.state
         if self.item is not None:
             root = _ITEM_RUN.c
             roots = select(root.id).where(root.parent_run.is_(None), root.item_key == self.item)

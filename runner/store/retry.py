@@ -17,7 +17,7 @@ from runner.core import budget
 from runner.core.commands import Change, Raised, Target
 from runner.core.events import INPUT_SUMMARY_LENGTH
 from runner.core.fold import rested
-from runner.core.run import BEGUN, ENDED, UNKNOWN, Author
+from runner.core.run import BEGUN, ENDED, UNKNOWN, Author, RunStatus
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import Progress
 from runner.core.text import shorten
@@ -51,21 +51,25 @@ def retry(
     *,
     raised: Raised | None = None,
     fresh: bool = False,
-    only_failed: bool = False,
+    state: RunStatus | None = None,
     author: Author = UNKNOWN,
     among: Sequence[str] | None = None,
 ) -> list[Change]:
     """Let ended runs go on from where they stopped, or (``fresh``) begin them again as new runs.
 
-    Of a job, those are taken that failed, were stopped or cancelled (``only_failed``: only the first)
-    and have not been begun afresh, and are ``among`` these if given; what stands in the way of one does
-    not stop the others.
+    Of a job, those are taken that failed, were stopped or cancelled (or only those in this ``state``)
+    and have not been begun afresh, and are ``among`` these if given; what stands in the way of one
+    does not stop the others.
 
     Raises:
-        UsageError: the target is one run, and it cannot be retried (a sub-agent never can), or its
-            runs are sessions of Claude Code's.
+        UsageError: runs in the state are never retried; or the target is one run, and it cannot be
+            retried (a sub-agent never can), or its runs are sessions of Claude Code's.
     """
-    raised, states = raised or Raised(), ("failed",) if only_failed else _RETRIED
+    raised, states = raised or Raised(), (state,) if state else _RETRIED
+    if state and state not in _RETRIED:
+        raise UsageError(
+            f"runs that are {state} are not retried: name one of {', '.join(_RETRIED)}"
+        )
     is_job, act = target.kind == "job", _begin_afresh if fresh else _retry
 
     def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:

@@ -95,7 +95,7 @@ def do(visit: Visit) -> Response:
             )
             limits |= run_table.limits_of(form)
             is_fresh = "fresh" in form
-            outcome = control.retry(app, name, author, limits, fresh=is_fresh, only_failed=False)
+            outcome = control.retry(app, name, author, limits, fresh=is_fresh)
         case "say":
             outcome = control.say(app, name, form.get("text", ""), author)
         case "fork":

@@ -110,8 +110,12 @@ def test_failed_runs_of_a_job_are_retried(
     failed, cancelled = (run["id"] for run in list_runs(database, job_id))
     claim(database, failed).fail("invalid_request_error", "no")
     cancel_runs(database, Target("run", cancelled), NOW)
+    assert "not retried" in command("retry", "--state", "queued", job_id).err
+    assert command("retry", "--state", "stopped", job_id, "--json").json == []
+    assert command("retry", "--failed", "--state", "stopped", job_id).code == 2
     assert [c["id"] for c in command("retry", "--failed", job_id, "--json").json] == [failed]
-    assert [c["id"] for c in command("retry", job_id, "--json").json] == [cancelled]
+    retried = command("retry", "--state", "cancelled", job_id, "--json").json
+    assert [c["id"] for c in retried] == [cancelled]
     nothing = command("retry", job_id)
     assert (nothing.code, nothing.out) == (0, "")
     assert "no run of it has failed, was cancelled or stopped at a limit" in nothing.err

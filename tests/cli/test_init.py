@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from runner.settings import Settings
+from runner.wiring import load_prices
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import git, put
 from tests.cli.person import PATIENCE, at_terminal
+from tests.messages_api.rules import MODELS
 
 Command = Callable[..., Result]
 
@@ -59,6 +62,16 @@ def repository(folder: Path, kind: str) -> None:
 
 def read(folder: Path, name: str = "refactor.toml") -> dict[str, Any]:
     return tomllib.loads((folder / name).read_text())
+
+
+def test_the_proposed_model_is_one_that_the_api_and_the_price_list_know(
+    command: Command, folder: Path
+) -> None:
+    repository(folder, "python")
+    assert command("init").code == 0
+    model = read(folder)["model"]
+    assert model in MODELS
+    assert load_prices(Settings.load()).price(model) is not None
 
 
 @pytest.mark.parametrize("kind", REPOSITORIES)

@@ -26,6 +26,7 @@ MODELS = frozenset(
         "claude-opus-5",
         "claude-sonnet-4-6",
         "claude-sonnet-5",
+        "claude-sonnet-5-5",
     }
 )
 MOST_BREAKPOINTS = 4

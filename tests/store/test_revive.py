@@ -224,7 +224,7 @@ def test_retrying_a_job_takes_what_did_not_succeed(database: Database) -> None:
     cancel(database, Target("run", by_key["afresh"]), NOW)
     retry(database, Target("run", by_key["afresh"]), NOW, fresh=True)
     job = Target("job", job_id)
-    assert {c.item_key for c in retry(database, job, NOW, only_failed=True)} == {"failed"}
+    assert {c.item_key for c in retry(database, job, NOW, state="failed")} == {"failed"}
     assert {c.item_key for c in retry(database, job, NOW)} == {"cancelled"}
 
 

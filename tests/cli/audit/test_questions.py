@@ -13,6 +13,8 @@ import click
 import pytest
 
 from runner.cli.audit import FORMATS, audit
+from runner.core.commands import Target
+from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.store.attempts import claim
@@ -51,7 +53,7 @@ def test_every_question_takes_the_same_options(name: str) -> None:
         if isinstance(parameter, click.Option)
         for option in parameter.opts
     }
-    filters = {"--job", "--run", "--since", "--until", "--tool", "--item", "--model"}
+    filters = {"--job", "--run", "--since", "--until", "--tool", "--item", "--model", "--state"}
     assert filters | {"--limit", "--format", "--json"} <= options
 
 
@@ -83,6 +85,19 @@ def test_ids_may_be_shortened(command: Command, database: Database, job: Job) ->
     for options in (("--run", other.runs[0][-8:]), ("--job", other.id[-8:]), ("--item", "c.py")):
         (row,) = command("audit", "tools", *options, "--json").json
         assert (row["tool"], row["calls"]) == ("Bash", 1)
+
+
+def test_a_question_may_be_about_runs_in_one_state(command: Command, database: Database) -> None:
+    for state in ("waiting", "cancelled"):
+        run_id = submit(database, f"{state}.py").runs[0]
+        turn(claim(database, run_id), *bash(f"echo {state}"))
+        if state == "cancelled":
+            cancel(database, Target("run", run_id), NOW)
+    for state in ("waiting", "cancelled"):
+        (row,) = command("audit", "commands", "--state", state, "--json").json
+        assert row["command"] == f"echo {state}"
+        (line,) = command("costs", "--by", "run", "--state", state, "--json").json
+        assert line["run_id"] == row["run_id"]
 
 
 @pytest.mark.slow
