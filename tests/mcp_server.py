@@ -53,6 +53,7 @@ TOOLS = [
     _tool("wrong", "Fail.", hint=True),
     _tool("spawn", "Start a process that outlives the server."),
     _tool("write", "Write a file.", path="string"),
+    _tool("change", "Change the tools.", hint=True),
     _tool("odd.name/x", "A name that the API does not take.", hint=True),
 ]
 
@@ -103,6 +104,12 @@ def call(request: Any, name: str, given: dict[str, Any]) -> dict[str, Any]:
                 {"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}},
                 {"type": "resource_link", "uri": "file:///b", "name": "b"},
             ]
+        case "change":
+            TOOLS[:] = [tool for tool in TOOLS if tool["name"] not in ("wrong", "extra")]
+            TOOLS[0]["description"] += " Loudly."
+            TOOLS.append(_tool("extra", "One more."))
+            send({"method": "notifications/tools/list_changed"})
+            content = [{"type": "text", "text": "changed"}]
         case "structured":
             return {"content": [], "structuredContent": {"a": 1}}
         case "deafen":
@@ -128,7 +135,7 @@ def answer(message: dict[str, Any]) -> None:
     if method == "initialize":
         about = {
             "protocolVersion": params["protocolVersion"],
-            "capabilities": {"tools": {}},
+            "capabilities": {"tools": {"listChanged": True}},
             "serverInfo": {"name": "ours", "version": "1"},
         }
         send({"id": request, "result": about})

@@ -132,6 +132,9 @@ class _Server:
         self._not_before = 0.0  # by the monotonic clock
         self._found: dict[str, str] = {}  # values of variables, by name
         self._containment: str | None = None
+        self._told_news: dict[
+            str, int
+        ] = {}  # changes of the session's tools that runs were told of
 
     def call(
         self, call: ToolCall, tool: str, inside: Contained, host: Starter, interrupt: Interrupt
@@ -166,11 +169,19 @@ class _Server:
                 raise ToolFailure(f"{name}: {self._told(str(error))}") from error
             self._losses = 0
             rendered, media = _rendered(result, tool, Opener.of(call, host, interrupt))
+            rendered += self._news(session, call.run_id)
             printed = self._told(rendered).encode("utf-8", "replace")
             kept = printed[:MOST_OUTPUT_BYTES]
             content, output = present(kept, copy, cut=len(printed) > len(kept))
             outcome: ToolOutcome = "failed" if result.is_error else "succeeded"
             return ToolResult(content, outcome, output, media=media)
+
+    def _news(self, session: Session, run_id: str) -> str:
+        """Return how the server's tools have changed since a run was last told; empty if they have not."""
+        news = session.changes[self._told_news.get(run_id, 0) :]
+        self._told_news[run_id] = len(session.changes)
+        changed = f"The tools of the MCP server {self._written.name} have changed"
+        return "".join(f"\n[{changed}: {each}]" for each in news)
 
     def close(self) -> None:
         with self._lock:
@@ -192,6 +203,7 @@ class _Server:
             if self._session is None:
                 self._pause(until, interrupt)
                 self._session = self._open(call, inside, until, interrupt)
+                self._told_news = {}
             return self._session
         finally:
             self._lock.release()

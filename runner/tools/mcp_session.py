@@ -30,6 +30,7 @@ from mcp_types import (
     CallToolResult,
     Implementation,
     Tool,
+    ToolListChangedNotification,
     jsonrpc_message_adapter,
 )
 
@@ -46,6 +47,7 @@ Begin = Callable[[int, Interrupt], Ended]
 _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
 _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
+_LIST_PATIENCE = 1.0  # seconds for the tools that have changed, less than the patience above
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
 _SESSION_ID = "mcp-session-id"
 _Streams = tuple[Any, Any]
@@ -78,6 +80,8 @@ class Session:
         self._status = 0  # of the last answer over HTTP, if it was an error
         self._client: Client | None = None
         self.tools: list[Tool] = []  # of the server, when it is open
+        self._is_stale = False  # the server has said that its tools have changed
+        self.changes: list[str] = []  # of its tools since then, a line for each time
         self._forgotten = False  # the server has answered that it does not know this session
         self._opened: Future[None] = Future()
         self._stack = ExitStack()
@@ -111,8 +115,38 @@ class Session:
         """Call a tool. One that is cut or takes too long is cancelled, and the session goes on. Raises
         ``SessionLost``, ``SessionForgotten``, ``CallTimedOut``, ``CallFailed``, ``Interrupted``."""
         assert self._client is not None, "the session is open"
-        work = partial(self._client.call_tool, tool, arguments, timeout)
+        work = partial(self._call, self._client, tool, arguments, timeout)
         return self._ask(work, timeout + _ANSWER_PATIENCE, interrupt)
+
+    async def _call(
+        self, client: Client, tool: str, arguments: dict[str, Any], timeout: float
+    ) -> CallToolResult:
+        result = await client.call_tool(tool, arguments, timeout)
+        if self._is_stale:
+            self._is_stale = False
+            with suppress(MCPError), anyio.move_on_after(_LIST_PATIENCE):
+                before, self.tools = self.tools, await _tools_of(client)
+                if told := self._difference(before):
+                    self.changes.append(told)
+        return result
+
+    async def _hear(self, message: object) -> None:
+        self._is_stale |= isinstance(message, ToolListChangedNotification)
+
+    def _difference(self, before: list[Tool]) -> str:
+        """Return in words how the tools differ from those before; empty if they are the same."""
+        old, new = ({tool.name: tool for tool in tools} for tools in (before, self.tools))
+        kinds = {
+            "gone": old.keys() - new.keys(),
+            "changed": {name for name in old.keys() & new.keys() if old[name] != new[name]},
+            "new, for later jobs": new.keys() - old.keys(),
+        }
+        name = self._server.tool_name
+        return "; ".join(
+            f"{kind}: {', '.join(sorted(map(name, names)))}"
+            for kind, names in kinds.items()
+            if names
+        )
 
     def close(self) -> None:
         """End the session, and the server's process with everything below it."""
@@ -181,7 +215,8 @@ class Session:
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
                 info = Implementation(name="runner", version=runner.__version__)
-                async with Client(self._transport(), client_info=info) as self._client:
+                client = Client(self._transport(), client_info=info, message_handler=self._hear)
+                async with client as self._client:
                     self.tools = await _tools_of(self._client)  # the SDK checks results by them
                     scope.deadline = float("inf")
                     self._opened.set_result(None)

@@ -103,6 +103,22 @@ def test_a_call_whose_images_cannot_be_opened_has_a_result_and_is_not_made_again
     assert "[image not shown: no program can be started" in given.content
 
 
+def test_tools_that_change_are_told_to_each_run_once(patient: Workbench) -> None:
+    for run_id in ("run_1", "run_2"):
+        patient.tools.servers.claimed(Claimed(Lease(run_id, 1, "worker_1"), "job_1", "a"))
+    ours = Ours(patient)
+    assert ours.call("say", text="a").content == "a"
+    told = (
+        "[The tools of the MCP server ours have changed: gone: mcp__ours__wrong; changed: "
+        "mcp__ours__say; new, for later jobs: mcp__ours__extra]"
+    )
+    assert ours.call("change").content == f"changed\n{told}"
+    assert ours.call("say", text="b").content == "b"
+    assert ours.call("say", run="run_2", text="c").content == f"c\n{told}"
+    assert ours.call("say", run="run_2", text="d").content == "d"
+    assert len(ours.pids(1)) == 1
+
+
 def test_a_long_result_is_cut_as_any_tools_and_kept_whole(ours: Ours) -> None:
     long = "x" * 200_000
     result = ours.call("say", text=long)
@@ -246,7 +262,7 @@ def test_servers_are_listed_on_all_pages_and_hints_count_only_when_trusted(
     assert isinstance(tools, tuple)
     names = [tool.name for tool in tools]
     assert names == sorted(names)
-    assert len(names) == 14
+    assert len(names) == 15
     reads = {tool.name for tool in tools if tool.read_only}
     assert "mcp__ours__say" in reads
     assert "mcp__ours__note" not in reads
