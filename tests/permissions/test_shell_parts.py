@@ -24,13 +24,13 @@ PARTS = [
     ("cat <<E | a\nx\nE\nb", ["a", "cat", "b"]), ("cat <<'E' > f && a\nx\nE\n", ["a", "cat"]),
     ("git commit -F - <<'E'\nx\nE\n", ["git commit -F -"]), ("r'm' \"-rf\" \\x", ["rm -rf x"]),
     ("echo 'a b'  c", ["echo 'a b' c"]), ("a \\\n  --b", ["a --b"]), ("a # b; c\nd", ["a", "d"]),
-    ("NODE_ENV=x LC_ALL=C a", ["a"]), ("AWS_X=1 a", ["AWS_X=1 a"]),
+    ("NODE_ENV=x LC_ALL=C a", ["a"]), ("AWS_X=y a", ["AWS_X=y a"]),
     ("timeout -k 5 10s nice -n 3 nohup stdbuf -oL env CI=1 a b", ["a b"]),
     ("xargs -0 -n1 a b", ["a b …"]), ("command -v a", ["command -v a"]),
     ("bash -c 'a; b' && eval \"c d\" && trap 'e' EXIT", ["a", "b", "c d", "e"]),
     ("sh -c 'a && b'", ["a", "b"]), ("i=0; while [ $# -gt 1 ]; do i=$((i+1)); a; done", ["a"]),
     ('[[ $x == y* && -n "$z" || ! -f q ]] && a', ["a"]),
-    ("while IFS= read -r l; do a; done < f", ["read -r l", "a"]), ("FOO=1; bar=2", ["FOO=1"]),
+    ("while IFS= read -r l; do a; done < f", ["read -r l", "a"]), ("FOO=x; bar=2", ["FOO=x"]),
     ("/usr/bin/a x", ["/usr/bin/a x"]),
 ]  # fmt: skip
 

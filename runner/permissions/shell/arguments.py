@@ -186,6 +186,12 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
                 if any(rest[start] == "env" for start in starts(rest)):
                     return "npm run env runs any command"
         case "make" | "gmake":
+            if values[:1] == ["-f"] and values[1:2] in (
+                ["Makefile"],
+                ["makefile"],
+                ["GNUmakefile"],
+            ):
+                arguments = arguments[2:]  # the file that it reads anyway
             for word in arguments:
                 assigns = "=" in word.value and not word.value.startswith("-")
                 if assigns and not (word.exact and is_make_assignment(word.value)):

@@ -31,6 +31,7 @@ from runner.permissions.shell.words import Assignment, Word, names, path_of
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
     if then else elif fi do done while until for case esac select function coproc in { } ! [[ ]] time""")
+_RUNS_NOTHING = re.compile(r"(?:break|continue|exit)(?: [0-9]+| \$\?)?|:")
 _DEEPEST = 8
 _MOST_READINGS = 64
 _LONGEST_FORMS = 40
@@ -185,8 +186,8 @@ class Commands:
 
     def _ordinary(self, program: str, command: _Command, forms: Forms) -> None:
         findings, arguments = self.findings, command.words[1:]
-        if re.fullmatch(r"(?:break|continue)(?: [0-9]+)?", command.text) and findings.loop:
-            return  # it runs nothing
+        if _RUNS_NOTHING.fullmatch(command.text) and (findings.loop or command.text[0] in "e:"):
+            return
         reason = self._note_builtin(program, arguments)
         hiding = program in HIDING and not is_harmless_use(program, arguments)
         hides = f"{program} runs what its arguments say" if hiding else command.hides

@@ -178,6 +178,8 @@ class Expansions(Tree):
             return "number"
         if self.findings.defines_functions:
             return ""  # one may have the name of a program
+        if re.fullmatch(r"\$(?:HOME|PWD|\{HOME\}|\{PWD\})", text):
+            return "path"
         if named := re.fullmatch(r"\s*\$\{?([a-z_][a-z0-9_]*)\}?", text):
             return self.known.get(named[1], "")
         if node.type != "command_substitution" or text.startswith("`"):

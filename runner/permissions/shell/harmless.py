@@ -123,6 +123,18 @@ def is_harmless(name: str, value: Word | None, program: str = "") -> bool:
     return harmless is not None and value.exact and harmless.fullmatch(value.value) is not None
 
 
+_NO_SWITCH = re.compile(
+    r".*(?:RC|PATH|FILES?|DIRS?|FOLDER|ROOT|CONF|CONFIG|HOME|CMD|COMMAND|OPTIONS?|OPTS?|ARGS?|INIT|PRELOAD|PLUGINS?"
+    r"|MODULES?|LIB|LIBS|LIBRARY|PROG|PROGRAM|EXEC|HOOKS?|WRAPPER|URL|HOST|ENV)"
+)
+
+
+def is_switch(name: str, value: Word | None) -> bool:
+    """True for ``COVERAGE=1`` and its like: no name of a file, a program, options or a host."""
+    plain = value is not None and value.exact and re.fullmatch("[01]|true|false", value.value)
+    return bool(plain and re.fullmatch("[A-Z][A-Z0-9_]*", name) and not _NO_SWITCH.fullmatch(name))
+
+
 # --- Assignments in the arguments of make: ``make CC=clang ARGS="-k x"``.
 
 _TARGET = r"(?:[a-z0-9_]+-){0,3}"
@@ -149,10 +161,10 @@ _PROGRAMS = {
 }
 _PROGRAM_VALUES = [(re.compile(name), re.compile(value)) for name, value in _PROGRAMS.items()]
 _NAMES_PROGRAM = re.compile(
-    r"SHELL|.*(?:CC|CXX|CPP|LD|AR|AS|RM|NM|SHELL|CMD|COMMAND|WRAPPER|LAUNCHER|PYTHON[23]?|PY|PYTEST|PIP[23]?"
-    r"|NODE|NPM|NPX|YARN|GO|CARGO|RUSTC|DOCKER|BIN|EXEC|EXE|TOOL|RUNNER|RUN|PROG|PROGRAM|EDITOR|PAGER"
-    r"|COMPILER|INTERPRETER|LINTER|FORMATTER|ENGINE|DRIVER|HOOK|SUDO|CURL|WGET|GIT|SED|AWK|GREP|TAR|STRIP"
-    r"|INSTALL|JAVA|JAVAC|RUBY|PERL|PHP|LUA|BASH|SH|EVAL|PREFIX_CMD)|MAKE.*|GNUMAKEFLAGS|MFLAGS|\.SHELLFLAGS"
+    r"SHELL|(?:.*_)?(?:[A-Z]{0,5}CC|CXX|CPP|LD|AR|AS|RM|NM|PY|GO|SH|EXE|TAR|SED|AWK|GIT)|.*(?:SHELL|CMD|COMMAND"
+    r"|WRAPPER|LAUNCHER|PYTHON[23]?|PYTEST|PIP[23]?|NODE|NPM|NPX|YARN|CARGO|RUSTC|DOCKER|BIN|EXEC|TOOL|RUNNER"
+    r"|RUN|PROG|PROGRAM|EDITOR|PAGER|COMPILER|INTERPRETER|LINTER|FORMATTER|ENGINE|DRIVER|HOOK|SUDO|CURL|WGET"
+    r"|GREP|STRIP|INSTALL|JAVA|JAVAC|RUBY|PERL|PHP|LUA|BASH|EVAL|PREFIX_CMD)|MAKE.*|GNUMAKEFLAGS|MFLAGS|\.SHELLFLAGS"
     r"|VPATH|\.RECIPEPREFIX|\.DEFAULT_GOAL|LD_.*|PATH|IFS|HOME|.*_?(?:PLUGINS?|LIBS|LDLIBS|PRELOAD)",
     re.IGNORECASE,
 )

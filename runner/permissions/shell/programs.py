@@ -244,7 +244,7 @@ _RISKY = {
     "install": "--strip-program",
     "dpkg": "-i --install --unpack --configure --pre-invoke --post-invoke",
     "apt apt-get": "-o --option --config-file",
-    "jq": "ANY -L --from-file --rawfile --slurpfile",
+    "jq": "ANY -L --from-file* --rawfile* --slurpfile*",
     "curl": "-K --config --engine",
     "shuf iconv": "-o --output",
     "bat batcat": "--pager --config-file --diagnostic",
