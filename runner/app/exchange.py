@@ -14,6 +14,7 @@ from typing import IO, Any, Literal
 import runner
 from runner.app.handle import App
 from runner.app.outputs import file_names
+from runner.app.session_files import session_files, session_of, sessions_in, whole_lines
 from runner.core.agents import place_of, tree_order
 from runner.core.run import Author
 from runner.errors import UsageError
@@ -21,7 +22,6 @@ from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.exchange.lines import LONGEST_LINE, encoded, parsed_object
 from runner.exchange.recorded import Recorded
-from runner.exchange.session_files import session_files, session_of, sessions_in, whole_lines
 from runner.exchange.session_lines import UnreadableLineError, as_ascii
 from runner.exchange.sessions import EmptySessionError
 from runner.queries.names import Found

@@ -224,7 +224,7 @@ def check_row(table: str, row: Row) -> None:
         check_event(table, row["type"], row["data"])
     elif table == "blocks":
         kind, block = row["type"], row["content"]
-        if not isinstance(block, dict) or block.get("type") != kind:
+        if not isinstance(block, dict) or visible(str(block.get("type"))) != kind:
             raise ValueError("blocks.content is no block of that type")
         check_block(block)
     elif table == "model_calls":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner.exchange import sessions
+from runner.exchange.checks import check_row
 from runner.exchange.session_lines import as_ascii
 from runner.exchange.session_runs import SessionRun
 from runner.exchange.sessions import Files
@@ -452,6 +453,16 @@ def test_what_a_printed_session_states_of_a_model_with_a_longer_window_counts_on
     whole = main.usage + agent.usage
     assert (whole.input_tokens, whole.output_tokens) == (20, 500)
     assert {row["model"] for row in main.rows["model_calls"]} == {model}
+
+
+def test_blocks_of_a_type_that_nobody_knows_fit_into_an_export() -> None:
+    session = Session()
+    session.user("Go on.")
+    session.reply("msg_1", {"type": "odd\x1b[1m\n"}, stop="end_turn")
+    rows = read(session).rows["blocks"]
+    assert rows[1]["type"] == "odd␛[1m⏎"
+    for row in rows:
+        check_row("blocks", row)
 
 
 def test_the_tokens_of_a_reply_without_a_block_are_counted() -> None:

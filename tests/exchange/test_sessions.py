@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.app.session_files import session_files, whole_lines
 from runner.exchange import sessions
-from runner.exchange.session_files import session_files, whole_lines
 from runner.exchange.session_lines import UnreadableLineError
 from runner.exchange.session_runs import SessionRun
 from tests.exchange.samples import CWD, SESSION, Line, Session, raw_of, text, use, usual

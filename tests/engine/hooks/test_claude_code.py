@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.app.session_files import whole_lines
 from runner.core.commands import Reply
 from runner.core.hook_decisions import payload
 from runner.core.hooks import Hook, HookRun
 from runner.core.run import Ended, Waiting
 from runner.core.sandbox import Sandbox
-from runner.exchange.session_files import whole_lines
 from runner.exchange.sessions import Session
 from runner.permissions import Rule
 from runner.permissions.decisions import Policy
