@@ -43,7 +43,7 @@ def play(site: Site) -> Iterator[Play]:
             for name in ("ANTHROPIC_API_KEY", "AWS_BEARER_TOKEN_BEDROCK", "AWS_PROFILE"):
                 site.environment.pop(name, None)
             if isinstance(dialect, Bedrock):
-                site.environment |= dialect.environment
+                site.environment |= {**dialect.environment, "COPY": f"x{dialect.secret}"}
                 site.environment["ANTHROPIC_BEDROCK_BASE_URL"] = server.url
             else:
                 account = site.folder / "account.json"
@@ -69,7 +69,9 @@ def test_runs_with_tools_end_over_a_throttle_cut_streams_and_a_refusal(
     replies = {
         "Do a.": [
             Reply(
-                call(1, "echo $AWS_SECRET_ACCESS_KEY:$GOOGLE_APPLICATION_CREDENTIALS:").blocks,
+                call(
+                    1, "echo $AWS_SECRET_ACCESS_KEY:$GOOGLE_APPLICATION_CREDENTIALS:$COPY:"
+                ).blocks,
                 fail_first=[throttled, Break("cut", after=3), FAILURES[platform]],
             ),
             call(2, "echo two >> log"),
@@ -81,7 +83,7 @@ def test_runs_with_tools_end_over_a_throttle_cut_streams_and_a_refusal(
     site.run("worker", "--burst")
     runs = site.runs(job)
     assert (runs["a"]["state"], runs["b"]["state"]) == ("succeeded", "failed")
-    assert site.tool_results(runs["a"]["id"])[0].startswith("::")
+    assert site.tool_results(runs["a"]["id"])[0].startswith(":::")
     assert (site.workspace / "log").read_text() == "two\n"
     assert "No such model." in site.run("show", runs["b"]["id"], expect=0)
     assert server.refusals == []
@@ -89,7 +91,9 @@ def test_runs_with_tools_end_over_a_throttle_cut_streams_and_a_refusal(
     assert {pool["organization"] for pool in pools} == {
         "/".join(filter(None, (platform, provider.get("project"), provider["region"])))
     }
-    costs = site.json("costs", job)
+    costs = site.json("costs", job, "--by", "model")
+    billed = {"bedrock": MODELS["bedrock"], "vertex": f"europe-west1/{MODELS['vertex']}"}
+    assert [line["model"] for line in costs["lines"]] == [billed[platform]]
     assert costs["total"]["unpriced_models"] == []
     (by_view,) = site.json("audit", "sql", "SELECT sum(usd) AS usd FROM v_costs")
     assert by_view["usd"] == pytest.approx(costs["total"]["cost_usd"])

@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -207,21 +208,24 @@ class Vertex(Dialect):
 
     def credentials(self, url: str) -> str:
         """A service account's file whose tokens the server at ``url`` gives out."""
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import rsa
-
-        key = rsa.generate_private_key(65537, 2048).private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
         return json.dumps(
             {
                 "type": "service_account",
                 "project_id": self.project,
                 "private_key_id": "1",
-                "private_key": key.decode(),
+                "private_key": _private_key(),
                 "client_email": "runner@test-project.iam.gserviceaccount.com",
                 "token_uri": f"{url}/token",
             }
         )
+
+
+@cache
+def _private_key() -> str:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048)
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, plain).decode()
