@@ -11,7 +11,7 @@ from runner.app.handle import App
 from runner.app.report import FailureGroup, failure_groups
 from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.errors import NotFoundError
-from runner.queries import decisions, jobs, runs
+from runner.queries import batches, decisions, jobs, runs
 from runner.queries.run_table import ended_runs, failed_runs
 from runner.store.jobs import SESSIONS
 
@@ -28,7 +28,7 @@ class JobLine:
     waiting: int  # calls that wait for an answer
     why: str  # why it waits or is paused; empty otherwise
     forecast: forecast.JobForecast | None
-    lane: str = ""  # in words; only of one job
+    lane: str  # of one job in words
 
     @property
     def shown_runs(self) -> list[tuple[str, int]]:
@@ -84,9 +84,17 @@ def _lines(app: App, ids: Sequence[str]) -> list[JobLine]:
     why = listing.what_jobs_wait_for(app, found)
     expected = forecast.forecasts(app, found)
     waiting = decisions.waiting_by_job(app.database)
+    of_lanes = batches.lanes_of(app.database, ids)
     return [
-        JobLine(job, waiting.get(job["id"], 0), why.get(job["id"], ""), expected.get(job["id"]))
+        JobLine(
+            job=job,
+            waiting=waiting.get(id_, 0),
+            why=why.get(id_, ""),
+            forecast=expected.get(id_),
+            lane=of_lanes.get(id_, "realtime"),
+        )
         for job in found
+        for id_ in [job["id"]]
     ]
 
 
@@ -107,7 +115,6 @@ class Charts:
     times: Sequence[float]  # where each bucket begins, and where the last one ends
     usd: Sequence[float]  # spent by the runs that ended in each bucket
     turns: Sequence[int]
-    runs: Sequence[int]
     bounds: Sequence[float]  # of the histogram, in USD: one more than there are bars
     counts: Sequence[int]
     total_usd: float
@@ -121,12 +128,11 @@ def charts_of(app: App, job_id: str) -> Charts | None:
     first, last = found[0][0], found[-1][0]
     width = max((last - first) / _BUCKETS, 1.0)
     count = min(_BUCKETS, int((last - first) / width) + 1)
-    usd, turns, number = [0.0] * count, [0] * count, [0] * count
+    usd, turns = [0.0] * count, [0] * count
     for at, of_turns, cost in found:
         place = min(int((at - first) / width), count - 1)
         usd[place] += cost / 1e9
         turns[place] += of_turns
-        number[place] += 1
     costs = sorted(cost / 1e9 for *_, cost in found)
     # A few runs are much dearer than all others: the last bar has all beyond.
     high = costs[min(len(costs) - 1, int(len(costs) * 0.98))] or costs[-1]
@@ -136,4 +142,4 @@ def charts_of(app: App, job_id: str) -> Charts | None:
     for each in costs:
         counts[min(int(each / high * bars) if high else 0, bars - 1)] += 1
     times = [first + width * step for step in range(count + 1)]
-    return Charts(times, usd, turns, number, bounds, counts, sum(costs))
+    return Charts(times, usd, turns, bounds, counts, sum(costs))

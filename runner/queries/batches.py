@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
@@ -43,6 +43,12 @@ def waiting_calls(database: Database, run_ids: Collection[str]) -> dict[str, Bat
     ).outerjoin(batches, batches.c.id == batch_calls.c.batch_id)
     found = database.rows_in(query.where(*_IS_OPEN), batch_calls.c.run_id, run_ids)
     return {run_id: BatchedCall(*rest) for run_id, *rest in found}
+
+
+def lanes_of(database: Database, job_ids: Sequence[str]) -> dict[str, str]:
+    """Return the lanes of the jobs that have not always called the API one by one."""
+    query = select(jobs.c.id, jobs.c.lane).where(jobs.c.lane.is_not(None))
+    return dict(database.rows_in(query, jobs.c.id, job_ids))
 
 
 @reads

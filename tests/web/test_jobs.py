@@ -12,6 +12,8 @@ from sqlalchemy import Engine, event
 from runner.app import overview
 from runner.app.handle import App
 from runner.app.run_table import ROWS, Sorting, filters_of, runs_page
+from runner.core.run import Author
+from runner.store.batches import set_lane
 from runner.store.database import Database
 from tests.store.audit.played import PLAYED, Job, play, submit
 from tests.web.browser import Browser
@@ -31,12 +33,16 @@ def test_without_jobs_the_page_says_how_to_start_one(browser: Browser) -> None:
 
 
 @pytest.mark.dialect
-def test_a_job_is_listed_with_its_runs_by_state(browser: Browser, job: Job) -> None:
+def test_a_job_is_listed_with_its_runs_by_state(
+    browser: Browser, job: Job, database: Database
+) -> None:
     assert "1 succeeded, 1 failed" in browser.get("/").words
     page = browser.get(f"/jobs/{job.id}")
     assert items(page.text) == ["a.py", "b.py"]
     assert "invalid_request_error" in page.words
     assert "lane realtime" in page.words
+    set_lane(database, job.id, "batch", time.time(), author=Author("ada"))
+    assert "failed batch lane" in browser.get("/").words
 
 
 @pytest.mark.dialect
