@@ -17,7 +17,7 @@ from tests.runner_process import RunnerProcess
 
 Command = Callable[..., Result]
 Start = Callable[..., RunnerProcess]
-PROMPT = "s(how all): "
+PROMPT = "all): "
 
 
 @pytest.fixture
