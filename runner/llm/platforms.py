@@ -115,7 +115,7 @@ def lacks(provider: Provider) -> str | None:
         if _finds_credentials(provider):
             return None
     except refused as error:
-        why = f" ({line_of(error)})"
+        why = " ({})".format(line_of(error).partition(". ")[0])
     return (
         f"no credentials for {provider} are found{why}: set {_WAYS[provider]} before the job runs"
     )
