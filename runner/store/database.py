@@ -16,12 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from sqlalchemy import (
     URL,
@@ -44,7 +43,6 @@ from runner.store.statements import Row, driver_errors, execute
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Waiting: TypeAlias = tuple[Callable[[Connection], Any], Future[Any]]
 
 logger = logging.getLogger(__name__)
 
@@ -509,42 +507,72 @@ def _postgres_begin_with(command: bytes, engine: Engine) -> Engine:
     return engine
 
 
+@dataclass(eq=False)
+class _Write:
+    """A write that waits, and then what came of it."""
+
+    work: Callable[[Connection], Any]
+    woken: threading.Lock = field(default_factory=threading.Lock)  # its caller waits for it
+    leads: bool = False  # its caller commits what waits
+    is_done: bool = False
+    value: Any = None
+    error: BaseException | None = None
+
+    def done(self, value: Any = None, error: BaseException | None = None) -> None:
+        self.value, self.error, self.is_done = value, error, True
+        if not self.leads:
+            self.woken.release()
+
+
 class _SharedCommits:
-    """Writes on SQLite: one of the callers that wait commits for all of them."""
+    """Writes on SQLite: the first of the callers that wait commits for all of them, then the next one
+    leads. A caller is woken once: when its write is done, or when it is the one that leads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: Connection | None = None
-        self._waiting: deque[_Waiting] = deque()
-        self._changed = threading.Condition()
-        self._is_writing = False
+        self._waiting: deque[_Write] = deque()
+        self._lock = threading.Lock()
+        self._is_led = False
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        done: Future[T] = Future()
-        self._waiting.append((work, done))
-        while not done.done():
-            with self._changed:
-                self._changed.wait_for(lambda: done.done() or not self._is_writing)
-                if done.done():
-                    break
-                self._is_writing = True
-            try:
+        mine = _Write(work)
+        try:
+            with self._lock:
+                if self._is_led:
+                    mine.woken.acquire()
+                else:
+                    mine.leads = self._is_led = True
+                self._waiting.append(mine)
+            mine.woken.acquire()
+            if mine.leads:
                 self._commit(self._waiting)
-            finally:
-                with self._changed:
-                    self._is_writing = False
-                    self._changed.notify_all()
-        return done.result()
+        finally:
+            with self._lock:
+                if not mine.is_done:  # interrupted
+                    with suppress(ValueError):
+                        self._waiting.remove(mine)
+                if mine.leads:
+                    self._let_next_lead()
+        if mine.error is not None:
+            raise mine.error
+        return cast(T, mine.value)
 
-    def _commit(self, waiting: deque[_Waiting], most: int = _WRITES_PER_COMMIT) -> None:
+    def _let_next_lead(self) -> None:
+        self._is_led = bool(self._waiting)
+        if self._waiting:
+            self._waiting[0].leads = True
+            self._waiting[0].woken.release()
+
+    def _commit(self, waiting: deque[_Write], most: int = _WRITES_PER_COMMIT) -> None:
         """Commit what waits in one transaction, or each write in its own if one of them fails."""
-        batch: list[_Waiting] = []
+        batch: list[_Write] = []
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
             with self._connection.begin():  # who comes while it waits for another process shares it
                 batch = [waiting.popleft() for _ in range(min(len(waiting), most))]
-                values = [work(self._connection) for work, _ in batch]
+                values = [write.work(self._connection) for write in batch]
         except BaseException as error:
             if isinstance(error, DBAPIError) and self._connection is not None:
                 self._connection.invalidate()
@@ -558,16 +586,16 @@ class _SharedCommits:
                 for _ in batch:
                     self._commit(waiting, most=1)
                 return
-            for _, done in batch:
-                done.set_exception(error)
+            for write in batch:
+                write.done(error=error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, done), value in zip(batch, values, strict=True):
-                done.set_result(value)
+            for write, value in zip(batch, values, strict=True):
+                write.done(value)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None

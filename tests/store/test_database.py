@@ -125,6 +125,34 @@ def test_writers_that_wait_share_a_commit(database: Database) -> None:
     assert len(commits) == 3  # 64 share one at most
 
 
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_a_writer_that_is_interrupted_while_it_waits_holds_nobody_up(database: Database) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up(connection: Connection) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(database.write, hold_up)
+        assert begun.wait(30)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                database.write(lambda connection: add(connection, "worker_1"))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        second = pool.submit(database.write, lambda connection: add(connection, "worker_2"))
+        go_on.set()
+        first.result()
+        assert second.result(30) == "worker_2"
+    assert count(database) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 def test_a_process_that_writes_all_the_time_lets_another_have_its_turns(
