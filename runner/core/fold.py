@@ -230,24 +230,23 @@ def _charged_for(state: RunState, reply: conversation.ModelReply, model: str) ->
     if tariff is not None and call is not None:
         tariff = tariff.in_lane(batch=call.reservation.batch)
     cost = tariff.cost(reply.usage, hour_cache=hour_cache) if tariff else 0
-    state = _charged(state, reply.usage.total, cost)
-    return replace(
-        state,
-        money=replace(state.money, usage=state.money.usage + reply.usage),
-        model=replace(state.model, failure=None),
-    )
+    return _charged(state, reply.usage.total, cost, reply.usage)
 
 
-def _charged(state: RunState, tokens: int, cost: int) -> RunState:
+def _charged(state: RunState, tokens: int, cost: int, usage: conversation.Usage) -> RunState:
+    """Return the state after the open call, which used ``usage`` and is charged tokens and a cost."""
     money, call = state.money, state.model.open_call
     if call is not None and money.budget is not None:
         money = replace(money, budget=money.budget.with_spent(call.reservation, tokens, cost))
     if call is not None and money.cap is not None:
         money = replace(money, cap=money.cap.with_spent(call.reservation, cost))
     money = replace(
-        money, charged_tokens=money.charged_tokens + tokens, charged_cost=money.charged_cost + cost
+        money,
+        usage=money.usage + usage,
+        charged_tokens=money.charged_tokens + tokens,
+        charged_cost=money.charged_cost + cost,
     )
-    model = replace(state.model, open_call=None)
+    model = replace(state.model, open_call=None, failure=None)
     return replace(state, money=money, model=model, batch_result=None)
 
 
@@ -256,8 +255,7 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
     cost = entry.cost
     if cost is None:
         cost = call.reservation.worst_cost if call is not None and entry.charged else 0
-    state = _charged(state, entry.charged, cost)
-    state = replace(state, money=replace(state.money, usage=state.money.usage + entry.counted))
+    state = _charged(state, entry.charged, cost, entry.counted)
     failure: Failure | None = Failure(
         count=before.count + 1 if before else 1,
         first_at=before.first_at if before else entry.at,

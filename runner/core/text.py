@@ -42,7 +42,7 @@ def visible(text: str) -> str:
     or hide text: control, format and bidi characters, line separators, lone surrogates."""
     if text.isprintable():
         return text
-    return "".join(map(_visible_character, text))
+    return "".join([each if each.isprintable() else _visible_character(each) for each in text])
 
 
 def _visible_character(character: str) -> str:

@@ -12,7 +12,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain, count, groupby, product
+from itertools import chain, count, groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -40,6 +40,7 @@ from sqlalchemy.util import LRUCache
 Row: TypeAlias = Any  # a named tuple of the columns that a statement returns
 _Definition = Select[Any] | Insert | Update
 _Convert = Callable[[Any], Any]
+_Converters: TypeAlias = Sequence[tuple[int, _Convert]]
 
 # They keep the parameters of one statement in the thousands: Postgres takes 65,535 at most.
 _ROWS_PER_INSERT = 16
@@ -99,14 +100,12 @@ class _Compiled:
             for name, value in compiled.params.items()
             if not compiled.binds[name].required
         }
-        self.binders = [
-            compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)
-            for name in self._names
-        ]
+        types = [compiled.binds[name].type.dialect_impl(dialect) for name in self._names]
+        self.binders = _places(kind.bind_processor(dialect) for kind in types)
         columns = definition.exported_columns
         self._types = [column.type.dialect_impl(dialect) for column in columns]
         self._row: Any = namedtuple("Row", map(str, columns.keys()))  # type: ignore[misc]
-        self._readers: list[_Convert | None] | None = None  # known after the first result
+        self._readers: _Converters | None = None  # known after the first result
 
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> list[Row]:
         values = {**self._fixed, **values}
@@ -116,21 +115,26 @@ class _Compiled:
             cursor.execute(self.text, bound)
             rows = cursor.fetchall() if self._types else []
         if rows and self._readers is None:
-            self._readers = [
+            self._readers = _places(
                 kind.result_processor(connection.dialect, column[1])
                 for kind, column in zip(self._types, cursor.description, strict=True)
-            ]
-        return [self._row._make(_converted(self._readers or (), row)) for row in rows]
+            )
+        return [self._row._make(_converted(self._readers or (), [*row])) for row in rows]
 
 
 _compiled: LRUCache[tuple[_Definition, str], _Compiled] = LRUCache(512)
 
 
-def _converted(converters: Sequence[_Convert | None], values: Sequence[Any]) -> list[Any]:
-    return [
-        convert(value) if convert else value
-        for convert, value in zip(converters, values, strict=True)
-    ]
+def _places(converters: Iterable[_Convert | None]) -> _Converters:
+    """Return the places of a row that are converted, with their converters."""
+    return [(place, convert) for place, convert in enumerate(converters) if convert]
+
+
+def _converted(converters: _Converters, values: list[Any]) -> list[Any]:
+    """Convert the values of a row in place, and return them."""
+    for place, convert in converters:
+        values[place] = convert(values[place])
+    return values
 
 
 def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -141,10 +145,7 @@ def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str
     columns = tuple(column.name for column in table.c if column.name in rows[0])
     dialect = connection.dialect
     compiled = _compile(_write_statement((_Shape(table, columns),)), dialect)
-    converts = [(place, convert) for place, convert in enumerate(compiled.binders) if convert]
-    converted = [[row[name] for name in columns] for row in rows]
-    for values, (place, convert) in product(converted, converts):
-        values[place] = convert(values[place])
+    converted = [_converted(compiled.binders, [row[name] for name in columns]) for row in rows]
     with driver_errors(connection):
         cursor = connection.info["cursor"]
         if dialect.name == "sqlite":

@@ -54,14 +54,23 @@ def main() -> None:
     sys.stdout.write(json.dumps(input_problem(**json.load(sys.stdin))))
 
 
-def has_patterns(schema: Any) -> bool:
+def has_patterns(schema: Mapping[str, Any]) -> bool:
     """Return True if regular expressions are matched when something is checked against a JSON Schema."""
+    return _text_has_patterns(json.dumps(schema))
+
+
+@lru_cache(maxsize=256)
+def _text_has_patterns(schema: str) -> bool:
+    return _has_patterns(json.loads(schema))
+
+
+def _has_patterns(schema: Any) -> bool:
     if isinstance(schema, list):
-        return any(map(has_patterns, schema))
+        return any(map(_has_patterns, schema))
     if not isinstance(schema, Mapping):
         return False
     return not _PATTERNS.isdisjoint(schema) or any(
-        has_patterns([*inner.values()] if word in _NAMED and isinstance(inner, Mapping) else inner)
+        _has_patterns([*inner.values()] if word in _NAMED and isinstance(inner, Mapping) else inner)
         for word, inner in schema.items()
     )
 

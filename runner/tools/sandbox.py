@@ -174,8 +174,8 @@ class TmpRemover(Observer):
         self._home = home
 
     def released(self, lease: Lease, outcome: Outcome | NoOutcome) -> None:
-        if isinstance(outcome, RunEnded):
-            folder = self._home / TMP / lease.run_id
+        folder = self._home / TMP / lease.run_id
+        if isinstance(outcome, RunEnded) and folder.exists():
             removal = partial(shutil.rmtree, folder, ignore_errors=True)
             threading.Thread(target=removal, name="tmp", daemon=True).start()
 
