@@ -191,7 +191,7 @@ def detach(app: handle.App, job_id: str, slots: int) -> int:
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM, while inside: the first drains the worker, a second Ctrl-C quits at once,
+    """Ctrl-C, SIGTERM and SIGHUP, while inside: the first drains the worker, a second Ctrl-C quits at once,
     after printing ``how_to_go_on``."""
 
     def __init__(self, how_to_go_on: str = "") -> None:
@@ -215,8 +215,9 @@ class Interruption:
             worker.drain()
 
     def __enter__(self) -> Interruption:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:

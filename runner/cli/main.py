@@ -96,8 +96,25 @@ class _Commands(UserDict[str, Any]):
         return command
 
 
+# Words of other programs, and what they mean here.
+_MEANT = {
+    **dict.fromkeys(("status", "ls", "jobs", "runs", "ps"), "list"),
+    **dict.fromkeys(("log", "logs"), "transcript"),
+    **dict.fromkeys(("stop", "kill", "abort"), "cancel"),
+    **dict.fromkeys(("start", "continue"), "run"),
+    **dict.fromkeys(("cost", "usage"), "costs"),
+    "watch": "attach",
+    "help": "--help",
+}
+
+
 class _Runner(click.Group):
     """The command whose subcommands are told by what they are for, without loading them."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if (meant := _MEANT.get(args[0])) is not None:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for commands in _COMMANDS.values() for name in commands)

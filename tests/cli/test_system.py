@@ -40,6 +40,17 @@ def checks(result: Result) -> dict[str, dict[str, object]]:
     return {check["name"]: check for check in result.json}
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("status", "list"), ("logs", "transcript"), ("help", "--help")]
+)
+def test_a_word_of_other_programs_is_answered_with_the_command(
+    command: Callable[..., Result], typed: str, meant: str
+) -> None:
+    told = command(typed)
+    assert told.code == 2
+    assert f"Did you mean {meant!r}" in told.err
+
+
 @pytest.mark.slow
 def test_database_is_made_and_checked(command: Callable[..., Result], folder: Path) -> None:
     before = command("db", "check")

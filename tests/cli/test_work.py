@@ -200,10 +200,13 @@ def test_ctrl_c_leaves_the_job_to_be_resumed(
 
 
 @pytest.mark.slow
-def test_sigterm_is_like_ctrl_c(start: Start, folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_a_closed_terminal_are_like_ctrl_c(
+    start: Start, folder: Path, number: signal.Signals
+) -> None:
     process = start("run", write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]}))
     wait_for(folder / "workspace" / "begun")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert finish(process).code == 130
 
 
