@@ -23,7 +23,7 @@ GROUPS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encodi
 
 def decide(command: str, group: dict[str, Any]) -> str:
     programs = group["programs"].split()
-    programs += command.split()[:1] if programs else []
+    programs += [word for word in command.split() if "=" not in word][:1] if programs else []
     texts = dict.fromkeys([*group["allow"], *(f"Bash({program} *)" for program in programs)])
     rules = [*(Rule("allow", text) for text in texts), *(Rule("deny", t) for t in group["deny"])]
     arguments = {"command": command}
