@@ -34,19 +34,8 @@ _LONGEST_TEXT = 160  # at a terminal
 # The columns that a narrow terminal drops first: the others say who did what.
 _SPARE = (
     *("label", "snapshot", "containment", "seconds", "rule from", "rule by", "why", "decision"),
-    *(
-        "turn",
-        "run id",
-        "job id",
-        "ran",
-        "via",
-        "waited",
-        "answered at",
-        "edited",
-        "first at",
-        "longest",
-    ),
-    *("cache creation tokens", "input tokens", "output tokens", "at", "asked at"),
+    *("turn", "run id", "job id", "ran", "via", "waited", "answered at", "edited", "first at"),
+    *("longest", "cache creation tokens", "input tokens", "output tokens", "at", "asked at"),
 )
 
 

@@ -270,10 +270,10 @@ def _fitting(
         widths |= {at: min(width, _WIDEST) for at, width in widths.items() if at != last}
     dropped: dict[int, int] = {}
     for at in going:
-        if excess() > widths.get(last, 0) - least:
+        if excess() > max(widths.get(last, 0) - least, 0):
             dropped[at] = widths.pop(at)
     for at in reversed(dropped):  # a wide column may have made room for a narrow one
-        free = widths.get(last, 0) - least - excess() - _GAP
+        free = max(widths.get(last, 0) - least, 0) - excess() - _GAP
         if dropped[at] <= free or (full[at] > _LEAST_LAST_COLUMN and free >= 2 * _LEAST_COLUMN):
             widths[at] = min(dropped[at], free)
     widths = {at: widths[at] for at in full if at in widths}

@@ -113,6 +113,14 @@ def test_narrow_terminal_shows_fewer_columns_and_cuts_none(draw: Callable[..., A
     )
 
 
+def test_a_wide_column_that_goes_makes_room_for_narrow_ones(draw: Callable[..., Any]) -> None:
+    head = ("run", "state", "a", "turns", "reason", "detail")
+    row = (IDS[0], "failed", "b", "12", "r" * 24, "one two three four five six")
+    lines, said = draw(54, head, [row], spare=("turns",))
+    assert lines[0].split() == ["run", "state", "a", "turns", "detail"]
+    assert said.startswith("no room for reason:")
+
+
 def test_an_excerpt_has_one_line_or_goes(draw: Callable[..., Any]) -> None:
     head = ("run", "item", "state", "turns", "last text")
     row = (IDS[0], "a", "failed", "12", "z" * 99)
