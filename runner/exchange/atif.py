@@ -86,6 +86,8 @@ class _Steps:
             else:
                 self._add_user(message)
         self._add_happened(math.inf)
+        if not self._steps:  # a trajectory has at least one
+            self._add({"source": "system", "message": "Nothing was said."})
         return self._steps
 
     def _add(self, step: Step) -> Step:
