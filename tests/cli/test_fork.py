@@ -58,7 +58,6 @@ def test_fork_as_json_is_an_object(command: Command, database: Database) -> None
         ("RUN@1", ("--say", " "), "the message is empty"),
         ("RUN@1", ("--model", ""), "the model's name is empty"),
         ("run_x@1", (), "no run is named 'run_x'"),
-        ("JOB@1", (), "no run is named"),
         ("\x1b[2J@1", (), "no run is named"),
     ],
 )
@@ -67,7 +66,7 @@ def test_what_cannot_be_forked_is_one_line(
 ) -> None:
     run_id = two_turns(database).lease.run_id
     job_id = run_row(database, run_id).job_id
-    result = command("fork", turn.replace("RUN", run_id).replace("JOB", job_id), *options)
+    result = command("fork", turn.replace("RUN", run_id), *options)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1)
     assert why in result.err
     assert "\x1b" not in result.err

@@ -146,7 +146,8 @@ def test_a_person_moves_finish_by(command: Callable[..., Result], database: Data
         f"{job_id[-8:]}: model calls begin until {moment(until)} (2099-01-01 09:00 UTC)\n"
     )
     assert moved.err == (
-        f"1 run goes on\nno worker is running: go on with `runner run --resume {job_id[-8:]}`\n"
+        f"1 run goes on\nno worker is running: go on with `runner run --resume {job_id[-8:]}`, or start "
+        "`runner worker`\n"
     )
     assert run_row(database, run_id).state == "queued"
     assert "finish by  2099-01-01 09:00 UTC" in command("show", job_id).out

@@ -175,7 +175,7 @@ BAD = [
         '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = "NotebookEdit"',
         "line 7: hooks.PreToolUse[0].matcher: no tool of this job is called 'NotebookEdit'",
     ),
-    ("instructions = 1", "line 5: instructions: must be true or false, not an integer"),
+    ("instructions = 1", 'line 5: instructions: must be true, false or "follow", not 1'),
 ]
 
 

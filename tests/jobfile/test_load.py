@@ -154,7 +154,8 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# one\nname = '\xe9'\n")
     expected = {
         "latin.toml": "line 2: is not UTF-8 text, which TOML files are",
-        "none.toml": "cannot read this job file: No such file or directory",
+        "none.toml": "cannot read this job file: No such file or directory; "
+        "`runner init` writes a first one",
         ".": "cannot read this job file: Is a directory",
     }
     for name, words in expected.items():

@@ -206,7 +206,7 @@ def test_edited_input_stands_beside_the_digest_of_what_was_asked(
         (replace(YES, edited={"timeout": float("nan")}), "cannot be stored as JSON"),
         (replace(YES, reason="\0"), "reason has a character"),
         (replace(YES, by="\ud800"), "name has a character"),
-        (replace(YES, rule="Bash(uv lock)"), "--remember run or job"),
+        (replace(YES, rule="Bash(uv lock)"), "--remember run, job or always"),
         (replace(FOR_THE_JOB, rule="Bash("), "is none"),
         (replace(FOR_THE_JOB, rule="Bash(uv sync)"), "does not cover `uv lock`"),
         (replace(FOR_THE_JOB, rule="Read"), "does not cover `uv lock`"),

@@ -114,7 +114,7 @@ def test_job_is_shown_as_it_was_submitted(database: Database) -> None:
     job_id = jobs_store.submit(database, example, NOW)
     job = show_job(database, job_id)
     assert (job["spec_text"], job["spec"]["model"]) == (example.text, SPEC.model)
-    assert job["permission_rules"][1] == {"effect": "deny", "rule": "Bash"}
+    assert job["permission_rules"][1] == {"effect": "deny", "rule": "Bash", "origin": "job"}
     assert job["state"] == "queued"
 
 
