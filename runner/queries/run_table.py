@@ -28,6 +28,8 @@ from runner.store.conditions import IS_ITEM_RUN, IS_OPEN_APPROVAL, IS_OWN_CALL, 
 from runner.store.database import Database
 from runner.store.tables import approvals, run_items, runs, tool_calls
 
+# Of the largest number, with the space before it: to search all that follows would be slow.
+_DIGITS = 20
 SORTS = ("submitted", "item", "turns", "tokens", "cost", "time", "ended")
 
 
@@ -168,5 +170,5 @@ def _charged(database: Database, progress: ColumnElement[Any]) -> ColumnElement[
     there it is found by its name: in a text inside of JSON the quotes would be escaped."""
     if database.dialect == "sqlite":
         return cast(func.json_extract(progress, "$.money.charged_cost"), BigInteger)
-    text = cast(progress, Text)
-    return cast(func.substring(text, literal_column("'\"charged_cost\": ?([0-9]+)'")), BigInteger)
+    behind = func.left(func.split_part(cast(progress, Text), '"charged_cost":', 2), _DIGITS)
+    return cast(func.substring(behind, literal_column("'^ ?([0-9]+)'")), BigInteger)
