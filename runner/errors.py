@@ -27,9 +27,9 @@ class NoDatabaseError(UsageError):
     """No database exists yet where the settings say, given as ``where``."""
 
     def __init__(self, where: str, other: str = "") -> None:
-        """``other`` is where there is a database that may be meant."""
+        """``other``: the place of another database, which the user may mean."""
         super().__init__(
-            f"no jobs yet in {where}: there are some in {other}; say --home, set RUNNER_HOME, or go there"
+            f"no jobs yet in {where}: some are in {other}; use --home, set RUNNER_HOME, or go there"
             if other
             else f"no jobs yet in {where}: start one with `runner run SPEC`, which `runner init` writes"
         )

@@ -38,8 +38,8 @@ _WITHHELD_NAMES = re.compile(
     r"|^OTEL_EXPORTER_",  # headers and addresses may hold a password
     re.IGNORECASE,
 )
-# What bash and sh would run, define or change by them before a command, or around it: rules take the
-# name of a program for the program (https://www.gnu.org/software/bash/manual/html_node/Bash-Variables.html).
+# Variables that make bash or sh run or redefine something around a command. Rules trust that the
+# name is the program: https://www.gnu.org/software/bash/manual/html_node/Bash-Variables.html.
 _STEERING_NAMES = re.compile(
     r"^(BASH_FUNC_.*|BASH_ENV|ENV|PROMPT_COMMAND|SHELLOPTS|BASHOPTS|PS4|CDPATH|GLOBIGNORE)$",
     re.DOTALL,

@@ -67,8 +67,8 @@ def load_prices(settings: Settings) -> PriceList:
     return load_prices(settings.prices)
 
 
-def lacks_credentials(provider: Provider) -> str | None:
-    """Return what this host lacks to call a provider, in a line that says what to do; None: nothing."""
+def missing_credentials(provider: Provider) -> str | None:
+    """Return what this host lacks to call a provider and what to do, in one line; None: nothing."""
     if provider in PLATFORMS:
         from runner.llm.platforms import lacks
 

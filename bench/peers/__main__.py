@@ -41,14 +41,14 @@ QUICK_LENGTHS = {10: 2, 50: 1}
 
 # What profiles say of the rest, by hand.
 REST = """
-## What less would take
+## What would make it faster
 
-The target of the crowd is 1.15 times the loop that stores nothing on SQLite, and 1.25 on Postgres. No
+The crowd's target is 1.15 times the loop that stores nothing on SQLite, and 1.25 on Postgres. No
 single part of a turn stands out any more. By cProfile over threads' processor time, the SDK and the
 HTTP layers below it take a third, the store with SQLAlchemy and the driver a fifth, the state and its
 decisions a sixth, tools with their paths and checks a twelfth. On Postgres nine of ten updates of a
 run's row are HOT already, and a `fillfactor` of 70 made the table larger (344 to 400 KB at 50 runs of
-20 turns). So the target takes one of these, and none is worth its code yet: an HTTP client in C below
+20 turns). It takes one of these, and none is worth its code yet: an HTTP client in C below
 the SDK, statements without SQLAlchemy's transactions, or a worker's runs spread over two processes,
 because all of the threads share one interpreter lock.
 """

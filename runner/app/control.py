@@ -57,9 +57,9 @@ def retry(
     fresh: bool,
     state: RunStatus | None = None,
 ) -> Outcome:
-    """Let ended runs go on from what is stored, or (``fresh``) begin them again as new runs, with
-    new ``limits`` as in ``Raised``; of a job those in a ``state``. Raises ``UsageError`` if a single run,
-    or one in that state, cannot be retried, or its cost not be limited."""
+    """Retry ended runs from what is stored, or (``fresh``) as new runs, with the new ``limits`` of
+    ``Raised``; of a job, only runs in ``state``. Raises ``UsageError`` if a single run, or a run in
+    that state, cannot be retried, or if a cost limit is set for a model without a price."""
     target, raised = _target(app, name), Raised(**limits)
     if raised.cost_ceiling_usd is not None:
         is_job = target.kind == "job"

@@ -232,8 +232,8 @@ def _queue(settings: Settings) -> str:
 
 
 def _key(settings: Settings) -> str:
-    """The providers whose credentials are found; amiss: none is."""
-    lacking = {name: wiring.lacks_credentials(name) for name in ("anthropic", *PLATFORMS)}
+    """For each provider, that its credentials are found, or what is missing; amiss: none are."""
+    lacking = {name: wiring.missing_credentials(name) for name in ("anthropic", *PLATFORMS)}
     told = "; ".join(
         f"{name}: {why or 'credentials are found (never printed)'}" for name, why in lacking.items()
     )

@@ -23,7 +23,7 @@ from runner.settings import Settings
 class Plan:
     submission: Submission
     decisions: Sequence[dict[str, Any]]  # on the examples of the rules, as ``RuleCheck`` gives them
-    standing_rules: Sequence[Rule]  # that the job would get copies of
+    standing_rules: Sequence[Rule]  # that would be copied into the job
     contained_by: str  # what would contain calls on this host, or why nothing would
     first_call_usd: Decimal | None  # the most that one costs; None: unknown, or nothing (scripted)
     run_usd: Decimal | None  # the most that a run may cost by its limits

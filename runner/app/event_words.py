@@ -1,4 +1,4 @@
-"""Events of a run in words, one line each: for a transcript, for pages, and for a person who follows it."""
+"""Describes events of a run in words, one line each, for transcripts, pages and live displays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from runner.app.humanize import TONES, Note, Tone, after, cell, duration, moment, run_state
 from runner.core.run import RUNNERS_NAME
 
-# Other events tell the same.
+# Events that other events make redundant.
 _UNTOLD = ("message_added", "turn_ended", "tree_recorded", "limit_reached", "hook_started")
 _NAMES = {
     "run_submitted": "submitted",
-    "pause_requested": "pause asked for",
+    "pause_requested": "pause requested",
     "begun_afresh": "begun afresh",
 }
 _TOLD_BESIDE = frozenset({"by", "at", "why", "old", "new", "job_id", "item_key", "total"})
-_TOLD_BY_TYPE = frozenset({"pause_requested"})  # values that an event's type tells
+_TOLD_BY_TYPE = frozenset({"pause_requested"})  # values that only repeat the event's type
 
 
 def is_by_person(data: Mapping[str, Any]) -> bool:
@@ -24,7 +24,7 @@ def is_by_person(data: Mapping[str, Any]) -> bool:
 
 
 def event_note(type_: str, data: Any, attempt: int | None) -> Note | None:
-    """Return an event in words; None if other events tell the same or it does not matter to a reader. The
+    """Return an event in words, or None if another event says the same or no reader needs it. The
     data of an imported event may have any shape."""
     data = data if isinstance(data, dict) else {}
 
@@ -51,7 +51,7 @@ def event_note(type_: str, data: Any, attempt: int | None) -> Note | None:
             failure = f"{get('kind')}{get('message', ': ')}"
             return Note(f"model call {get('call')} failed: {failure}", "bad")
         case "retry_scheduled":
-            return Note(f"to be tried again at {moment(data['at'])}", "wait")
+            return Note(f"tries again at {moment(data['at'])}", "wait")
         case "permission_decided":
             is_allowed = data.get("decision") == "allow"
             why = get("reason", ": ") or get("rule", " by the rule ")
@@ -72,10 +72,10 @@ def event_note(type_: str, data: Any, attempt: int | None) -> Note | None:
             return Note(f"waits: {get('reason')}{get('detail', ': ')}{_who_and_why(data)}", "wait")
         case "attempt_started" | "attempt_ended" | "error":
             return _note_on_attempt(type_, data, attempt)
-        case "done":  # a cancellation tells of its end
+        case "done":  # the event of the cancellation says it
             is_cancelled = data["state"] == "cancelled"
             return None if is_cancelled else run_state({"reason": "", "detail": "", **data})
-        case "child_started":  # the call that asked for it tells of it
+        case "child_started":  # a call that asked for it already shows it
             did = "is given the whole task" if "token_ceiling" in data else "works for it"
             words = f"{get('agent_type')} {get('child')} {did}"
             return None if "call_index" in data else Note(words)
@@ -91,7 +91,7 @@ def event_note(type_: str, data: Any, attempt: int | None) -> Note | None:
 def _note_on_attempt(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
     if type_ == "attempt_started":
         return Note(f"attempt {attempt} begins, on {after('', data, 'worker')}")
-    if type_ == "error":  # a bug; its end tells how else a run failed
+    if type_ == "error":  # a bug; ``done`` reports all other failures
         last = after("", data, "traceback").strip("\n").rpartition("\n")[2]
         return Note(f"attempt {attempt} ended in a bug: {last}", "bad") if last else None
     match data.get("why"):
@@ -100,7 +100,7 @@ def _note_on_attempt(type_: str, data: Mapping[str, Any], attempt: int | None) -
             return Note(words, "wait")
         case "lease_lost":
             return Note(f"attempt {attempt} was lost with its worker", "bad")
-    # What follows tells of the other ends.
+    # The next event explains an attempt's other ends.
     return (
         Note(f"back in the queue{after(': ', data, 'why')}", "wait") if data.get("due_at") else None
     )

@@ -66,8 +66,8 @@ class App:
 
 
 def _home_above(home: Path) -> str:
-    """Return the state folder of the same name in the nearest folder above that has one: a person may be
-    in a subfolder. Empty if there is none."""
+    """Return the state folder of the same name in the nearest folder above that has one, for a user
+    in a subfolder; empty if there is none."""
     above = (folder / home.name for folder in home.parent.parents)
     return next((str(each) for each in above if (each / "runner.db").is_file()), "")
 

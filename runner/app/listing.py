@@ -30,8 +30,8 @@ def list_jobs(
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
-    """Return, by job, why Runner has paused it, that runs wait for a person or for its budget, why and
-    until when the first of its runs waits for the times of its model calls, or why items do not begin."""
+    """Return, by job id, what it waits for, in words: a resume, an answer, more budget, the times
+    of its model calls (those of the first run to go on), or what keeps items from beginning."""
     may_wait = [job["id"] for job in found if job["runs"].keys() & {"queued", "waiting"}]
     idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
     first: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Looks at what changes while somebody watches: a job for a screen, and the topics of open pages."""
+"""Reads what changes while somebody watches: a job for a screen, and the topics of open pages."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _MONEY_SECONDS, _MONEY_TIMES = 2.0, 20.0
 
 
 class LiveTexts(Protocol):
-    """Takes what runs write while they write it (``queue.live.Listener``)."""
+    """Receives the text of runs as it is generated (``queue.live.Listener``)."""
 
     def follow(self, run_ids: Iterable[str]) -> None: ...
     def read(self, timeout: float) -> tuple[str, str] | None: ...
 
 
 def live_texts(app: App) -> AbstractContextManager[LiveTexts]:
-    """Listen to the live text of runs, while inside. Raises ``UnreachableError``."""
+    """Return a context that listens to the live text of runs. Raises ``UnreachableError``."""
     return wiring.listen(app.settings)
 
 
 class Looks:
-    """Looks at one job again and again."""
+    """Polls one job."""
 
     def __init__(self, app: App, job_id: str) -> None:
         self._app = app
         self._job_id = job_id
         self._last_event: int | None = None
         self._states: dict[str, tuple[object, ...]] | None = None
-        self._texts: dict[str, tuple[int, str]] = {}  # by run: of the turn, what was said
+        self._texts: dict[str, tuple[int, str]] = {}  # by run: a turn and its text
         self._money = Money()
         self._money_until = 0.0
 
     def look(self) -> Look:
-        """Take a look. Raises ``UnreachableError`` if the database does not answer."""
+        """Read the job once. Raises ``UnreachableError`` if the database does not answer."""
         app, database, now = self._app, self._app.database, self._app.now()
         found = watching.job_events_after(database, self._job_id, self._last_event or 0)
         is_first = self._last_event is None
@@ -75,7 +75,7 @@ class Looks:
         )
 
     def _changed(self, runs: Iterable[RunSummary]) -> list[str]:
-        """Return the runs that changed since the last look and that a person may have changed."""
+        """Return the runs whose state, reason or pause request has changed since the last look."""
         names = ("state", "reason", "pause_requested")
         states = {run["id"]: tuple(run[name] for name in names) for run in runs}
         before, self._states = self._states, states

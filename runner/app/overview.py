@@ -28,7 +28,7 @@ class JobLine:
     waiting: int  # calls that wait for an answer
     why: str  # why it waits or is paused; empty otherwise
     forecast: forecast.JobForecast | None
-    lane: str  # of one job in words
+    lane: str  # in a list its name; of a single job a sentence
 
     @property
     def shown_runs(self) -> list[tuple[str, int]]:
@@ -48,7 +48,7 @@ class JobLine:
 
     @property
     def actions(self) -> list[str]:
-        """The actions that could change some of its runs. Imported sessions go on where they are from."""
+        """The actions that could change some of its runs: none for sessions from Claude Code."""
         if (self.job["name"], self.job["source"]) == (SESSIONS, SESSIONS):
             return []
         could = {

@@ -50,12 +50,14 @@ def revoke_rule(
 
 
 def add_standing(app: App, rule: Rule, author: Author) -> int:
-    """Let each new job get a copy of a rule, and return its id. Raises ``UsageError`` if a job file
-    could not have it, or it is a standing rule already."""
+    """Add a standing rule and return its id. Raises ``UsageError`` if a job file could not have the
+    rule, or it is a standing rule already."""
     refuse_unstorable("the rule", rule.text)
 
     def add(now: float) -> int | None:
-        return app.database.write(lambda connection: standing.stand(connection, rule, author, now))
+        return app.database.write(
+            lambda connection: standing.add_standing(connection, rule, author, now)
+        )
 
     if (added := app.change(add)) is None:
         raise UsageError(f"{rule.effect} {rule.text!r} is a standing rule already")
@@ -63,8 +65,8 @@ def add_standing(app: App, rule: Rule, author: Author) -> int:
 
 
 def remove_standing(app: App, id: int, author: Author) -> dict[str, Any]:
-    """Let new jobs get no copy of a standing rule any more; jobs that have one keep it. Returns the
-    rule. Raises ``UsageError`` if it was removed before."""
+    """Remove a standing rule and return it; jobs that have a copy keep it. Raises ``UsageError`` if
+    it was removed before."""
     return app.change(lambda now: standing.remove(app.database, id, author, now))
 
 
@@ -74,8 +76,8 @@ def list_standing(app: App, *, removed: bool) -> list[dict[str, Any]]:
 
 
 def with_standing(settings: Settings, spec: JobSpec) -> JobSpec:
-    """Return a spec with the copies of standing rules that a job would get now. Without a database
-    there are none. Raises ``UsageError`` if it is not current, and ``UnreachableError``."""
+    """Return a spec with the standing rules that a job submitted now would get: none without a
+    database. Raises ``UsageError`` if its schema is not current, and ``UnreachableError``."""
     try:
         with open_app(settings) as app:
             found = app.database.read(lambda each: standing.standing_for(each, spec))

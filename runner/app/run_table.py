@@ -24,7 +24,7 @@ __all__ = ["SORTS", "RunFilters"]
 ROWS = 50  # of a page
 MOST_AT_ONCE = 10_000  # runs that one action changes
 _DESCENDING_AT_FIRST = frozenset({"turns", "tokens", "cost", "time", "ended"})
-# The role that an action on all that match needs.
+# The role that an action on all matching runs needs.
 ROLE_OF: Mapping[str, Role] = {
     **dict.fromkeys(("retry", "cancel", "pause", "resume"), "operate"),
     **dict.fromkeys(("approve", "deny"), "answer"),
@@ -167,8 +167,8 @@ class Done:
 
 
 def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: Author) -> Done:
-    """Do an action of ``ROLE_OF`` with all runs of a job that match by now, sub-agents included. The model
-    reads why it is denied. Raises ``UsageError`` if there is no such action."""
+    """Apply an action of ``ROLE_OF`` to all runs of a job that match now, with sub-agents. The
+    model reads the reason of a denial. Raises ``UsageError`` if there is no such action."""
     ids = [key[1] for key in run_ids(app.database, job_id, filters, limit=MOST_AT_ONCE)]
     target = Target("job", job_id)
     if action in ("approve", "deny"):
@@ -187,7 +187,7 @@ def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: 
         "retry": retry.retry,
     }
     if (act := acts.get(action)) is None:
-        raise UsageError(f"{action[:40]!a} is no action: take {', '.join(ROLE_OF)}")
+        raise UsageError(f"{action[:40]!a} is not an action: choose {', '.join(ROLE_OF)}")
     changes = app.change(lambda now: act(app.database, target, now, **options))
     return _done(app, changes, [c.id for c in changes if c.changed and c.state == "queued"])
 

@@ -50,8 +50,8 @@ def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
 
 
 def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return, by run, why and until when runs wait for the times of their job's model calls, or for the
-    cap of the day."""
+    """Return, by run id, why and until when it waits: for a time at which its job's model calls may
+    begin, or for the daily cap."""
     now = app.now()
     waiting = [
         run for run in runs if (begins_later(run) and run["due_at"] > now) or is_past_finish(run)
@@ -69,7 +69,7 @@ def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, st
 
 
 def _words(job_id: str, job: Row[Any]) -> dict[str, str]:
-    """Return what runs of a job wait for, in words, by their reason."""
+    """Return, by reason, what runs of a job wait for, in words."""
     set_for = JobSpec.from_json(job.spec).times
     past = f"no model call begins since finish_by {job.finish_by_text}: {how_to_move(job_id)}"
     own = {name: f"{name} {getattr(set_for, name)}" for name in _LATER}

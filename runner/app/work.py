@@ -197,7 +197,7 @@ def progress_of(app: App, job_id: str) -> Progress:
 def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iterator[Problem]:
     """Yield the reasons why this host cannot work a job, or why the job cannot begin."""
     prices = wiring.load_prices(settings)
-    if (lacking := wiring.lacks_credentials(spec.provider)) is not None:
+    if (lacking := wiring.missing_credentials(spec.provider)) is not None:
         yield Problem("provider", lacking)
     if (missing := sandbox_problem(settings, spec)) is not None:
         yield Problem("sandbox.mode", missing)

@@ -191,15 +191,15 @@ def detach(app: handle.App, job_id: str, slots: int) -> int:
 
 
 class Interruption:
-    """Ctrl-C, SIGTERM and SIGHUP, while inside: the first drains the worker, a second Ctrl-C quits at once,
-    after printing ``how_to_go_on``."""
+    """Handles Ctrl-C, SIGTERM and SIGHUP while inside: the first one drains the worker, a second
+    Ctrl-C prints ``how_to_go_on`` and quits at once."""
 
     def __init__(self, how_to_go_on: str = "") -> None:
         self.happened = False
         self.by_person = False  # it was Ctrl-C
         self._how_to_go_on = how_to_go_on
         self.came_too_late = False  # the job had come to rest before
-        self.give_back: Callable[[], None] | None = None  # the terminal, before it quits at once
+        self.give_back: Callable[[], None] | None = None  # restores the terminal before it quits
         self._worker: Worker | None = None
         self._before: dict[int, Any] = {}
 
@@ -209,14 +209,14 @@ class Interruption:
         return self.happened and not self.came_too_late
 
     def watch(self, worker: Worker) -> None:
-        """Drain this worker when it happens, or now when it has happened."""
+        """Drain this worker on the interruption; now, if it has already come."""
         self._worker = worker
         if self.happened:
             worker.drain()
 
     def __enter__(self) -> Interruption:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                 self._before[number] = signal.signal(number, self._handle)
         return self
 

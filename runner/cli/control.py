@@ -107,7 +107,7 @@ def retry(
       runner retry k3x9f2 --max-turns 100
     """
     if failed and state not in (None, "failed"):
-        raise click.UsageError(f"--failed is --state failed, and not {state}: give one of them")
+        raise click.UsageError(f"--failed means --state failed, not {state}: give one of them")
     state = "failed" if failed else state
     outcome = control.retry(app, id, author, limits, fresh=fresh, state=state)
     what = f"is {state}" if state else "has failed, was cancelled or stopped at a limit"

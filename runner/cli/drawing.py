@@ -12,7 +12,7 @@ _WIDE = 120  # columns from which on the model's words are beside what a run doe
 _LONGEST_NAME, _LONGEST_WIDE_NAME = 20, 32
 _TURN, _TIME, _SLOW = 7, 7, "SLOW"
 _LEAST_NOTES = 3
-_TOLD_SECONDS = 10.0  # what takes longer is shown with its time
+_TOLD_SECONDS = 10.0  # longer calls are shown with their time
 # From succeeded to not begun; without colours the characters tell them apart.
 _BAR = (
     (("succeeded",), "█", "green"),

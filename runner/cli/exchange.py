@@ -137,7 +137,7 @@ class _Imported:
         for run in self.runs:
             kind = "sub-agents" if place_of(run["run_id"])["parent"] else run["what"]
             projects.setdefault(run.get("project", run["job_id"]), Counter())[kind] += 1
-        empty = "no session of Claude Code's is there: it keeps them in ~/.claude/projects"
+        empty = "no sessions found: Claude Code keeps them in ~/.claude/projects"
         table = (
             [project, *(counts[kind] for kind in kinds)] for project, counts in projects.items()
         )

@@ -219,7 +219,7 @@ class Asker:
             case "e" | "edit" if not rest and not one.asked_again:
                 return self._edited(one)
         if line:
-            self._terminal.say("that is no answer here: a letter, or n and a reason for the model")
+            self._terminal.say("that is not an answer: type a letter, or n and a reason for it")
         return None
 
     def _edited(self, one: Question) -> Reply | None:

@@ -42,7 +42,7 @@ def check(
     settings: Settings, spec: Path, calls: tuple[str, ...], agent: str | None, as_json: bool
 ) -> None:
     """Say what a job file's rules would make of calls, and why; without calls, list the rules.
-    Standing rules, which a job would get copies of, count.
+    The standing rules that the job would get are included.
 
     A call is written as a rule is: a tool with what it is called with. Nothing is run or stored.
 
@@ -153,10 +153,10 @@ def standing() -> None:
 @click.argument("rule")
 @changing
 def add(app: handle.App, effect: Effect, rule: str, author: Author, as_json: bool) -> None:
-    """Let each job that is submitted from now on get a copy of a rule.
+    """Copy a rule into each job that is submitted from now on.
 
-    The reason is shown with its decisions, also to the model. A rule that allows stands above the ask
-    rules of a job, as a remembered answer does, and below every denial.
+    The reason is shown with its decisions, also to the model. An allow rule ranks above the ask
+    rules of a job, as a remembered rule does, and below every deny rule.
 
     \b
     Example:
@@ -170,7 +170,7 @@ def add(app: handle.App, effect: Effect, rule: str, author: Author, as_json: boo
 
 
 @standing.command("list")
-@click.option("--all", "removed", is_flag=True, help="Those that were removed, too.")
+@click.option("--all", "removed", is_flag=True, help="Include removed rules.")
 @json_option
 @with_app
 def list_standing(app: handle.App, removed: bool, as_json: bool) -> None:
@@ -199,7 +199,7 @@ def list_standing(app: handle.App, removed: bool, as_json: bool) -> None:
 @click.argument("id", type=click.IntRange(1, 2**31 - 1))
 @changing
 def remove(app: handle.App, id: int, author: Author, as_json: bool) -> None:
-    """Let new jobs get no copy of a standing rule any more. It stays on record.
+    """Stop copying a standing rule into new jobs. It stays on record.
 
     ID is the one that `runner rules standing list` shows. Jobs that have a copy keep it: see `runner
     rules revoke`.

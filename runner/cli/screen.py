@@ -372,8 +372,8 @@ class _Notes:
         return 2
 
 
-# Progress in the taskbar, and notifications, of terminals that are known to take them. A terminal that does
-# not know OSC 9;4 may show it as a notification, each time: nothing is sent on a guess.
+# Taskbar progress and notifications, only for terminals known to support them. One that does not
+# know the progress sequence (OSC 9;4) may show a notification each time it is sent.
 
 
 def progress_sequence(environment: Mapping[str, str], percent: int | None) -> str:

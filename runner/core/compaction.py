@@ -84,8 +84,8 @@ _REFUSED = "[The API refused this image or document, and it is not shown: {why}]
 
 
 def without_newest_media(state: RunState, why: str) -> Compaction | None:
-    """Return the compaction that sends the newest media as a line each, because the API refused them; None
-    if the newest message has none. Older ones were taken before."""
+    """Return the compaction that replaces each of the newest media by a line: the API refused them;
+    None if the newest message has none. The API has accepted older ones before."""
     newest, now = len(state.messages) - 1, token_estimate(state)
     note = _REFUSED.format(why=shorten(why, _MOST_REASON))
     texts = tuple(

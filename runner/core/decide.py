@@ -249,7 +249,7 @@ def _wait_for_times(state: RunState) -> Step | None:
 
 
 def _follow_instructions(state: RunState) -> Step | None:
-    """Read the instructions once in an attempt before each turn; a paused turn goes back unchanged."""
+    """Read the instructions before each turn, once per attempt; a paused turn goes on without."""
     is_read = state.files.reread_at == state.turns or state.model.stop is not None
     follows = state.spec.instructions == "follow" and not is_read
     return steps.ReadInstructions() if follows else None

@@ -22,7 +22,7 @@ OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn", WARMS_CACH
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"
 
-# The API took an image or a document for broken or too large: the newest ones are sent as a line each.
+# The API refused an image or document: a line replaces each of the newest ones.
 MEDIA_REFUSED = "media_refused"
 
 # The API refuses all calls until somebody raises a spend limit, or a month is over.
@@ -150,7 +150,7 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class InstructionsRead:
-    files: tuple[Instructions, ...]  # that join the system prompt, or later are told by a message
+    files: tuple[Instructions, ...]  # for the system prompt, or later for a message
     left_out: tuple[str, ...] = ()  # why other files are not among them, a line each
 
 

@@ -158,7 +158,7 @@ def _summarised(by_run: Iterable[Sequence[PricedCall]], prices: PriceList) -> It
     """Yield the model that would have written the summaries cheapest, its own cache empty."""
     made = [call for run in by_run for call in run if call.purpose == "summary" and call.rates]
     if not made or any(set(call.model) & PLATFORM_MARKS for call in made):
-        return  # the list has no ids that a platform takes
+        return  # the price list has no platforms' ids to compare with
     longest = max(call.usage.prompt_tokens for call in made)
     now, found = sum((call.spending.usd for call in made), _NO_USD), dict[str, Decimal]()
     for model in prices.models:

@@ -20,7 +20,7 @@ BY: tuple[By, ...] = get_args(By)
 
 _NO_USD = Decimal(0)
 _RELEASE = re.compile(r"-(?:\d{8}|latest)$", re.ASCII)
-PLATFORM_MARKS = frozenset("./@")  # in the ids of platforms, and in none of the API's
+PLATFORM_MARKS = frozenset("./@")  # characters that only platforms' model ids have
 # A model as Bedrock names it ("eu.anthropic.claude-opus-4-6-v1", or an ARN that ends so), and as
 # ``JobSpec.billed_as`` names one on Vertex AI ("europe-west1/claude-opus-4-5@20251101").
 _PLATFORMS = re.compile(
@@ -123,7 +123,7 @@ class Price:
     long: Rates | None = None  # of calls with a longer prompt than ``long_above``
     long_above: int = 0  # tokens: input, cache reads and cache writes
     window: int | None = None  # tokens; None: the list does not say
-    regional: Decimal | None = None  # as in ``PriceList``; None: as there
+    regional: Decimal | None = None  # replaces the factor of ``PriceList``, if given
 
     def times(self, factor: Decimal) -> Price:
         fast, long = (rates and rates.times(factor) for rates in (self.fast, self.long))
@@ -215,7 +215,7 @@ class PriceList:
 
 
 def _on_platform(model: str) -> tuple[bool, str]:
-    """Return True if an id says that calls are bound to a region, and the API's own id of the model."""
+    """Return whether a model id binds calls to a region, and the API's id of the same model."""
     found = _PLATFORMS.fullmatch(model)
     if found is None:
         return False, model

@@ -194,7 +194,7 @@ def minute_limit(key: PoolKey, bucket: Bucket) -> float:
 
 
 def is_account(organisation: str) -> bool:
-    """True if this is an account on a platform (``JobSpec.account``), no organization of the API."""
+    """True for an account on a platform (``JobSpec.account``), not an organization of the API."""
     return "/" in organisation
 
 

@@ -54,7 +54,7 @@ class Asking:
     timeout: float | None = None  # seconds; None: the run waits as long as it takes
     on_timeout: OnTimeout = "deny"
     trust: Trust | None = None  # commands that no rule mentions may run
-    standing: bool = True  # the job gets a copy of the standing rules that allow, too
+    standing: bool = True  # the job gets copies of standing allow rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class JobSpec:
     mcp: tuple[McpServer, ...] = ()
     priority: float = NORMAL  # the job's weight when it was submitted
     max_concurrency: int | None = None  # runs of the job that are worked on at once
-    # AGENTS.md and CLAUDE.md of the workspace join the system prompt; "follow": what they say when they
-    # have changed is told before the next turn.
+    # AGENTS.md and CLAUDE.md of the workspace join the system prompt; "follow": when they change, a
+    # message with the new text precedes the next turn.
     instructions: bool | Literal["follow"] = False
     pilot: Pilot | None = None
     breaker: Breaker | None = None
@@ -152,7 +152,7 @@ class JobSpec:
 
     @property
     def account(self) -> str:
-        """Whose rate limits the calls share, on a platform; empty where the API's answers say it."""
+        """The platform account whose limits the calls share; empty if the API's replies name it."""
         if self.provider not in PLATFORMS:
             return ""
         return "/".join(filter(None, (self.provider, self.project, self.region)))

@@ -137,7 +137,7 @@ class ContextState:
     appended_bytes: int = 0  # UTF-8 bytes of what was appended since that call
     refusals: int = 0  # times in a row that the API found the prompt too long
     must_shrink: bool = False  # the last refusal is not answered by a compaction yet
-    refused_media: str = ""  # what the API said of media that are still sent
+    refused_media: str = ""  # why the API refused media that are still in the prompt
     summary_failed: bool = False  # the last call for a summary gave none
     checked_window: int | None = None  # the window that the last prompt was checked against
     stated_window: int | None = None  # the model's, as the API stated it when a prompt was too long
@@ -181,11 +181,11 @@ class Money:
 class Files:
     tree: str | None = None  # the last snapshot of the workspace
     instructed: bool = False  # the workspace's instructions are read, and in the system prompt
-    in_prompt: Digests = field(default=(), metadata=IN_ROWS)  # of these files
-    # Of the files as a message told them later; None: none did, or it was compacted.
+    in_prompt: Digests = field(default=(), metadata=IN_ROWS)  # digests of these files
+    # Digests of the files last sent in a message; None: there was none, or it was compacted.
     followed: Digests | None = None
     followed_in: int = 0  # the number of that message
-    reread_at: int | None = field(default=None, compare=False)  # the turns at the last reading
+    reread_at: int | None = field(default=None, compare=False)  # turns at the last reading
     outputs: str = field(default="", compare=False)  # the folder where tools find whole results
     # Unrecorded paths that calls in doubt may have changed, by call index: they cannot be undone.
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)

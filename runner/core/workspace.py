@@ -36,7 +36,7 @@ class Workspace:
     external: tuple[Rule, ...] = ()  # calls with effects elsewhere: never run again by themselves
     on_unknown: OnUnknown = "tell"  # who decides on an unknown outcome: the model, or a person
     max_concurrency: int | None = None  # runs that are worked on at once in a shared folder
-    other_name: str | None = None  # of ``path``, as the job file has it: a symlink may lead there
+    other_name: str | None = None  # ``path`` as written in the job file, maybe a symlink
 
     @property
     def is_recorded(self) -> bool:
@@ -45,7 +45,7 @@ class Workspace:
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """The names of the folder that runs work in copies of, the real one first."""
+        """The paths of the folder that is copied for each run, the real one first."""
         is_here = self.is_recorded and self.path is not None
         return tuple(filter(None, (self.path, self.other_name))) if is_here else ()
 
@@ -135,10 +135,8 @@ INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md")  # in the workspace's root
 MOST_INSTRUCTION_BYTES = 65_536  # of one of them
 
 _PART = "# {path} of the workspace\n\n{text}"
-_CHANGED = (
-    "This file has changed. From now on it holds as it is here, and not as it was before.\n\n{part}"
-)
-_GONE = "{path} of the workspace is gone, or may not be read. What it said holds no longer."
+_CHANGED = "This file has changed. The text below replaces its earlier text.\n\n{part}"
+_GONE = "{path} of the workspace is gone, or may not be read. Its instructions no longer apply."
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +156,8 @@ def digests_of(files: Sequence[Instructions]) -> Digests:
     return tuple((file.path, file.sha256) for file in files)
 
 
-def told_again(known: Digests, files: Sequence[Instructions]) -> tuple[str, ...]:
-    """Return what a run that knows the files with these digests is told of the files as they are."""
+def change_messages(known: Digests, files: Sequence[Instructions]) -> tuple[str, ...]:
+    """Return messages for a run that knows these digests: one per changed, new or gone file."""
     before, now = dict(known), {file.path: file for file in files}
     told = [
         _CHANGED.format(part=_PART.format(path=path, text=file.text.rstrip()))

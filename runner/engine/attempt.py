@@ -241,7 +241,7 @@ class _Attempt:
 
     def _prepare(self) -> list[Entry]:
         """Prepare the workspace and set the transient fields of the run state."""
-        self._ports.models(self._state.spec)  # or this host lacks what it needs
+        self._ports.models(self._state.spec)  # raises ``HostLacks`` now, not in the first call
         happened, files = self._workspace.prepare(self._state)
         self._state = state = replace(self._state, files=files)
         own, checked = state.spec.model, state.context.checked_window

@@ -21,7 +21,7 @@ from runner.core.hosts import Connection
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
-from runner.core.workspace import told_again
+from runner.core.workspace import change_messages
 from runner.errors import HostFaultError, Interrupted, ShutDown
 from runner.permissions import ToolContext, digest_of
 from runner.permissions.accesses import paths_of
@@ -102,10 +102,10 @@ class AttemptWorkspace:
         return happened, files
 
     def follow(self, state: RunState) -> list[entries.Entry]:
-        """Read the instructions again, and tell what has changed since the run was told of them."""
+        """Read the instructions again, and return entries that tell of changes, if any."""
         read, files = self.tools.instructions(self.surroundings, state.policy), state.files
         known = files.in_prompt if files.followed is None else files.followed
-        told = told_again(known, read.files)
+        told = change_messages(known, read.files)
         return [read, entries.UserMessageAdded(told, "instructions")] if told else []
 
     def _beside(

@@ -64,7 +64,7 @@ class _Call:
 
     urgency: float
     number: int  # in the order in which they asked
-    organisation: str  # empty: the API's answers say it
+    organisation: str  # empty: only the API's replies name it
     model_group: str
     amounts: Amounts  # estimated
     shares: list[_Share]
@@ -280,7 +280,7 @@ class Governor:
         spec, open_call = state.spec, state.model.open_call
         is_summary = open_call is not None and open_call.purpose == "summary"
         model = spec.summary_model if is_summary else spec.model
-        group = spec.account and model  # a platform's quotas are each model's own
+        group = spec.account and model  # platforms have quotas per model
         group = group or group_of(model, fast=spec.model_options.get("speed") == "fast")
         organisation = spec.account or (
             self._organisation if spec.provider == "anthropic" else None
@@ -336,7 +336,7 @@ class Governor:
     def run(self, worker_id: str) -> None:
         """Exchange permits and news for a registered worker until ``stop``. What it holds then comes back
         as its lease ends."""
-        self._learn_pools()
+        self._load_pools()
         while not self._stopped.wait(LEAST_SECONDS / 2):
             now = self._clock.monotonic()
             for share in tuple(self._shares.values()):
@@ -350,9 +350,9 @@ class Governor:
         self._stopped.set()
         self._poked.set()
 
-    def _learn_pools(self) -> None:
-        """Take over the pools of accounts, and of the one organisation that the database knows, until an
-        answer says which it is: else each new worker would begin without limits."""
+    def _load_pools(self) -> None:
+        """Load the stored pools of accounts and, if there is only one, of the organization, until a
+        reply names it. Otherwise each new worker would begin without limits."""
         try:
             known = self._limits.known(self._clock.now())
         except UnreachableError:

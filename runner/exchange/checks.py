@@ -33,7 +33,7 @@ def misfit(value: Any, hint: Any, name: str = "") -> str | None:
     """Return the name of the first part of a value that is not of its type, or None. The type is a
     dataclass, or what its fields are made of; ``name`` is the value's own."""
     origin, arguments = get_origin(hint), get_args(hint)
-    parts: Iterable[tuple[str, Any, Any]] = ()  # each with the step that leads to it, and its type
+    parts: Iterable[tuple[str, Any, Any]] = ()  # (the step into the value, the part, its type)
     if origin in (Union, UnionType):
         fits = any(misfit(value, each) is None for each in arguments)
     elif origin is Literal:
@@ -200,11 +200,11 @@ _IDS = {"jobs": "job", "runs": "run", "approvals": "apr"}
 
 
 def check_block(block: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless a block with a type has what readers need in it."""
+    """Raise ``ValueError`` if a block lacks a valid field that readers of its type need."""
     kind = block["type"]
     for name, hint in _BLOCKS.get(kind, {}).items():
         if name not in block or misfit(block[name], hint) is not None:
-            raise ValueError(f"a block of type {kind} has no {name} as the API has it")
+            raise ValueError(f"a block of type {kind} has no valid {name}")
 
 
 def check_row(table: str, row: Row) -> None:

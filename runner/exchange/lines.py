@@ -120,7 +120,7 @@ def parsed(line: bytes) -> Any:
 
 
 def parsed_object(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line of JSON, or None if it is none."""
+    """Return the JSON object in a line, or None if there is none."""
     try:
         value = parsed(line)
     except ValueError:

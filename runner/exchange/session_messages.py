@@ -179,7 +179,7 @@ class Conversation:
         self.notes: list[Note] = []
         self.system: str | None = None
         self.calls: dict[str, Call] = {}  # by the API's id
-        self._result: Line | None = None  # the last word of ``stream-json``
+        self._result: Line | None = None  # the last line of ``stream-json``
         self._texts = texts
         self._queued: list[tuple[float, str]] = []
         self._replies: dict[str, SessionMessage] = {}

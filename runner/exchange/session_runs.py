@@ -189,7 +189,7 @@ class SessionRun:
             )
 
     def _add(self, table: str, **row: Any) -> None:
-        """Add a row. No text of its columns steers a terminal, except what is content."""
+        """Add a row. Control characters are made visible in all texts but the content."""
         for name, value in row.items():
             if isinstance(value, str) and name not in _CONTENT:
                 row[name] = visible(value)
@@ -228,7 +228,7 @@ class SessionRun:
         self.turns += 1
         self._add_blocks(number, "assistant", reply.said)
         if reply.model == SYNTHETIC or self.turns in self._shared:
-            # What happens next is told after it.
+            # It marks where the events after this turn begin.
             self._add_event(reply.lines[-1].at, "turn_ended", {"turn": self.turns})
         else:
             self._under_reported += reply.is_under_reported()

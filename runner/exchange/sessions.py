@@ -133,7 +133,7 @@ class Session:
                 numbers[above_id] = max(numbers[above_id], number)
             waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
             while waiting:
-                # An agent that names itself, or one that is not there, is the session's own.
+                # An agent whose owner is itself or missing belongs to the session.
                 for name in [each for each in waiting if links[each].owner in made] or waiting:
                     above = made.get(links[name].owner, root)
                     numbers[above.id] += name not in known

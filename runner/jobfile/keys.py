@@ -382,7 +382,7 @@ PERMISSIONS = Table("permissions", (
     Key("from", _path, None, example=".claude/settings.json", doc=
         "A [settings file](#rules-of-a-settings-file) of Claude Code, whose rules are added."),
     Key("standing", flag, True, "Whether the job gets a copy of the [standing "
-        "rules](operations.md#standing-rules) that allow. Those that deny or ask hold in any case."),
+        "rules](operations.md#standing-rules) that allow. Those that deny or ask always apply."),
     Key("ask_timeout", duration(), None, "How long a question waits for its answer.", "unlimited",
         example="8h"),
     Key("on_timeout", choice(*get_args(OnTimeout)), "deny", needs="ask_timeout", doc=
@@ -620,8 +620,8 @@ MODEL_OPTIONS = Table("model_options", (
 _provider_name = choice(*get_args(Provider))
 PROVIDER = Table("provider", (
     Key("name", _provider_name, "anthropic", "Who answers, as `provider = …` says it."),
-    Key("region", _region, None, "The region of Bedrock or Vertex AI that is called; on Vertex AI also "
-        "`global`. Needed there.", "none", example="eu-central-1"),
+    Key("region", _region, None, "The region to call. Needed on Bedrock and Vertex AI; on Vertex "
+        "AI it may be `global`.", "none", example="eu-central-1"),
     Key("project", _project, None, "The project of Google Cloud. Needed on Vertex AI.", "none"),
     Key("max_requests_per_minute", integer(1_000_000), None, "Model calls of the job that may begin in a "
         "minute.", "unlimited"),
@@ -653,7 +653,7 @@ AUDIT = Table("audit", (
 TOP = Table("", (
     Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
     Key("provider", _provider(), "anthropic", "Who answers: the Messages API, Amazon Bedrock, Google "
-        "Vertex AI, or a [script](#scripted-jobs). [A table](#provider) says where, and limits the calls."),
+        "Vertex AI, or a [script](#scripted-jobs). [A table](#provider) sets region and limits."),
     Key("model", _line, None, "The model's id, passed on as it is. A scripted job may call it anything.",
         needed="the id of the model to call, such as claude-sonnet-5-5", example="claude-sonnet-5-5"),
     Key("script", _path, None, 'The script\'s file, `.toml` or `.json`. Only for `provider = "scripted"`.',
@@ -696,7 +696,7 @@ TOP = Table("", (
         "unlimited", example=4),
     Key("instructions", _instructions, False, "Whether the system prompt ends with `AGENTS.md` and "
         "`CLAUDE.md` of the workspace's top folder, as they are when the run begins. With `\"follow\"` a "
-        "message tells what they say [when they have changed](hooks.md#instructions-of-the-workspace)."),
+        "message gives their new text [when they change](hooks.md#instructions-of-the-workspace)."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
     Key("pilot", table_of(PILOT), None, "[How many items are worked first](#pilot).", "none"),
     Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](#breaker).", "none"),

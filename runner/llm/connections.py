@@ -269,7 +269,7 @@ class MessagesClients:
                     self._calls[client] -= 1
 
     def _options(self) -> dict[str, Any]:
-        """Return what a new client of the SDK takes."""
+        """Return the arguments for a new client of the SDK."""
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         http_client = anthropic.DefaultHttpxClient(

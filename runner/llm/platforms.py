@@ -34,7 +34,7 @@ _WAYS = {
 @dataclass(eq=False, repr=False)
 class PlatformClients(MessagesClients):
     """The clients of one region. Raises ``HostLacks`` if the platform's extra is not installed.
-    ``base_url``: None for what the SDK finds in the environment, else its own."""
+    ``base_url``: None for the one in the environment, or else the SDK's default."""
 
     provider: Provider = "bedrock"
     region: str = ""
@@ -62,8 +62,8 @@ class PlatformClients(MessagesClients):
                 raise BrokenStreamError(line_of(error)) from error
 
     def ask(self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]) -> object:
-        """Return the JSON answer to a call, None for what the platform cannot say. Raises as ``stream``
-        does."""
+        """Return the JSON answer to a call, None if the platform has no such call. Raises as
+        ``stream`` does."""
         if body is None or self.provider == "bedrock":
             return None
         with self._client() as client, line.held():
@@ -77,7 +77,7 @@ class PlatformClients(MessagesClients):
         headers: Mapping[str, str],
         how: Mapping[str, Any],
     ) -> Any:
-        request = _with_breakpoint(json.loads(body))  # the SDK moves some of it elsewhere
+        request = _with_breakpoint(json.loads(body))  # a copy: the SDK moves fields out of it
         try:
             return client.post(
                 path, body=request, options={"headers": headers}, cast_to=object, **how
@@ -105,7 +105,7 @@ class PlatformClients(MessagesClients):
 
 
 def lacks(provider: Provider) -> str | None:
-    """Return what this host lacks to call a platform, in a line that says what to do; None: nothing."""
+    """Return what this host lacks to call a platform and what to do, in one line; None: nothing."""
     try:
         refused = _errors_of(provider).refused
     except HostLacks as error:
@@ -138,7 +138,7 @@ class _Errors:
     """The exceptions of a platform's own libraries."""
 
     refused: tuple[type[Exception], ...]  # about credentials, before a request is sent
-    unanswered: tuple[type[Exception], ...]  # those of them that another try may mend
+    unanswered: tuple[type[Exception], ...]  # those of ``refused`` that a retry may fix
     unreadable: tuple[type[Exception], ...]  # about the stream
 
 

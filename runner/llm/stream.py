@@ -306,7 +306,7 @@ _KINDS = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
-    424: "api_error",  # Bedrock, of its model
+    424: "api_error",  # Bedrock: its model failed
     429: "rate_limit_error",
     504: "timeout_error",
     529: "overloaded_error",
@@ -436,7 +436,7 @@ def _answered(
 
 
 def _inner(body: object) -> Mapping[str, Any]:
-    """Return what says kind and words in an answer: the API's, Google's (in a list at times) or AWS's."""
+    """Return the part with an error's kind and message: the API's, AWS's or Google's (a list)."""
     if isinstance(body, list) and body:
         body = body[0]
     if not isinstance(body, dict):

@@ -166,7 +166,7 @@ class File(Access):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Mention(Access):
-    """Paths in the arguments of programs, which may read them: for rules that name some paths."""
+    """Paths in arguments, which programs may read. Only rules with a specific path catch them."""
 
     known: tuple[str, ...]  # absolute
     context: ToolContext

@@ -60,7 +60,7 @@ class RuleIndex:
         return [rule for _, rule in sorted((*self._for_any, *found), key=_POSITION)]
 
 
-# By effect, and under REMEMBERED the allow rules that stand above ask rules; they are under "allow" too.
+# By effect. REMEMBERED has the allow rules that rank above ask rules; they are under "allow" too.
 _Rules = Mapping[str, RuleIndex]
 
 

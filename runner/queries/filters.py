@@ -68,7 +68,7 @@ class Filters:
     until: float | None = None  # exclusive
     tool: str | None = None
     model: str | None = None  # as the API names it
-    state: str | None = None  # of the run, not of its item's
+    state: str | None = None  # of the run itself, also of a sub-agent
     limit: int | None = None  # the most rows of the answer
 
     @property

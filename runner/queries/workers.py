@@ -161,8 +161,8 @@ def with_shown_states(
 def shown_states_by_job(
     database: Database, now: float, among: Collection[str] | None = None
 ) -> Mapping[str, Counter[tuple[str, str]]]:
-    """Return the number of items' runs by job, stored state and the different ``shown_states``; only of
-    the jobs ``among`` some ids, if there are any."""
+    """Count items' runs by job, stored state and shown state, where the two differ; with ``among``
+    only runs of these jobs."""
     shown = _shown(database, now)
     of_jobs = () if among is None else (runs.c.job_id.in_(among),)
     query = (

@@ -27,7 +27,7 @@ from runner.store.database import MOST_AT_ONCE, Database, in_lots, to_json
 from runner.store.jobs import refuse_unstorable
 from runner.store.questions import Given, LockedRun, load_asked, lock_open, store_answers
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
-from runner.store.standing import stand
+from runner.store.standing import add_standing
 from runner.store.tables import approvals, jobs, runs
 
 BATCH = MOST_AT_ONCE
@@ -396,7 +396,7 @@ class _Answering:
         first = {self.rules[one.id].text: one for one in reversed(answered)}
         for _, one in sorted(first.items()):
             call_id = ids.call_id(one.run_id, one.turn, one.position)
-            stand(connection, self.rules[one.id], author, self.now, call_id)
+            add_standing(connection, self.rules[one.id], author, self.now, call_id)
 
     def _given(self, asked: Question, positions: _Positions) -> Given:
         reply, rule = self.reply, self.rules.get(asked.id)

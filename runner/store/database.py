@@ -509,7 +509,7 @@ def _postgres_begin_with(command: bytes, engine: Engine) -> Engine:
 
 @dataclass(eq=False)
 class _Write:
-    """A write that waits, and then what came of it."""
+    """A waiting write, and later its result."""
 
     work: Callable[[Connection], Any]
     woken: threading.Lock = field(default_factory=threading.Lock)  # its caller waits for it
@@ -525,7 +525,7 @@ class _Write:
 
 
 class _SharedCommits:
-    """Writes on SQLite: the first of the callers that wait commits for all of them, then the next one
+    """Writes on SQLite: the first waiting caller commits for all who wait, then the next one
     leads. A caller is woken once: when its write is done, or when it is the one that leads."""
 
     def __init__(self, engine: Engine) -> None:

@@ -271,7 +271,7 @@ def _lacks_time(
 def held_back(
     database: Database, job_ids: Collection[str], now: float
 ) -> dict[str, tuple[int, HeldBy]]:
-    """Return how many due items may not begin, and what holds them back: of the jobs that have any."""
+    """Return, by job, how many due items may not begin and why; jobs without any are left out."""
     if not job_ids:
         return {}
     of_cap = left_today(database, now)

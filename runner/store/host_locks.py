@@ -69,8 +69,8 @@ class HostLocks:
 
 
 def gone_from_here(workers: Iterable[tuple[str, str]]) -> list[str]:
-    """Return those of workers, given with their host's ids, that were on this host and are gone. Makes
-    nothing: a user whose workers are all elsewhere has no folder of locks."""
+    """Return the ids of workers, given as (id, host id), that ran on this host and are gone. It
+    creates nothing: a user whose workers are all elsewhere has no folder of locks."""
     try:
         here = (_folder() / "host-id").read_text()
         return [

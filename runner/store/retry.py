@@ -57,8 +57,8 @@ def retry(
 ) -> list[Change]:
     """Let ended runs go on from where they stopped, or (``fresh``) begin them again as new runs.
 
-    Of a job, those are taken that failed, were stopped or cancelled (or only those in this ``state``)
-    and have not been begun afresh, and are ``among`` these if given; what stands in the way of one
+    Of a job, takes runs that failed, were stopped or were cancelled (or only those in ``state``),
+    have not been begun afresh, and are ``among`` these if given. A run that cannot be retried
     does not stop the others.
 
     Raises:

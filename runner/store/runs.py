@@ -84,7 +84,7 @@ class DueRun:
         return self.notified_at is None or abs(now - self.notified_at) > STALE_SECONDS
 
     def left_alone_until(self, host_id: str) -> float:
-        """Return the time until which a host leaves the run to others, after a fault of its own in it."""
+        """Return until when a host leaves the run to others, after the host itself failed at it."""
         fault = (self.host_faults or {}).get(host_id)
         return 0.0 if fault is None else fault["at"] + min(2 ** fault["times"], LONGEST_LEFT_ALONE)
 

@@ -1,4 +1,4 @@
-"""Standing rules: permission rules that each new job gets a copy of. Removed ones stay on record."""
+"""Standing rules: permission rules copied into each new job. Removed ones stay on record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.store.tables import standing_rules
 _IN_FORCE = standing_rules.c.removed_at.is_(None)
 
 
-def stand(
+def add_standing(
     connection: Connection, rule: Rule, author: Author, now: float, call_id: str | None = None
 ) -> int | None:
     """Store a standing rule, and return its id; None if the same is in force already.
@@ -30,7 +30,7 @@ def stand(
         call_id: the tool call whose answer it was.
 
     Raises:
-        UsageError: the text is no rule, or allows nothing; a job file could not have it either.
+        UsageError: no job file could have this rule.
     """
     if (wrong := syntax.problem(rule.text, rule.effect)) is not None:
         raise UsageError(wrong)
@@ -45,7 +45,7 @@ def stand(
 
 @writes
 def remove(connection: Connection, id: int, author: Author, now: float) -> dict[str, Any]:
-    """Let new jobs get no copy of a standing rule any more, and return its row. Raises
+    """Stop copying a standing rule into new jobs, and return its row. Raises
     ``NotFoundError`` if there is no such rule, ``UsageError`` if it was removed before."""
     this = standing_rules.c.id == id
     changes = {"removed_at": now, "removed_by": author.name or "", "removed_why": author.why}
@@ -66,8 +66,8 @@ def list_standing(database: Database, *, removed: bool = False) -> list[dict[str
 
 
 def standing_for(connection: Connection, spec: JobSpec) -> list[tuple[Row[Any], Sequence[Rule]]]:
-    """Return the standing rules that a job gets now: each row with the rules that it becomes, more than
-    one where its path leads into a workspace that runs have copies of."""
+    """Return the standing rules that a job gets now: each row with its rules, of which there are
+    several if its path leads into a workspace that is copied for each run."""
     query = select(standing_rules).where(_IN_FORCE).order_by(standing_rules.c.id)
     if not spec.asking.standing:
         query = query.where(standing_rules.c.effect != "allow")

@@ -126,7 +126,7 @@ _compiled: LRUCache[tuple[_Definition, str], _Compiled] = LRUCache(512)
 
 
 def _places(converters: Iterable[_Convert | None]) -> _Converters:
-    """Return the places of a row that are converted, with their converters."""
+    """Return the positions in a row that need a conversion, with their converters."""
     return [(place, convert) for place, convert in enumerate(converters) if convert]
 
 

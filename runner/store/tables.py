@@ -174,7 +174,7 @@ permission_rules = _table(
     CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
 )
 
-# Rules that each new job gets a copy of, with their authors. Removed ones stay on record.
+# Rules that are copied into each new job, with their authors. Removed ones stay on record.
 standing_rules = _table(
     "standing_rules",
     Column("id", Integer, primary_key=True),

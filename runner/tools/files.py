@@ -320,12 +320,12 @@ def _check_text(file: BufferedReader, path: str) -> None:
     )
 
 
-# The patch, of one hunk, that hooks are told of a Write or Edit, as Claude Code's tools make it
+# The one-hunk patch of a Write or Edit that hooks get, in the form of Claude Code's tools
 
 
 def change_of(before: bytes | None, after: bytes, *, made: bool = False) -> dict[str, Any]:
-    """Return the type of a change and its patch. None is made of a large change, of a file that was
-    ``made``, or of one whose content is not known (``before``: None)."""
+    """Return the type of a change and its patch. There is no patch of a large change, of a new file
+    (``made``), or if the old content is unknown (``before``: None)."""
     change: dict[str, Any] = {"type": "create" if made else "update"}
     if made or before is None or max(len(before), len(after)) > MOST_PATCHED_BYTES:
         return change
@@ -336,8 +336,8 @@ def change_of(before: bytes | None, after: bytes, *, made: bool = False) -> dict
 
 
 def _hunk(old: list[str], new: list[str]) -> dict[str, Any]:
-    """Return what stands between the first and the last line that differ, and the lines around it. No
-    shortest difference is looked for: that takes time with the square of the lines."""
+    """Return one hunk from the first to the last line that differ, with lines around it. It is not
+    the shortest difference, which would take quadratic time to find."""
     head = _common(old, new)
     tail = _common(old[head:][::-1], new[head:][::-1])
     first = max(0, head - _PATCH_CONTEXT)
@@ -355,7 +355,7 @@ def _hunk(old: list[str], new: list[str]) -> dict[str, Any]:
 
 
 def _common(old: list[str], new: list[str]) -> int:
-    """The number of lines that both begin with."""
+    """The number of leading lines that both have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
 
 

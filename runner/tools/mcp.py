@@ -132,9 +132,9 @@ class _Server:
         self._not_before = 0.0  # by the monotonic clock
         self._found: dict[str, str] = {}  # values of variables, by name
         self._containment: str | None = None
-        self._told_news: dict[
+        self._changes_told: dict[
             str, int
-        ] = {}  # changes of the session's tools that runs were told of
+        ] = {}  # by run: how many of the session's changes it knows
 
     def call(
         self, call: ToolCall, tool: str, inside: Contained, host: Starter, interrupt: Interrupt
@@ -178,8 +178,8 @@ class _Server:
 
     def _news(self, session: Session, run_id: str) -> str:
         """Return how the server's tools have changed since a run was last told; empty if they have not."""
-        news = session.changes[self._told_news.get(run_id, 0) :]
-        self._told_news[run_id] = len(session.changes)
+        news = session.changes[self._changes_told.get(run_id, 0) :]
+        self._changes_told[run_id] = len(session.changes)
         changed = f"The tools of the MCP server {self._written.name} have changed"
         return "".join(f"\n[{changed}: {each}]" for each in news)
 
@@ -203,7 +203,7 @@ class _Server:
             if self._session is None:
                 self._pause(until, interrupt)
                 self._session = self._open(call, inside, until, interrupt)
-                self._told_news = {}
+                self._changes_told = {}
             return self._session
         finally:
             self._lock.release()

@@ -47,7 +47,7 @@ Begin = Callable[[int, Interrupt], Ended]
 _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
 _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
-_LIST_PATIENCE = 1.0  # seconds for the tools that have changed, less than the patience above
+_LIST_PATIENCE = 1.0  # seconds for listing changed tools; less than the patience above
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
 _SESSION_ID = "mcp-session-id"
 _Streams = tuple[Any, Any]
@@ -81,7 +81,7 @@ class Session:
         self._client: Client | None = None
         self.tools: list[Tool] = []  # of the server, when it is open
         self._is_stale = False  # the server has said that its tools have changed
-        self.changes: list[str] = []  # of its tools since then, a line for each time
+        self.changes: list[str] = []  # of its tools since it opened, a line each
         self._forgotten = False  # the server has answered that it does not know this session
         self._opened: Future[None] = Future()
         self._stack = ExitStack()

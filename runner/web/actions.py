@@ -48,7 +48,7 @@ def answer(visit: Visit) -> Response:
         raise UsageError("say yes or no: approve or deny")
     remember = form.get("remember") or "call"
     if remember not in ("call", "run", "job", "always"):
-        raise UsageError(f"{remember[:20]!a} cannot be remembered: take call, run, job or always")
+        raise UsageError(f"{remember[:20]!a} is not a scope: choose call, run, job or always")
     if remember == "always" and not may(visit.session.role, "operate"):
         raise UsageError(
             "a rule for all new jobs needs the role 'operate': remember it for the job"
@@ -138,7 +138,7 @@ def confirm(visit: Visit) -> Response:
     """Show what an action on all that match would change."""
     app, action = visit.app, visit.query.get("action", "")
     if action not in ROLE_OF:
-        raise UsageError(f"{action[:20]!a} is no action: take {', '.join(ROLE_OF)}")
+        raise UsageError(f"{action[:20]!a} is not an action: choose {', '.join(ROLE_OF)}")
     job_id = app.find_job(visit.parts["job"])
     filters = run_table.filters_of(visit.query)
     values = {

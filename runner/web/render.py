@@ -74,7 +74,7 @@ def html(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
 
 
 def bare(status: int, words: str) -> Response:
-    """Return a page that says why there is no other."""
+    """Return a page without navigation that only shows a message."""
     return html("bare.html", {"words": words}, status)
 
 

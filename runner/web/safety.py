@@ -190,15 +190,15 @@ class Guard:
         """The response to what does not pass, or to a login; None lets it through."""
         access, path = self._access, request.url.path
         if request.headers.get("host", "").lower() not in access.hosts:
-            return bare(421, "this address is not one of ours: open the one that it printed")
+            return bare(421, "unknown host name: open the address that `runner web` printed")
         if request.method not in (*_READS, "POST"):
-            return bare(405, "there is nothing to do so")
+            return bare(405, "only GET, HEAD and POST are possible")
         if path.startswith("/static/"):
             return None
         form: dict[str, str] = {}
         if request.method == "POST":
             if not self._is_own(request.headers):
-                return bare(403, "this did not come from a page of ours: nothing was changed")
+                return bare(403, "this form was not sent by a page of Runner: nothing was changed")
             body = await _body(request)
             if body is None:
                 return bare(413, f"more than {MOST_BYTES:,} bytes: nothing was changed")
@@ -277,7 +277,7 @@ class Guard:
             self._limit.failed(address)
             log_event(logger, "a login failed", address=address)
             if is_local:
-                return bare(403, "this link was used, or is of an earlier start: see its output")
+                return bare(403, "this link was used or is old: open the one that was printed last")
             return RedirectResponse("/login?failed=1", 303)
         log_event(logger, "logged in", person=found[0], address=address)
         then = (form if form else request.query_params).get("next", "/")

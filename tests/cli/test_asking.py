@@ -112,7 +112,7 @@ def test_always_is_not_offered_without_a_rule(
 ) -> None:
     (run_id,) = submit_runs(database, "a")
     approval_id = ask(database, run_id, rule="")
-    person.answers((PROMPT, "a\n"), ("that is no answer here", ""), (PROMPT, "y\n"))
+    person.answers((PROMPT, "a\n"), ("that is not an answer", ""), (PROMPT, "y\n"))
     let_ask(asker, job_of(database, run_id))
     assert approval_row(database, approval_id).remembered is None
     assert "always" not in person.screen.getvalue()

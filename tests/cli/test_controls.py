@@ -168,7 +168,7 @@ def test_message_that_says_nothing_is_refused(
     assert command("say", submit_one(database), words).code == 2
 
 
-def test_jobs_of_several_items_are_not_spoken_to(
+def test_say_refuses_a_job_with_several_items(
     command: Callable[..., Result], database: Database
 ) -> None:
     job_id = jobs_store.submit(database, submission("a", "b"), NOW)

@@ -43,7 +43,7 @@ def checks(result: Result) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize(
     ("typed", "meant"), [("status", "list"), ("logs", "transcript"), ("help", "--help")]
 )
-def test_a_word_of_other_programs_is_answered_with_the_command(
+def test_a_command_name_of_other_programs_suggests_the_right_one(
     command: Callable[..., Result], typed: str, meant: str
 ) -> None:
     told = command(typed)

@@ -156,7 +156,7 @@ def test_what_was_tried_again_and_lost_is_told(command: Command, database: Datab
         shown,
         "• model call 1 failed: overloaded: busy␛[2J",
         "• the summary by model call 2 is not used: it is empty",
-        "• to be tried again at 2023-",
+        "• tries again at 2023-",
         "• attempt 1 was lost with its worker",
         "• attempt 1 ended in a bug: KeyError: 'a'",
         "── assistant, turn 1",

@@ -327,7 +327,7 @@ def test_run_needs_one_job_that_is_there(
     assert len(result.err.splitlines()) == 1
 
 
-def test_a_job_file_that_is_not_there_is_told_with_the_nearest_name(
+def test_the_error_for_a_missing_job_file_suggests_the_closest_name(
     command: Callable[..., Result], folder: Path
 ) -> None:
     assert "`runner init` writes a first one" in command("run", "night.toml").err

@@ -444,7 +444,7 @@ def test_what_a_printed_session_states_beyond_its_replies_is_counted() -> None:
     assert main.rows["model_calls"][-1]["purpose"] == "summary"
 
 
-def test_what_a_printed_session_states_of_a_model_with_a_longer_window_counts_once() -> None:
+def test_tokens_of_a_model_with_a_longer_window_are_counted_once() -> None:
     lines = streamed()
     (model,) = lines[-1]["modelUsage"]
     stated = {f"{model}[1m]": {"inputTokens": 20}, model: {"outputTokens": 500}}

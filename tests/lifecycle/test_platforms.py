@@ -62,7 +62,7 @@ def live_job(site: Site, platform: str, provider: dict[str, str], items: list[st
 
 
 @pytest.mark.parametrize("platform", MODELS)
-def test_runs_with_tools_end_over_a_throttle_cut_streams_and_a_refusal(
+def test_runs_survive_throttling_and_cut_streams_and_fail_on_a_refusal(
     play: Play, platform: str
 ) -> None:
     throttled = Break("status", status=429, message="Slow down.", headers={"retry-after": "0"})

@@ -124,7 +124,7 @@ def test_refusals_have_the_same_kinds_as_those_of_the_api(on, platform, status, 
         (403, "AccessDeniedException", "permission_error"),
     ],
 )
-def test_names_of_aws_count_where_its_status_says_less(on, status, name, kind):
+def test_an_error_name_of_aws_decides_the_kind_before_the_status(on, status, name, kind):
     broken = Break("status", status=status, error_type=name, message="In its words.")
     error = failed(on("bedrock", Reply(broken=broken)), "bedrock")
     assert (error.kind, error.status, error.billed) == (kind, status, False)
@@ -138,7 +138,7 @@ def test_names_of_aws_count_where_its_status_says_less(on, status, name, kind):
         ("modelTimeoutException", "timeout_error"),
     ],
 )
-def test_exception_inside_the_stream_of_bedrock_is_billed_for_what_came(on, name, kind):
+def test_an_exception_in_a_bedrock_stream_is_billed_for_the_part_before_it(on, name, kind):
     here = on("bedrock", Reply(SAID, broken=Break("error_event", after=3, error_type=name)))
     error = failed(here, "bedrock")
     assert (error.kind, error.status, error.billed) == (kind, None, True)
@@ -163,7 +163,7 @@ def test_broken_streams_are_told_apart_and_billed(on, platform, how, kind):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_a_prompt_that_the_window_does_not_hold_is_told_apart(on, platform):
+def test_a_prompt_longer_than_the_window_has_an_error_kind_of_its_own(on, platform):
     error = failed(on(platform, Reply(SAID), window=5), platform)
     assert (error.kind, error.status, error.billed) == ("prompt_too_long", 400, False)
 
@@ -195,7 +195,7 @@ def test_missing_credentials_end_the_call_before_it_is_made(on, platform, monkey
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_credentials_that_are_found_lack_nothing(on, platform):
+def test_nothing_is_lacking_if_credentials_are_found(on, platform):
     on(platform, Reply(SAID))
     assert lacks(platform) is None
 

@@ -23,7 +23,7 @@ from runner.errors import UnreachableError, UsageError
 from runner.permissions import Rule
 from runner.store import migrate
 from runner.store.database import Database
-from runner.store.standing import list_standing, stand
+from runner.store.standing import add_standing, list_standing
 from runner.store.tables import (
     jobs,
     metadata,
@@ -250,7 +250,7 @@ def test_older_jobs_keep_their_rules_when_standing_rules_come(
     assert [row.rule for row in database.rows(rules)] == ["Bash"]
     assert list_standing(database, removed=True) == []
     rule = Rule("deny", "Bash")
-    added = [database.write(lambda c: stand(c, rule, Author("a"), NOW)) for _ in range(2)]
+    added = [database.write(lambda c: add_standing(c, rule, Author("a"), NOW)) for _ in range(2)]
     assert added == [1, None]
 
 

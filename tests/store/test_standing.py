@@ -21,7 +21,7 @@ from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.rules import list_rules, policy_for, rules_at
 from runner.store.schedules import Cron
-from runner.store.standing import list_standing, remove, stand
+from runner.store.standing import add_standing, list_standing, remove
 from runner.store.tables import job_events
 from tests.store.asked import ASKING, answers, ask_all, remembered, submit_asking
 from tests.store.examples import NOW, submission
@@ -33,7 +33,7 @@ LENA = Author("lena", "it only locks")
 
 def add(database: Database, effect: Any, text: str, author: Author = LENA) -> int | None:
     rule = Rule(effect, text, author.why)
-    return database.write(lambda connection: stand(connection, rule, author, NOW - 9))
+    return database.write(lambda connection: add_standing(connection, rule, author, NOW - 9))
 
 
 def copies(database: Database, job_id: str) -> list[tuple[str, str]]:

@@ -103,7 +103,7 @@ def test_a_call_whose_images_cannot_be_opened_has_a_result_and_is_not_made_again
     assert "[image not shown: no program can be started" in given.content
 
 
-def test_tools_that_change_are_told_to_each_run_once(patient: Workbench) -> None:
+def test_each_run_is_told_once_that_tools_have_changed(patient: Workbench) -> None:
     for run_id in ("run_1", "run_2"):
         patient.tools.servers.claimed(Claimed(Lease(run_id, 1, "worker_1"), "job_1", "a"))
     ours = Ours(patient)

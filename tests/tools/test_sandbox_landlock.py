@@ -124,7 +124,7 @@ def test_it_writes_neither_shared_memory_nor_tmp_nor_devices(bench: Workbench) -
 
 
 @pytest.mark.slow
-def test_a_file_of_credentials_that_the_environment_names_is_read_by_no_command(
+def test_no_command_reads_a_credentials_file_that_the_environment_names(
     bench: Workbench, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = top / "elsewhere/f"

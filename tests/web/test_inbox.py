@@ -91,7 +91,7 @@ def test_a_rule_that_is_remembered_answers_the_others(
 
 
 @pytest.mark.parametrize("role", ["answer", "operate"])
-def test_only_who_may_operate_sets_a_rule_for_new_jobs(
+def test_a_rule_for_new_jobs_needs_the_role_operate(
     app: App, database: Database, open_site: Callable[..., Site], role: people.Role
 ) -> None:
     (run_id,) = submit_runs(database, "a.py")

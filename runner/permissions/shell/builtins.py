@@ -24,7 +24,7 @@ _HIGH_RISK = re.compile(
 )
 
 
-# Names that a script gives its own variables, and no program knows.
+# Names that scripts use for their own variables, and that no program reads.
 _OWN = re.compile(
     r"[A-Z]|(?:NEW_|OLD_|PREV_|CURRENT_|LAST_)?(?:VERSION|BRANCH|SHA|COMMIT|FILES?|COUNT|NAMES?|RESULTS?|OUTPUT|OUT|STATUS|TAGS?"
     r"|START|END|TOTAL|LINES?|NUM|MSG|RESPONSE|BODY|CODE|PID|ID|URL|DIFF|LOG|SIZE|DATE|NOW|HASH|MERGE_BASE|BASE_SHA|DIRS?)"

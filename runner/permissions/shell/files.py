@@ -265,7 +265,7 @@ def _without_braces(text: str) -> list[str]:
 
 
 def decoded(word: Word) -> list[str]:
-    """Return what bash may make of a word whose expansions hold nothing."""
+    """Return what bash may make of a word if its expansions are empty."""
     if word.exact:
         return [word.value]
     text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), word.value)
@@ -273,7 +273,7 @@ def decoded(word: Word) -> list[str]:
 
 
 def literal(words: Iterable[Word]) -> list[str]:
-    """Return the paths that words name, those behind the home's and the folder's variables too."""
+    """Return the paths that words name, also those that begin with ``$HOME`` or ``$PWD``."""
     found = []
     for word in words:
         found.append(path_of(word))
@@ -287,7 +287,7 @@ def literal(words: Iterable[Word]) -> list[str]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield a text and its parts at signs by which programs join a path to something."""
+    """Yield a text, and its parts between signs that join a path to something: ``file=@path``."""
     yield text
     if len(text) <= _LONGEST:
         yield from filter(None, _SIGNS.split(re.sub(r"^.*?fileb?://", "", text)))

@@ -130,7 +130,7 @@ _NO_SWITCH = re.compile(
 
 
 def is_switch(name: str, value: Word | None) -> bool:
-    """True for ``COVERAGE=1`` and its like: no name of a file, a program, options or a host."""
+    """True for switches like ``COVERAGE=1``, whose name suggests no file, program or host."""
     plain = value is not None and value.exact and re.fullmatch("[01]|true|false", value.value)
     return bool(plain and re.fullmatch("[A-Z][A-Z0-9_]*", name) and not _NO_SWITCH.fullmatch(name))
 
@@ -234,7 +234,7 @@ _EXECUTABLE = re.compile(r"(?:/usr(?:/local)?/bin/)?[a-z0-9.+-]+")
 
 
 def is_cmake_definition(text: str) -> bool:
-    """True if a definition of cmake (``NAME:TYPE=value``) makes it run nothing else than usual programs."""
+    """True if a cmake definition (``NAME:TYPE=value``) makes it run only the usual programs."""
     name, _, value = text.partition("=")
     name = name.partition(":")[0]
     if _CMAKE_PROGRAMS.fullmatch(name):

@@ -1,7 +1,7 @@
-"""Paths that the arguments of a program name in any way, where no table says what it does with them.
+"""Paths in the arguments of a program, where no table says what the program does with them.
 
-A denial of ``Read(.env)`` stops every program that is given ``.env``, but those that only look at names.
-A guess does no harm there: it is for deny and ask rules.
+A denial of ``Read(.env)`` stops every program given ``.env``, except those that look at names only.
+Guessing is safe here, because only deny and ask rules use these paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runner.permissions.shell.words import Word, names
 
 _MOST = 1000  # paths of one command
 _LONGEST = 20_000  # characters of an argument
-# They look at names and not into files.
+# Programs that look at names, not into files.
 _NAMING = names("""
     echo printf ls dir vdir stat test [ find fd fdfind basename dirname realpath readlink cd
     pushd popd which whereis type command hash mkdir rmdir rm unlink touch chmod chown chgrp
@@ -23,9 +23,9 @@ _NAMING = names("""
     local readonly set shopt kill pkill pgrep killall trap sleep pwd true false : alias mktemp
     seq date lsof fuser namei exit return shift umask ulimit wait jobs getopts let expr tee
     sponge printenv env uname id whoami hostname ping ln link rename prename""")
-# A table knows all that they read.
+# Programs whose reads are all in a table.
 _KNOWN = names("curl wget wget2 http https xh xhs httpie git dig host nslookup")
-# Their operands are names of actions and things, unless they look like paths.
+# Programs whose operands name actions and things, unless they look like paths.
 _SUBCOMMANDS = names("""
     docker podman nerdctl kubectl oc helm gh glab aws gcloud az npm yarn pnpm bun cargo go
     terraform tofu make gmake just task systemctl journalctl brew apt apt-get pip pip3 uv poetry
@@ -63,7 +63,7 @@ def candidates(word: Word) -> Iterator[str]:
 
 
 def is_interpreter(program: str) -> bool:
-    """True if a program runs the text of an argument, in a language of its own."""
+    """True if a program is an interpreter, which may run code in an argument."""
     return _INTERPRETERS.fullmatch(program) is not None
 
 

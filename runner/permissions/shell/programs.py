@@ -349,7 +349,7 @@ _PROJECT_OPTIONS = {
 }
 PROJECT_OPTIONS = {name: names(text) for name, text in by_name(_PROJECT_OPTIONS).items()}
 
-# What is found in the arguments, joined by blanks, of a program that runs or writes what they say.
+# Patterns for a program's joined arguments; with a match it runs or writes what they say.
 _USES = {
     "npm": r"^(?:(?:c|config) )?set (?:-\S+ )*(?:git|editor|viewer|browser|prefix|shell|python|node-gyp)\b"
     r"|^(?:c|config) edit|^edit\b|^pkg set .*\bscripts[.\[]|^(?:exec|x) (?:.* )?(?:-c|--call?)(?:[ =]|$)",

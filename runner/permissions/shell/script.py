@@ -190,7 +190,7 @@ class Findings:
         )
 
     def _any_word_opens(self) -> None:
-        """Count each word of the script as what a variable, a pipe or find hands to a program."""
+        """Treat each word of the script as a path that a variable, pipe or find may pass on."""
         for word in self.words[:_MOST_WORDS]:
             self.mentions += candidates(word)
             if _GLOB.fullmatch(word.value):

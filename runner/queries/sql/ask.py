@@ -123,8 +123,8 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Co
 
 
 def store_prices(database: Database, prices: PriceList) -> None:
-    """Store the price list that ``v_costs`` multiplies with, if it has changed. The view looks for whole
-    ids, so there are rows for those of platforms, too, as far as calls have them."""
+    """Store the price list that ``v_costs`` multiplies with, if it has changed. The view matches
+    only whole ids, so each platform's model id in a call gets a row, too."""
     on_platforms = or_(*(model_calls.c.model.contains(mark) for mark in sorted(PLATFORM_MARKS)))
     called = database.rows(select(model_calls.c.model).where(on_platforms).distinct())
     priced = {model: price for (model,) in called if (price := prices.price(model)) is not None}

@@ -87,7 +87,7 @@ def test_ids_may_be_shortened(command: Command, database: Database, job: Job) ->
         assert (row["tool"], row["calls"]) == ("Bash", 1)
 
 
-def test_a_question_may_be_about_runs_in_one_state(command: Command, database: Database) -> None:
+def test_a_question_can_cover_only_runs_in_one_state(command: Command, database: Database) -> None:
     for state in ("waiting", "cancelled"):
         run_id = submit(database, f"{state}.py").runs[0]
         turn(claim(database, run_id), *bash(f"echo {state}"))

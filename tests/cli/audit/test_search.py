@@ -168,7 +168,7 @@ def test_without_a_database_no_job_is_found(command: Command) -> None:
         assert "no jobs yet" in result.err
 
 
-def test_in_a_folder_below_the_one_with_the_state_its_place_is_told(
+def test_a_command_in_a_subfolder_names_the_state_folder_above(
     command: Command, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit_one(database)
@@ -177,7 +177,7 @@ def test_in_a_folder_below_the_one_with_the_state_its_place_is_told(
     for arguments, code in ((["list"], 0), (["show", "last"], 2)):
         told = command(*arguments)
         assert (told.code, told.out) == (code, "")
-        assert f"there are some in {folder / '.runner'}; say --home" in told.err
+        assert f"some are in {folder / '.runner'}; use --home" in told.err
 
 
 def test_a_question_without_an_answer_says_so(command: Command, database: Database) -> None:

@@ -175,7 +175,7 @@ Change = Callable[[dict[str, Any]], object]
         ("run_items", lambda row: row.update(run_id="run_1"), "run_items.run_id is not run_"),
         ("blocks", lambda row: row.update(content="x"), "no block of that type"),
         ("blocks", lambda row: row.update(role="system"), "neither user nor assistant"),
-        ("blocks", lambda row: row["content"].pop("text"), "has no text as the API has it"),
+        ("blocks", lambda row: row["content"].pop("text"), "has no valid text"),
         ("tool_calls", lambda row: row.update(name="Bash2"), "names another call than its block"),
         ("tool_calls", lambda row: row.update(message=40), "no block of message 40 asks for"),
         ("tool_outputs", lambda row: row.update(compressed="?"), "compressed is no base64"),
