@@ -21,7 +21,12 @@ LOG_FORMATS = ("text", "json")
 # PGPASSWORD is read by libpq: https://www.postgresql.org/docs/current/libpq-envars.html
 _KEYS = (
     *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "PGPASSWORD"),
-    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
+    *(
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_BEARER_TOKEN_BEDROCK",
+    ),
 )
 _DEFAULT_HOME = ".runner"
 _LONG = 16  # characters of a secret that no other text contains by chance

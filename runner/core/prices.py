@@ -25,7 +25,7 @@ PLATFORM_MARKS = frozenset("./@")  # characters that only platforms' model ids h
 # ``JobSpec.billed_as`` names one on Vertex AI ("europe-west1/claude-opus-4-5@20251101").
 _PLATFORMS = re.compile(
     r"(?:arn:[^/]*/)?(?:([a-z0-9-]+)\.)?anthropic\.(claude-[a-z0-9-]+?)(?:-v\d+(?::\w+)*)?"
-    r"|(?:([a-z0-9-]+)/)?(claude-[a-z0-9-]+?)(?:-v\d+)?(?:@(?:\d{8}|default|latest))?",
+    r"|(?:([a-z0-9-]+)/)?(claude-[a-z0-9-]+?)(?:(?:-v\d+)?@(?:\d{8}|default|latest))?",
     re.ASCII,
 )
 

@@ -85,6 +85,8 @@ class PlatformClients(MessagesClients):
         except FAILURES:
             raise
         except self._errors.refused as error:
+            if type(error) is RuntimeError and "resolve" not in str(error):
+                raise  # a bug, not the SDK's word on credentials
             if isinstance(error, self._errors.unanswered) or getattr(error, "retryable", False):
                 raise ModelCallError("connection", line_of(error), billed=False) from error
             raise ModelCallError(

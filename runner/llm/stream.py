@@ -334,8 +334,9 @@ _AWS_KINDS = {
 _TOO_LONG_WORDS = ("prompt is too long", "exceed context limit", "input is too long")
 # What it says of an image or a document that it cannot open, or that is too large.
 _OF_MEDIA = re.compile(
-    r"\.(image|document|pdf)\.|could not process (the )?(image|document|pdf)|image (dimensions )?exceeds?|"
-    r"image dimensions|unsupported image|pdf specified|pdf pages|invalid (image|base64|pdf)"
+    r"messages\.\d+\.\S*\.(image|document|pdf)\.|could not process (the )?(image|document|pdf)|"
+    r"image (dimensions )?exceeds?|image dimensions|unsupported image|pdf specified|pdf pages|"
+    r"invalid (image|base64|pdf)"
 )
 # The beginning of the API's message when a limit is reached that people have set.
 _SPEND_LIMIT_WORDS = tuple(

@@ -546,7 +546,7 @@ class _SharedCommits:
                 self._waiting.append(mine)
             mine.woken.acquire()
             if mine.leads:
-                self._commit(self._waiting)
+                self._commit()
         finally:
             with self._lock:
                 if not mine.is_done:  # interrupted
@@ -564,14 +564,18 @@ class _SharedCommits:
             self._waiting[0].leads = True
             self._waiting[0].woken.release()
 
-    def _commit(self, waiting: deque[_Write], most: int = _WRITES_PER_COMMIT) -> None:
+    def _take(self, most: int) -> list[_Write]:
+        with self._lock:  # an interrupted caller takes its own write away
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), most))]
+
+    def _commit(self, most: int = _WRITES_PER_COMMIT) -> None:
         """Commit what waits in one transaction, or each write in its own if one of them fails."""
         batch: list[_Write] = []
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
             with self._connection.begin():  # who comes while it waits for another process shares it
-                batch = [waiting.popleft() for _ in range(min(len(waiting), most))]
+                batch = self._take(most)
                 values = [write.work(self._connection) for write in batch]
         except BaseException as error:
             if isinstance(error, DBAPIError) and self._connection is not None:
@@ -579,12 +583,12 @@ class _SharedCommits:
                 self._connection.close()
                 self._connection = None
             if not batch:  # the transaction has not begun
-                batch = [waiting.popleft() for _ in range(min(len(waiting), most))]
+                batch = self._take(most)
             is_of_all = len(batch) == 1 or isinstance(error, OperationalError)
             if isinstance(error, Exception) and not is_of_all:
-                waiting.extendleft(reversed(batch))
+                self._waiting.extendleft(reversed(batch))
                 for _ in batch:
-                    self._commit(waiting, most=1)
+                    self._commit(most=1)
                 return
             for write in batch:
                 write.done(error=error)

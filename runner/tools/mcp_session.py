@@ -47,6 +47,7 @@ Begin = Callable[[int, Interrupt], Ended]
 _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
 _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
+_MOST_CHANGES = 20  # that a session tells its runs of
 _LIST_PATIENCE = 1.0  # seconds for listing changed tools; less than the patience above
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
 _SESSION_ID = "mcp-session-id"
@@ -124,9 +125,11 @@ class Session:
         result = await client.call_tool(tool, arguments, timeout)
         if self._is_stale:
             self._is_stale = False
-            with suppress(MCPError), anyio.move_on_after(_LIST_PATIENCE):
+            # Any error: the call was made, and its result counts.
+            with suppress(Exception), anyio.move_on_after(_LIST_PATIENCE):
                 before, self.tools = self.tools, await _tools_of(client)
-                if told := self._difference(before):
+                told = self._difference(before)
+                if told and len(self.changes) < _MOST_CHANGES:
                     self.changes.append(told)
         return result
 
