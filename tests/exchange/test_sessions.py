@@ -252,7 +252,10 @@ def test_a_last_line_that_was_being_written_is_left_out() -> None:
         (b'{"type":"user","message":{"content":7}}\n', "neither text nor a list of blocks"),
         (b'{"type":"user","message":{"content":[7]}}\n', "has no type"),
         (b'{"type":"user","message":{"content":[{"type":"text"}]}}\n', "has no valid text"),
-        (b'{"type":"user","message":{"content":[{"type":"tool_result"}]}}\n', "has no valid tool_use_id"),
+        (
+            b'{"type":"user","message":{"content":[{"type":"tool_result"}]}}\n',
+            "has no valid tool_use_id",
+        ),
         (b'{"type":"assistant","message":{"content":[{"type":"tool_use"}]}}\n', "has no valid id"),
     ],
 )

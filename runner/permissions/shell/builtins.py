@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.permissions.shell.harmless import is_harmless, is_switch
+from runner.permissions.shell.harmless import is_harmless
 from runner.permissions.shell.words import Word, names
 
 Risk = Literal["none", "low", "high"]
@@ -40,7 +40,7 @@ def variable_risk(name: str, exported: bool, value: Word | None = None, program:
     if _HIGH_RISK.fullmatch(name):
         return "high"
     own = (name.islower() or _OWN.fullmatch(name)) and not exported
-    return "none" if own or is_switch(name, value) else "low"
+    return "none" if own else "low"
 
 
 _SHELLS = names("bash sh dash ash")

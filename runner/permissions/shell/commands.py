@@ -21,7 +21,7 @@ from runner.permissions.shell.builtins import (
     variable_risk,
 )
 from runner.permissions.shell.files import Below, decoded, files_of, literal
-from runner.permissions.shell.harmless import is_harmless_use
+from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use
 from runner.permissions.shell.mentions import is_interpreter, is_unknown, mentioned
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
@@ -47,6 +47,7 @@ class _Command:
     kept: Sequence[str] = ()  # assignments before it, and wrappers, that a rule must name
     hides: str = ""
     level: int = 0
+    piped: bool = False  # it reads a pipe for sure
 
     @property
     def shown(self) -> str:
@@ -67,9 +68,14 @@ class Commands:
         self.nested = nested
 
     def simple(
-        self, words: Sequence[Word], assigned: Sequence[Assignment], source: str, level: int
+        self,
+        words: Sequence[Word],
+        assigned: Sequence[Assignment],
+        source: str,
+        level: int,
+        piped: bool,
     ) -> None:
-        """Add the command ``words`` with ``assigned`` before it."""
+        """Add the command ``words`` with ``assigned`` before it. ``piped``: it reads a pipe for sure."""
         if words[0].value == "read":
             # IFS says how read parts its line, and is as before when it is done.
             assigned = [each for each in assigned if each.name != "IFS"]
@@ -77,7 +83,7 @@ class Commands:
         kept = [each.source for each, risk in risks if risk != "none"]
         high = [each.name for each, risk in risks if risk == "high"]
         hides = f"it sets {high[0]} for the command" if high else ""
-        command = _Command(words, kept, hides, level)
+        command = _Command(words, kept, hides, level, piped)
         forms: Forms = {source: None}
         if assigned:
             forms[" ".join([*(each.source for each in assigned), command.shown])] = None
@@ -149,6 +155,7 @@ class Commands:
         inner = unwrap(program, command.words[1:])
         if inner.hides:
             self._unseen(command.words, forms)
+            self.findings.mentions += mentioned(program, command.words[1:])[0]
             self.findings.add(text, forms, inner.hides)
             return
         risks = _risks(inner.assigned, inner.words)
@@ -187,6 +194,9 @@ class Commands:
     def _ordinary(self, program: str, command: _Command, forms: Forms) -> None:
         findings, arguments = self.findings, command.words[1:]
         if _RUNS_NOTHING.fullmatch(command.text) and (findings.loop or command.text[0] in "e:"):
+            return
+        if command.piped and is_end_of_pipe(command.text):
+            findings.calls.append(Part(command.text, tuple(forms)))  # no rule has to allow it
             return
         reason = self._note_builtin(program, arguments)
         hiding = program in HIDING and not is_harmless_use(program, arguments)

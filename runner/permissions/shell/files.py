@@ -34,9 +34,7 @@ _EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
 _SIGNS = re.compile(r"[=,:@#]")
 _LONGEST = 2000  # characters of an argument that is taken apart
 # Options whose value is not looked at.
-LEFT_OUT = re.compile(
-    r"-+[\w-]*(?:exclude|ignore|omit|skip|without|prune|not|hide|except|invert)", re.I
-)
+LEFT_OUT = re.compile(r"-+(?:exclude|ignore|omit|skip)(?:-(?:dir|glob|pattern))?(?:=|\Z)")
 _NO_FILE = DEVICES | {"-"}
 _UNKNOWN = Word("?", "", exact=False, loose=True)
 

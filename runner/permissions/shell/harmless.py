@@ -17,8 +17,9 @@ from runner.permissions.shell.words import Printed, Word, by_name, names
 _ANY_VALUE = names("""
     CI DEBUG NODE_ENV LANG LANGUAGE TZ TERM COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE
     RUST_BACKTRACE RUST_LOG PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED LOG_LEVEL VERBOSE
-    CGO_ENABLED GOOS GOARCH BABEL_ENV RAILS_ENV RACK_ENV MIX_ENV APP_ENV FLASK_ENV GIT_AUTHOR_NAME
-    GIT_AUTHOR_EMAIL GIT_AUTHOR_DATE GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL GIT_COMMITTER_DATE""")
+    COVERAGE HEADLESS CGO_ENABLED GOOS GOARCH BABEL_ENV RAILS_ENV RACK_ENV MIX_ENV APP_ENV FLASK_ENV
+    GIT_AUTHOR_NAME GIT_AUTHOR_EMAIL GIT_AUTHOR_DATE GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL
+    GIT_COMMITTER_DATE""")
 _SWITCH = r"[0-9]*|true|false|yes|no|on|off"
 # With 0, 1, a number, or a word of that kind.
 _SWITCHES = names("""
@@ -88,8 +89,6 @@ _VALUES = {
     "FLASK_APP": r"[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?",
     "DISPLAY": r":[0-9]+(?:\.[0-9])?",
     "LOGLEVEL PYTHONLOGLEVEL": "[A-Za-z]+",
-    "DATABASE_URL TEST_DATABASE_URL REDIS_URL": r"(?:postgres(?:ql)?|mysql|redis)(?:\+[a-z0-9]+)?://"
-    r"(?:[a-z0-9_]+(?::[a-z0-9_]+)?@)?(?:localhost|127\.0\.0\.1)(?::[0-9]+)?(?:/[a-z0-9_]*)?|sqlite(?:\+[a-z0-9]+)?:///?:memory:|sqlite://",
 }
 _HARMLESS_VALUES = {
     **dict.fromkeys(_SWITCHES, re.compile(_SWITCH)),
@@ -105,6 +104,15 @@ _PYTHON_PATH = re.compile(
     )
     + r"(?::\$PYTHONPATH|:\$\{PYTHONPATH(?::?-)?\}|\$\{PYTHONPATH:\+:\$PYTHONPATH\})?"
 )
+# A database of this machine: for programs that run tests, or named as one for tests.
+_DATABASES = names("DATABASE_URL TEST_DATABASE_URL REDIS_URL")
+_DATABASE = re.compile(
+    r"(?:postgres(?:ql)?|mysql|redis)(?:\+[a-z0-9]+)?://(?:[a-z0-9_]+(?::[a-z0-9_]+)?@)?"
+    r"(?:localhost|127\.0\.0\.1)(?::[0-9]+)?(?:/(?P<name>[a-z0-9_]*))?"
+    r"|sqlite(?:\+[a-z0-9]+)?://(?:/?(?P<memory>:memory:))?"
+)
+_FOR_TESTS = re.compile(r"(?:[a-z0-9_]*_)?tests?(?:db)?(?:_[a-z0-9_]*)?|:memory:")
+_TEST_RUNNERS = re.compile(r"py\.?test|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest")
 _OF_PROJECT = re.compile(
     r"py\.?test|tox|nox|coverage|uv|poetry|pdm|hatch|pipenv|python(?:3(?:\.[0-9]+)?)?"
 )
@@ -119,20 +127,13 @@ def is_harmless(name: str, value: Word | None, program: str = "") -> bool:
         return False
     if name == "PYTHONPATH":
         return bool(_OF_PROJECT.fullmatch(program) and _PYTHON_PATH.fullmatch(value.value))
+    if name in _DATABASES:
+        database = _DATABASE.fullmatch(value.value) if value.exact else None
+        called = database and (database["name"] or database["memory"] or "")
+        tests = _TEST_RUNNERS.fullmatch(program) or _FOR_TESTS.fullmatch(called or "")
+        return bool(database and tests)
     harmless = _HARMLESS_VALUES.get(name)
     return harmless is not None and value.exact and harmless.fullmatch(value.value) is not None
-
-
-_NO_SWITCH = re.compile(
-    r".*(?:RC|PATH|FILES?|DIRS?|FOLDER|ROOT|CONF|CONFIG|HOME|CMD|COMMAND|OPTIONS?|OPTS?|ARGS?|INIT|PRELOAD|PLUGINS?"
-    r"|MODULES?|LIB|LIBS|LIBRARY|PROG|PROGRAM|EXEC|HOOKS?|WRAPPER|URL|HOST|ENV)"
-)
-
-
-def is_switch(name: str, value: Word | None) -> bool:
-    """True for switches like ``COVERAGE=1``, whose name suggests no file, program or host."""
-    plain = value is not None and value.exact and re.fullmatch("[01]|true|false", value.value)
-    return bool(plain and re.fullmatch("[A-Z][A-Z0-9_]*", name) and not _NO_SWITCH.fullmatch(name))
 
 
 # --- Assignments in the arguments of make: ``make CC=clang ARGS="-k x"``.
@@ -325,6 +326,18 @@ _KNOWN_OUTPUTS = [(kind, re.compile("|".join(forms))) for kind, forms in _PRINTS
 def printed(command: str) -> Printed:
     """Return what a simple command prints, "" if that is not known."""
     return next((kind for kind, known in _KNOWN_OUTPUTS if known.fullmatch(command)), "")
+
+
+# --- The end of a pipe: it prints a part of what the command before it prints.
+
+_END_OF_PIPE = re.compile(
+    r"(?:head|tail)(?: -[0-9]+| -[nc] ?[-+]?[0-9]+| --(?:lines|bytes)=[-+]?[0-9]+)*"
+)
+
+
+def is_end_of_pipe(command: str) -> bool:
+    """True for a ``head`` or ``tail`` that reads its input alone."""
+    return _END_OF_PIPE.fullmatch(command) is not None
 
 
 # --- Programs that can run anything, used so that they run nothing.

@@ -32,7 +32,7 @@ _SUBCOMMANDS = names("""
     vault consul gem bundle rails rake mvn gradle dotnet composer mix flutter""")
 _INTERPRETERS = re.compile(
     r"(?:python|pypy|node|nodejs|ruby|perl|php|lua|luajit|deno|bun|tclsh|Rscript|R|julia|osascript|elixir|groovy"
-    r"|scala|ghc|[a-z]*tex|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
+    r"|scala|ghc|[a-z]*tex|r?vim?|nvim|g?view|vimdiff|ex|red?|emacs|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
 )
 _TEXT_TOKEN = re.compile(r"[^\s'\"`(){}\[\],;=<>|&]+")
 _WRITES = re.compile(

@@ -103,7 +103,7 @@ class Findings:
     trusts_output: bool = False  # it matters what a program prints, which is known
     defines_functions: bool = False
     functions: set[str] = field(default_factory=set)
-    calls: list[Part] = field(default_factory=list)  # calls of these functions
+    calls: list[Part] = field(default_factory=list)  # of these functions, and ends of pipes
     functions_change: bool = False  # one may be undefined again, and a program take its place
     arrays: bool = False  # an array is set
     declares_dynamic: bool = False  # a declaration has a value that is only known when it runs

@@ -111,6 +111,7 @@ _GIT_SHOWS = """
 _USAGES = {
     _READERS: "LOOSE reads:*",
     "sort": "LOOSE reads:* writes:-o,--output values:-k,-t,-S,-T",
+    "date": "reads:-f,--file values:-d,-s,--date,--set",
     "file": "reads:-f,--files-from",
     "pandoc": "LOOSE reads:* writes:-o,--output",
     "du": "reads:-X,--files0-from,--exclude-from",
@@ -144,7 +145,8 @@ _USAGES = {
     "venv virtualenv": "changes:*",
     "setfacl": "changes:* values:-m,-x,-M,-X,--modify,--remove trees@-R,--recursive:*",
     "sd": "changes:3+",
-    "find": "SINGLE reads@-exec,-execdir,-ok,-okdir:* may@-exec,-execdir,-ok,-okdir,-delete:*",
+    "find": "SINGLE reads:-files0-from reads@-exec,-execdir,-ok,-okdir:* "
+    "may@-exec,-execdir,-ok,-okdir,-delete:*",
     "patch": "changes:1 writes:-o,--output changes:-r,--reject-file reads:-i,--input,2 "
     "values:-p,-B,-z,-F,-D,-V,-Y,-g,--strip unpacks!--dry-run,-o,--output:-d,--directory",
     # --- They copy.
@@ -176,7 +178,7 @@ _USAGES = {
     "curl": "offered:-d,-F,-H,-w,--data,--data-ascii,--data-binary,--data-raw,--data-urlencode,--form,"
     "--header,--json,--proxy-header,--url-query,--variable,--write-out,--url "
     "reads:-T,-b,-E,-t,--upload-file,--cookie,--cert,--key,--cacert,--proxy-cert,--proxy-key,--netrc-file,"
-    "--pubkey,--etag-compare,--crlfile,--proxy-cacert,--ech,--knownhosts,-z,--time-cond "
+    "--pubkey,--etag-compare,--crlfile,--proxy-cacert,--ech,--knownhosts,-K,--config,-z,--time-cond "
     "writes:-o,-D,-c,--output,--dump-header,--cookie-jar,--trace,--trace-ascii,--stderr,--libcurl,"
     "--etag-save,--hsts,--alt-svc,--ssl-sessions,--dump-ca-embed "
     "values:-A,-C,-e,-m,-P,-Q,-r,-u,-U,-x,-X,-y,-Y,--output-dir,--request,--user,--user-agent,--referer,"
@@ -184,11 +186,12 @@ _USAGES = {
     "--resolve,--connect-to,--cert-type,--max-redirs,--oauth2-bearer,--form-string,--ciphers,--interface,"
     "--parallel-max,--expect100-timeout,--speed-limit,--speed-time,--proto,--quote,--proxy-user,"
     "--rate,--max-filesize,--pass,--key-type,--noproxy,--dns-servers,--local-port,--keepalive-time",
-    "wget wget2": "reads:-i,--input-file,--post-file,--body-file,--load-cookies,--certificate,"
+    "wget wget2": "offered:--header "
+    "reads:-i,--input-file,--post-file,--body-file,--load-cookies,--certificate,"
     "--private-key,--ca-certificate,--crl-file,--egd-file,--warc-dedup "
     "writes:-o,-a,-O,--output-file,--append-output,--output-document,--save-cookies,--hsts-file,"
     "--rejected-log,--warc-file "
-    "values:-A,-B,-D,-e,-I,-l,-P,-Q,-R,-t,-T,-U,-w,-X,--tries,--timeout,--header,--user-agent,--user,"
+    "values:-A,-B,-D,-e,-I,-l,-P,-Q,-R,-t,-T,-U,-w,-X,--tries,--timeout,--user-agent,--user,"
     "--password,--post-data,--body-data,--method,--directory-prefix,--level,--wait,--accept,--reject,"
     "--domains,--limit-rate,--read-timeout,--connect-timeout,--dns-timeout,--waitretry,--referer,"
     "--warc-tempdir,--warc-header,--progress,--cut-dirs,--default-page,--quota,--exclude-directories",
@@ -305,6 +308,7 @@ _USAGES = {
     "--author,--date,--fixup,--squash,--trailer",
     "git-format-patch git-range-diff": "reads:* may:-o,--output-directory,--output",
     "git-tag git-merge git-notes": "reads:-F,--file values:-m,-u,-s,-X",
+    "git-send-email": "reads:*",
     "git-ls-files": "reads:-X,--exclude-from",
     "git-config": "reads:-f,--file",
     "git-grep": "LOOSE reads:2+ reads:-f,-O",

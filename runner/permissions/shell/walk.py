@@ -33,6 +33,7 @@ _ALONE = _LOOPS | names("command compound_statement subshell if_statement case_s
 _BODIES = names("do_group compound_statement")
 _FUNCTION_BODIES = names("compound_statement subshell if_statement while_statement")
 _DASH = re.compile(r"[ \t]+-[ \t]+(?=[<>&0-9])")
+_END = re.compile(r"[ \t]*(?:[|;)\n`]|&&|\Z)")
 _AFTER_THEN = names("fi elif_clause else_clause")  # where nothing is between
 # ``time`` is a keyword in them, before a subshell as well; elsewhere a program.
 _BEFORE_TIME = names("""
@@ -209,9 +210,18 @@ class Walk(Expansions):
         words += more
         self.findings.here = self._moment(node)
         if words:
-            self.commands.simple(words, assigned, self.source_of(node), self.level)
+            self.commands.simple(
+                words, assigned, self.source_of(node), self.level, self._piped(node)
+            )
         else:
             self.give_up(node)
+
+    def _piped(self, node: Node) -> bool:
+        """True for a command behind ``|`` with no redirect of its own, which would be at its end."""
+        above = node.parent
+        redirects = any(child.type.endswith("_redirect") for child in node.children)
+        behind = above is not None and above.type == "pipeline" and node.prev_sibling is not None
+        return behind and not redirects and bool(_END.match(self.text, node.end_byte))
 
     def _moment(self, node: Node) -> Moment:
         return (*self.base, node.start_byte)
