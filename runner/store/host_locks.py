@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,8 +24,7 @@ class HostLocks:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or _folder()
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        status = self.folder.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        if not _is_ours(self.folder):
             raise RunnerError(
                 f"{self.folder} must be a folder of yours alone: remove it, or set TMPDIR elsewhere"
             )
@@ -70,14 +70,24 @@ class HostLocks:
 
 def gone_from_here(workers: Iterable[tuple[str, str]]) -> list[str]:
     """Return the ids of workers, given as (id, host id), that ran on this host and are gone. It
-    creates nothing: a user whose workers are all elsewhere has no folder of locks."""
+    creates nothing: a user whose workers are all elsewhere has no folder of locks. Nothing is known
+    from a folder that somebody else has made or may write to."""
+    folder = _folder()
+    file = folder / "host-id"
     try:
-        here = (_folder() / "host-id").read_text()
-        return [
-            id_ for id_, host_id in workers if host_id == here and _is_free(_lock(_folder(), id_))
-        ]
-    except OSError:
+        if not (_is_ours(folder) and stat.S_ISREG(file.lstat().st_mode)):
+            return []
+        here = file.read_text()
+        return [id_ for id_, host_id in workers if host_id == here and _is_free(_lock(folder, id_))]
+    except (OSError, ValueError):  # a value that is no text is no id of a host
         return []
+
+
+def _is_ours(folder: Path) -> bool:
+    """True for a folder that only this user may enter."""
+    status = folder.lstat()
+    is_private = status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return is_private and stat.S_ISDIR(status.st_mode)
 
 
 def _folder() -> Path:

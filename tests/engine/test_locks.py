@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from runner.errors import RunnerError
-from runner.store.host_locks import HostLocks
+from runner.store.host_locks import HostLocks, gone_from_here
 
 HOLDER = """
 import sys, time
@@ -57,3 +58,42 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(RunnerError, match="yours alone"):
         HostLocks(tmp_path / "open")
+
+
+LOOK = "from runner.store.host_locks import gone_from_here; print(gone_from_here([('a', 'here')]))"
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostLocks:
+    """The locks of this user in the folder of temporary files, where others may be first. The worker
+    ``a`` is gone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    locks = HostLocks()
+    (locks.folder / "a.lock").touch()
+    return locks
+
+
+def test_nothing_is_known_from_a_folder_that_somebody_else_may_write_to(shared: HostLocks) -> None:
+    worker = ("a", shared.host_id)
+    assert gone_from_here([worker]) == ["a"]
+    shared.folder.chmod(0o777)
+    assert gone_from_here([worker]) == []
+    shared.folder.chmod(0o700)
+    if os.getuid() == 0:
+        os.chown(shared.folder, 12345, 12345)
+        assert gone_from_here([worker]) == []
+
+
+def test_nobody_waits_for_a_host_id_that_is_no_file(shared: HostLocks) -> None:
+    (shared.folder / "host-id").unlink()
+    os.mkfifo(shared.folder / "host-id")
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert looked.stdout == "[]\n"
+
+
+def test_a_host_id_that_is_no_text_names_no_host(shared: HostLocks) -> None:
+    (shared.folder / "host-id").write_bytes(b"\xff\xfe")
+    assert gone_from_here([("a", shared.host_id)]) == []
