@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -158,9 +159,9 @@ def _work(
         finally:
             interruption.give_back = None
             worker.drain()
-        if interruption.cut_short:
-            note("stopping: the steps in hand are ended or left to resume")
-        work.wait_for_end(worker)
+            if interruption.cut_short:
+                note("stopping: the steps in hand are ended or left to resume")
+            work.wait_for_end(worker)
     return session.detached
 
 
@@ -237,9 +238,10 @@ class Interruption:
             killing = threading.Thread(target=self._worker.kill, daemon=True)
             killing.start()
             killing.join(_QUIT_SECONDS)
-        if self.give_back is not None:
-            self.give_back()
-        if self._how_to_go_on:
-            # Not through sys.stderr: this handler may have interrupted a write to it.
-            os.write(sys.stderr.fileno(), f"{short_ids(self._how_to_go_on)}\n".encode())
+        with suppress(OSError):  # the terminal is gone
+            if self.give_back is not None:
+                self.give_back()
+            if self._how_to_go_on:
+                # Not through sys.stderr: this handler may have interrupted a write to it.
+                os.write(sys.stderr.fileno(), f"{short_ids(self._how_to_go_on)}\n".encode())
         os._exit(exit_codes.INTERRUPTED)

@@ -17,7 +17,7 @@ import click
 import runner
 from runner.cli import exit_codes
 from runner.cli.options import global_options
-from runner.cli.terminal import note, refuse, refuse_file
+from runner.cli.terminal import lasting, note, refuse, refuse_file
 from runner.errors import RunnerError, SpecError
 
 if TYPE_CHECKING:
@@ -166,9 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if instruction := os.environ.get(_COMPLETE):
         _complete(instruction)
     gc.disable()  # until the app is open: see ``open_app``
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character
+    sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
     try:
         code = _invoke(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()

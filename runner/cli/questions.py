@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Literal
 
 import click
@@ -59,7 +59,8 @@ class Terminal:
     def forget_typed(self) -> None:
         """Forget what was typed before a question was seen: it is no answer to it."""
         self._typed = b""
-        termios.tcflush(self._keyboard, termios.TCIFLUSH)
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcflush(self._keyboard, termios.TCIFLUSH)
 
     def read_line(self, until: Ends) -> str | None:
         """Return the next line that the person enters, or None once ``until`` says so. Raises

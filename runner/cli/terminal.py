@@ -6,6 +6,7 @@ whole or not at all.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -67,6 +68,27 @@ STATE_STYLES = {
     "queued": "dim",
     "interrupted": "bold red",
 }
+
+
+def lasting(stream: TextIO) -> TextIO:
+    """Return a standard stream for all output: it escapes characters that it cannot encode, and if it is
+    a terminal, it drops what is written once that is closed, so that a worker still ends in order."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+    # FileIO: with PYTHONUNBUFFERED
+    is_file = isinstance(getattr(stream, "buffer", None), io.BufferedWriter | io.FileIO)
+    if not (is_file and stream.isatty()):
+        return stream
+    buffer = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=True)
+
+
+class _Terminal(io.FileIO):
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError:  # the terminal is closed
+            return len(content)
 
 
 def say(text: str = "", *, indent: int | None = None) -> None:

@@ -21,7 +21,7 @@ from runner.queries.jobs import list_jobs
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.postgres import postgres_server
-from tests.runner_process import RunnerProcess
+from tests.runner_process import RunnerAtTerminal, RunnerProcess
 
 PATIENCE = 60.0
 DONE = {"text": "Done.\nAll of it."}
@@ -200,8 +200,31 @@ def test_ctrl_c_leaves_the_job_to_be_resumed(
 
 
 @pytest.mark.slow
+def test_a_terminal_that_is_closed_drains_the_worker(
+    folder: Path, command: Callable[..., Result]
+) -> None:
+    job = write_job(folder, {"a": [bash("touch begun; sleep 1"), bash("touch on"), DONE]})
+    hand, terminal = os.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    process = RunnerAtTerminal(["run", job], folder, environment, terminal)
+    os.close(terminal)
+    try:
+        screen = b""
+        while not ((folder / "workspace" / "begun").exists() and b"\x1b[?1049h" in screen):
+            screen += os.read(hand, 65536)  # a screen counts seconds
+        os.close(hand)
+        assert process.wait(PATIENCE) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert [each["state"] for each in command("workers", "--all", "--json").json] == ["ended"]
+    assert command("list", "--json").json[0]["state"] == "queued"
+    assert not (folder / "workspace" / "on").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_and_a_closed_terminal_are_like_ctrl_c(
+def test_sigterm_and_sighup_are_like_ctrl_c(
     start: Start, folder: Path, number: signal.Signals
 ) -> None:
     process = start("run", write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]}))
