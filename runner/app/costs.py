@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,7 @@ from runner.core.spec import JobSpec
 from runner.errors import UsageError
 from runner.queries.costs import Cost, costs_by, priced_calls
 from runner.queries.jobs import list_runs, show_job
+from runner.store.jobs import is_of_sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,11 @@ def costs(app: App, job: str | None, by: By | None) -> Costs:
 
 
 def losses_of(app: App, job_id: str) -> Losses:
-    """Return what a job's calls cost for nothing, and what would have been cheaper."""
-    prices = app.prices()
-    return losses(priced_calls(app.database, prices, job_id), prices)
+    """Return what a job's calls cost for nothing, and what would have been cheaper: of imported sessions
+    nothing, as no job file of theirs could be changed."""
+    prices, job = app.prices(), show_job(app.database, job_id)
+    found = losses(priced_calls(app.database, prices, job_id), prices)
+    return replace(found, cheaper=()) if is_of_sessions(job["name"], job["source"]) else found
 
 
 def total_of(costs: Iterable[Cost]) -> Spending:

@@ -13,7 +13,7 @@ from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.errors import NotFoundError
 from runner.queries import batches, decisions, jobs, runs
 from runner.queries.run_table import ended_runs, failed_runs
-from runner.store.jobs import SESSIONS
+from runner.store.jobs import is_of_sessions
 
 JOBS = 30  # of a page
 _MOST_FAILURES = 5_000  # the newest, that are grouped
@@ -49,7 +49,7 @@ class JobLine:
     @property
     def actions(self) -> list[str]:
         """The actions that could change some of its runs: none for sessions from Claude Code."""
-        if (self.job["name"], self.job["source"]) == (SESSIONS, SESSIONS):
+        if is_of_sessions(self.job["name"], self.job["source"]):
             return []
         could = {
             "retry": self.ended > self.job["shown_runs"].get("succeeded", 0),

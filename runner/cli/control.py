@@ -8,11 +8,11 @@ from typing import Any, get_args
 import click
 
 from runner.app import control, handle, lanes
-from runner.app.humanize import cell
+from runner.app.humanize import cell, plural
 from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, state_option, usd
 from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
-from runner.core.run import Author, RunStatus
+from runner.core.run import ENDED, Author, RunStatus
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import Lane
 from runner.errors import UsageError
@@ -111,7 +111,7 @@ def retry(
     state = "failed" if failed else state
     outcome = control.retry(app, id, author, limits, fresh=fresh, state=state)
     what = f"is {state}" if state else "has failed, was cancelled or stopped at a limit"
-    _print(outcome, as_json, f"no run of it {what}")
+    _print(outcome, as_json, f"no run of it {what}", with_ended=True)
 
 
 def _weight(text: str) -> float:
@@ -176,22 +176,33 @@ def lane(app: handle.App, job: str, to: Lane | None, author: Author, as_json: bo
 
 
 def _print(
-    outcome: control.Outcome, as_json: bool, empty: str = "it has no runs", **more: Any
+    outcome: control.Outcome,
+    as_json: bool,
+    empty: str = "it has no runs",
+    *,
+    with_ended: bool = False,
+    **more: Any,
 ) -> None:
     for path in outcome.mended:
         note(f"the workspace {path} had lost its id: it is written again")
     target, changes = outcome.target, outcome.changes
+    told = [each for each in changes if each.changed or with_ended or each.state not in ENDED]
     if as_json:
         found = [asdict(change) for change in changes]
         say_json(found[0] | more if target.kind == "run" else found)
     elif target.kind == "run":
         for change in changes:
             say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
-    elif changes:
+    elif told:
         columns = ("run", "item", "state", "")
-        say_table(columns, ((c.id, c.item_key, c.state, c.detail) for c in changes))
-        count = sum(change.changed for change in changes)
-        note(f"{count} of {len(changes)} runs changed")
+        say_table(columns, ((c.id, c.item_key, c.state, c.detail) for c in told))
+        count, ended = sum(change.changed for change in changes), len(changes) - len(told)
+        before = f"; {ended:,} had ended before" if ended else ""
+        note(f"{count} of {len(changes)} runs changed{before}")
+    elif changes:
+        say_line(
+            f"{target.id}: nothing to do, {plural(len(changes), 'run has', 'runs have')} ended"
+        )
     else:
         note(f"{target.id}: {empty} (`runner list {target.id}`)")
     if outcome.is_shared:

@@ -158,12 +158,17 @@ class OpenedRun:
     events: list[dict[str, Any]]
 
 
+def is_of_sessions(name: str, source: str) -> bool:
+    """True for the name and the source of the job of imported sessions."""
+    return (name, source) == (SESSIONS, SESSIONS)
+
+
 def spec_to_go_on(connection: Connection, job_id: str) -> JobSpec:
     """The spec of a job whose runs are to go on. Raises ``UsageError`` for Claude Code's
     sessions."""
     query = select(jobs.c.spec, jobs.c.name, jobs.c.source).where(jobs.c.id == job_id)
     job = connection.execute(query).one()
-    if (job.name, job.source) == (SESSIONS, SESSIONS):
+    if is_of_sessions(job.name, job.source):
         raise UsageError(
             f"the runs of {job_id} are sessions that were imported from Claude Code: their tools and "
             "system prompt are not here, so they go on there (`claude --resume`)"

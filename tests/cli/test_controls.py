@@ -85,8 +85,21 @@ def test_job_says_what_changed_and_what_did_not(
     job_id = jobs_store.submit(database, submission("a", "b"), NOW)
     cancel_runs(database, Target("run", list_runs(database, job_id)[0]["id"]), NOW)
     result = command("pause", job_id)
-    assert "has ended: cancelled" in result.out
-    assert "1 of 2 runs changed" in result.err
+    assert [line.split()[1] for line in result.out.splitlines()] == ["item", "b"]
+    assert "1 of 2 runs changed; 1 had ended before" in result.err
+    assert len(command("pause", job_id, "--json").json) == 2
+
+
+def test_job_whose_runs_have_all_ended_is_one_line(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    cancel_runs(database, Target("job", job_id), NOW)
+    for name in ("cancel", "pause", "resume"):
+        result = command(name, job_id)
+        assert (result.code, result.err) == (0, "")
+        assert result.out == f"{job_id[-8:]}: nothing to do, 2 runs have ended\n"
+        assert len(command(name, job_id, "--json").json) == 2
 
 
 def test_cancelling_again_says_so_and_is_no_error(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from runner.app import humanize
 from runner.app.costs import cost_fields
@@ -18,6 +19,8 @@ from runner.core.prices import BY, Spending
 from runner.queries.transcript import show_run
 from runner.store.control import cancel
 from runner.store.database import Database
+from runner.store.jobs import SESSIONS
+from runner.store.tables import jobs
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.queries.test_losses import two_turns
@@ -220,6 +223,17 @@ def test_costs_of_a_job_say_what_was_lost_and_what_would_cost_less(
     report = command("report", job_id).out
     assert "- lost: $0.1150 to expired caches (1 call)" in report
     assert "- cheaper: `$0.0400 less: cache_control" in report
+
+
+def test_nothing_is_proposed_for_imported_sessions(
+    command: Callable[..., Result], database: Database, priced: None
+) -> None:
+    job_id = job_of(database, two_turns(database))
+    imported = update(jobs).values(name=SESSIONS, source=SESSIONS)
+    database.write(lambda connection: connection.execute(imported))
+    report = command("report", job_id).out
+    assert "- lost: $0.1150 to expired caches (1 call)" in report
+    assert " less: " not in report + command("costs", job_id).out
 
 
 def test_costs_take_the_filters_and_formats_of_the_record(
