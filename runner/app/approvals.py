@@ -205,7 +205,7 @@ def _named(app: App, questions: Sequence[Question], name: str) -> list[str]:
         if (answered := decisions.find_approval(app.database, name)) is None:
             raise NotFoundError(f"no approval is named {name[:60]!a}: see `runner approvals`")
         return [answered]
-    thing = app.find(name, "job", "run", "call")
+    thing = app.find_to_change(name, "job", "run", "call")
     if thing.kind == "call":
         if (about := decisions.find_approval(app.database, thing.id)) is None:
             raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")

@@ -74,11 +74,11 @@ def say(app: App, name: str, text: str, author: Author) -> Outcome:
     def tell(database: Database, target: Target, now: float) -> list[Change]:
         return [ended.say(database, target.id, text, now, author=author)]
 
-    return _changed(app, Target("run", app.find(name, "run").id), tell)
+    return _changed(app, Target("run", app.find_to_change(name, "run").id), tell)
 
 
 def _target(app: App, name: str) -> Target:
-    found = app.find(name, "job", "run")
+    found = app.find_to_change(name, "job", "run")
     return Target("job" if found.kind == "job" else "run", found.id)
 
 
@@ -104,7 +104,7 @@ def fork(
     """Go on from a turn of a run (0: from before the first) as another run, which may be told a
     ``text`` and call another ``model``. Raises ``UsageError`` if there is no such turn, it has not
     ended, or the cost of ``model`` is limited and it has no price."""
-    run_id = app.find(name, "run").id
+    run_id = app.find_to_change(name, "run").id
     run = show_run(app.database, run_id)
     job = show_job(app.database, run["job_id"])
     if model is not None and (run["cost_ceiling_usd"], job["budget_usd"]) != (None, None):

@@ -45,6 +45,10 @@ class App:
         ``NotFoundError`` if nothing has this name, or more than one thing."""
         return find(self.database, name, *kinds)
 
+    def find_to_change(self, name: str, *kinds: Kind) -> Found:
+        """As ``find``, but part of an item's key names it only if it is whole parts of its path."""
+        return find(self.database, name, *kinds, to_change=True)
+
     def completions(self, text: str, *kinds: Kind) -> list[str]:
         """Return names of these kinds that begin with a text, for a shell to complete it."""
         return completions(self.database, text, *kinds)

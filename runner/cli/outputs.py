@@ -145,7 +145,7 @@ def patch(
             f"--all takes runs in any state, --state {state} only one: give one of them"
         )
     states = ENDED if every else {state or "succeeded"}
-    named = app.find(id, "job", "run")
+    named = app.find_to_change(id, "job", "run")
     runs = outputs.runs_to_patch(app, named.id, states)
     make_folder(output)
     written = outputs.write_patches(

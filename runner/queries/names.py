@@ -7,7 +7,7 @@
 | ``last`` | the newest job |
 | the key that a job was submitted with | that job |
 | a job's name, or the beginning of it | the newest job of that name |
-| ``JOB/ITEM``: a job as above, an item's key or a part of it | the item's newest run |
+| ``JOB/ITEM``: a job as above, an item's key or a part of it (see ``find``) | the item's newest run |
 | a job as above, where a run is asked for and it has only one item | the item's newest run |
 | of an imported session: its title, or its own id, or six characters that this begins with | its run |
 """
@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -61,10 +62,11 @@ class Found:
 
 
 @reads
-def find(connection: Connection, text: str, *kinds: Kind) -> Found:
-    """Return the one thing of these kinds that a text names. Raises ``NotFoundError`` if it names
-    nothing, more than one thing or a thing of another kind, and says what it could be."""
-    found = _candidates(connection, text, kinds)
+def find(connection: Connection, text: str, *kinds: Kind, to_change: bool = False) -> Found:
+    """Return the one thing of these kinds that a text names. ``to_change`` it, only an item's key or
+    whole parts of its path name the item. Raises ``NotFoundError`` if it names nothing, more than one
+    thing or a thing of another kind, and says what it could be."""
+    found = _candidates(connection, text, kinds, _WHOLE_PARTS if to_change else _ANY_PART)
     if len(found) == 1:
         return found[0]
     raise NotFoundError(
@@ -72,13 +74,18 @@ def find(connection: Connection, text: str, *kinds: Kind) -> Found:
     )
 
 
-def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
+_WHOLE_PARTS, _ANY_PART, _NO_PART = 2, 4, 5  # how far a text may be from an item's key
+
+
+def _candidates(
+    connection: Connection, text: str, kinds: Collection[Kind], farthest: int = _ANY_PART
+) -> list[Found]:
     """Return what a text names, by the first of the ways in which it names anything."""
     if not text or not is_storable(text):
         return []
     ways = (
-        *(_by_id, _by_name, _by_item, _by_part_of_id, _by_session, _by_id_of_api),
-        *(_by_start_of_name, _by_only_item),
+        *(_by_id, _by_name, partial(_by_item, farthest=farthest), _by_part_of_id, _by_session),
+        *(_by_id_of_api, _by_start_of_name, _by_only_item),
     )
     return next(filter(None, (way(connection, text, kinds) for way in ways)), [])
 
@@ -112,26 +119,26 @@ def _by_name(connection: Connection, text: str, kinds: Collection[Kind]) -> list
     return found
 
 
-def _by_item(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
+def _by_item(
+    connection: Connection, text: str, kinds: Collection[Kind], farthest: int
+) -> list[Found]:
     if "run" not in kinds:
         return []
     found: dict[int, list[Found]] = {}
     for _, job_id, item in _jobs_and_items(connection, text):
         for key, run_id in newest_runs(connection, job_id).items():
             found.setdefault(_distance(key, item), []).append(Found("run", run_id))
-    found.pop(_NO_PART, None)
-    return found[min(found)] if found else []
-
-
-_NO_PART = 4
+    nearest = min(found, default=_NO_PART)
+    return found[nearest] if nearest <= farthest else []
 
 
 def _distance(key: str, part: str) -> int:
     """Return how far a text is from an item's key: 0 for the key, 1 for the last parts of a path with or
-    without the suffix, 2 for a beginning or end, 3 for another part of it."""
+    without the suffix, 2 for its first parts, 3 for a beginning or end, 4 for another part of it."""
     ways = (
         key == part,
         f"/{key}".endswith(f"/{part}") or f"/{key.rpartition('.')[0]}".endswith(f"/{part}"),
+        key.startswith(f"{part}/"),
         key.startswith(part) or key.endswith(part),
         part in key,
     )
@@ -286,6 +293,10 @@ def _not_found(connection: Connection, text: str, kinds: Sequence[Kind]) -> str:
         return f"{said}: that is {_of_wrong_kind(connection, text, other[0], kinds)}"
     named = next(_jobs_and_items(connection, text), None) if "run" in kinds else None
     if named is not None:
+        job, job_id, item = named
+        near = [f"{job}/{key}" for key in newest_runs(connection, job_id) if item in key]
+        if near:
+            return f"{said}: did you mean {' or '.join(map(_in_shell, near[:_MOST_LISTED]))}?"
         return f"{said}: that job has {_runs(connection, *named)}"
     if close := get_close_matches(text, _names(connection, kinds), n=1):
         return f"{said}: did you mean {_in_shell(close[0])}?"

@@ -33,6 +33,31 @@ def test_run_is_paused_resumed_and_cancelled(
         assert run_row(database, run_id).state == state
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cancel", "last/prod"),
+        ("pause", "last/prod"),
+        ("resume", "last/prod"),
+        ("retry", "last/prod"),
+        ("say", "last/prod", "Stop."),
+        ("fork", "last/prod@1"),
+        ("approve", "last/prod"),
+        ("deny", "last/prod", "--reason", "No."),
+        ("patch", "last/prod", "-o", "patches"),
+    ],
+)
+def test_a_piece_of_an_items_key_changes_no_run(
+    command: Callable[..., Result], database: Database, arguments: tuple[str, ...]
+) -> None:
+    jobs_store.submit(database, submission("pre-production-db", "b"), NOW)
+    refused = command(*arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert "did you mean last/pre-production-db?" in refused.err
+    assert command("show", "last/prod").code == 0
+    assert {run["state"] for run in command("list", "last", "--json").json} == {"queued"}
+
+
 def test_change_of_a_run_is_an_object_and_of_a_job_an_array(
     command: Callable[..., Result], database: Database
 ) -> None:

@@ -181,6 +181,25 @@ def test_the_nearest_part_of_an_items_key_names_it(database: Database) -> None:
     assert "could be" in refusal(database, "last/ta", "run")
 
 
+@pytest.mark.dialect
+def test_to_change_a_run_takes_whole_parts_of_its_items_key(database: Database) -> None:
+    keys = ("pre-production-db", "shop/iota.py", "docs/notes.md")
+    job_id = submit(database, "night", *keys)
+    for part, key in (
+        ("pre-production-db", "pre-production-db"),
+        ("shop/iota.py", "shop/iota.py"),
+        ("iota.py", "shop/iota.py"),
+        ("shop/iota", "shop/iota.py"),
+        ("docs", "docs/notes.md"),
+    ):
+        found = find(database, f"last/{part}", "job", "run", to_change=True)
+        assert found == Found("run", run_of(database, job_id, key))
+    for part, key in (("prod", keys[0]), ("pre", keys[0]), ("db", keys[0]), ("ota.py", keys[1])):
+        assert find(database, f"last/{part}", "run").kind == "run"
+        with pytest.raises(NotFoundError, match=f"is named 'last/{part}': did you mean last/{key}"):
+            find(database, f"last/{part}", "job", "run", to_change=True)
+
+
 def test_a_job_with_one_item_stands_for_its_run_where_only_a_run_will_do(
     database: Database,
 ) -> None:
