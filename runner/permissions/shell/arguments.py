@@ -21,7 +21,9 @@ _START = re.compile(r"(?:\.{0,2}|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?:/.*)?", re.DOTAL
 _FIRST_SAYS = names(
     "tar bsdtar gtar go npm npx cargo openssl sqlite3 jq cmake hg svn apt apt-get pip rpm dpkg"
 )
+MOST_READINGS = 64  # of one command
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
+_MODULE = re.compile(r"-[bBdEhiIOPqRsSuvVx]*m(.*)", re.DOTALL)
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 
@@ -108,8 +110,13 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
     """Return every reading of the command that a runner runs; none when it runs none here."""
     values = [word.value for word in arguments]
     found: dict[int, None] = {}
-    if _PYTHON.fullmatch(program) and "-m" in values:
-        at = values.index("-m") + 1
+    modules = [at for at, value in enumerate(values) if _MODULE.match(value)]
+    if _PYTHON.fullmatch(program) and modules:
+        at = modules[0] + 1
+        joined = values[at - 1].partition("m")[2]
+        if joined:
+            arguments = [*arguments[:at], Word(joined, joined), *arguments[at:]]
+            values.insert(at, joined)
         if values[at : at + 1] and (values[at] in RISKY or values[at] in programs.PYTHON_MODULES):
             found[at] = None
     for way in RUNNERS.get(program, ()):
@@ -131,6 +138,28 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
             bare = arguments[at].exact and name and sign and version and "/" not in name
             first = Word(name, name) if bare else arguments[at]
             commands.append((first, *arguments[at + 1 :]))
+    if program in programs.CONTAINERS:
+        for at in starts(values):
+            if values[at] in ("compose", "container"):
+                commands += inner_commands("docker-compose", arguments[at + 1 :])
+    return commands + _entries(program, arguments)
+
+
+def _entries(program: str, arguments: Sequence[Word]) -> list[tuple[Word, ...]]:
+    """Return readings of the command whose name is in an option and its arguments behind an image; some
+    more than ``MOST_READINGS`` are enough."""
+    commands: list[tuple[Word, ...]] = []
+    if program not in programs.CONTAINERS | {"docker-compose"}:
+        return commands
+    for at, word in enumerate(arguments):
+        named, equals, joined = word.value.partition("=")
+        first, *rest = [replace(word, source=joined, value=joined), *arguments[at + 1 :]]
+        if len(commands) > MOST_READINGS:
+            break
+        if named == "--entrypoint" and (equals or rest):
+            first, *rest = [first, *rest] if equals else rest
+            images = starts([each.value for each in rest])
+            commands += [(first, *rest[image + 1 :]) for image in images]
     return commands
 
 
@@ -250,21 +279,29 @@ def _project_elsewhere(name: str, arguments: Sequence[Word]) -> str:
     if options is None:
         return ""
     for at, word in enumerate(arguments):
-        named, equals, given = word.value.partition("=")
-        if named == "--":
+        if word.value == "--":
             break
-        if named.startswith("--"):
-            known = len(named) > 3 and any(option.startswith(named) for option in options)
-        else:
-            known, equals = named[:2] in options, word.value[2:]
-            given = equals.removeprefix("=")
-        if not known:
-            continue
-        if not equals:
-            given = arguments[at + 1].value if at + 1 < len(arguments) else ""
-        if _OUTSIDE.match(given) or "{}" in given:
-            return f"{name} runs what is in {given}"
+        following = arguments[at + 1].value if at + 1 < len(arguments) else ""
+        for joined in _joined_values(word.value, options):
+            given = joined or following
+            if _OUTSIDE.match(given) or "{}" in given:
+                return f"{name} runs what is in {given}"
     return ""
+
+
+def _joined_values(word: str, options: Collection[str]) -> list[str]:
+    """Return the values that a word joins to options, by each reading of a bundle of letters; "" for one
+    that is in the next word."""
+    if word.startswith("--"):
+        named, _, given = word.partition("=")
+        known = len(named) > 3 and any(option.startswith(named) for option in options)
+        return [given] if known else []
+    letters = re.match(r"-(?!D)[A-Za-z]*", word)
+    return [
+        word[at + 1 :].removeprefix("=")
+        for at in range(1, letters.end() if letters else 0)
+        if f"-{word[at]}" in options
+    ]
 
 
 def _reads_commands(name: str, arguments: Sequence[Word]) -> str:

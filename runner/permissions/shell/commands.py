@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from runner.permissions.shell.arguments import (
+    MOST_READINGS,
     arguments_hide,
     executed_by_find,
     inner_commands,
@@ -33,7 +34,6 @@ _RESERVED = names("""
     if then else elif fi do done while until for case esac select function coproc in { } ! [[ ]] time""")
 _RUNS_NOTHING = re.compile(r"(?:break|continue|exit)(?: [0-9]+| \$\?)?|:")
 _DEEPEST = 8
-_MOST_READINGS = 64
 _LONGEST_FORMS = 40
 _SPELLED = 12
 
@@ -259,7 +259,7 @@ class Commands:
         findings = self.findings
         for words in inner_commands(program, command.words[1:]):
             findings.readings += 1
-            if findings.readings > _MOST_READINGS:
+            if findings.readings > MOST_READINGS:
                 findings.give_up("it can be read in too many ways")
                 break
             seen = Findings(readings=findings.readings, here=findings.here)

@@ -223,7 +223,7 @@ def is_make_assignment(text: str) -> bool:
 
 _CMAKE_PROGRAMS = re.compile(
     r".*(?:COMPILER|LAUNCHER|LINKER|_TIDY|CPPCHECK|CPPLINT|WHAT_YOU_USE|EMULATOR|RULE_.*|TOOLCHAIN.*|PROJECT_.*INCLUDE.*"
-    r"|MODULE_PATH|RULES_OVERRIDE.*|PROGRAM|RANLIB|_AR|_NM|_LD|_STRIP|OBJCOPY|OBJDUMP|COMMAND)",
+    r"|MODULE_PATH|RULES_OVERRIDE.*|PKG_CONFIG|MPIEXEC|PROGRAM|RANLIB|_AR|_NM|_LD|_STRIP|OBJCOPY|OBJDUMP|COMMAND)",
     re.IGNORECASE,
 )
 _CMAKE_USUAL = re.compile(
@@ -232,6 +232,18 @@ _CMAKE_USUAL = re.compile(
 )
 _CMAKE_FLAGS = re.compile(r".*FLAGS(?:_[A-Z]+)?", re.IGNORECASE)
 _EXECUTABLE = re.compile(r"(?:/usr(?:/local)?/bin/)?[a-z0-9.+-]+")
+# Of cmake's own variables these name no program, and hold no template of a command.
+_CMAKE_OWN = re.compile(
+    r"CMAKE_(?:BUILD_TYPE|BUILD_PARALLEL_LEVEL|(?:C|CXX|CUDA|HIP|OBJC|OBJCXX|Fortran|Swift)_(?:STANDARD|STANDARD_REQUIRED"
+    r"|EXTENSIONS|VISIBILITY_PRESET|SCAN_FOR_MODULES)|VISIBILITY_INLINES_HIDDEN|EXPORT_COMPILE_COMMANDS|VERBOSE_MAKEFILE"
+    r"|COLOR_(?:MAKEFILE|DIAGNOSTICS)|POSITION_INDEPENDENT_CODE|INTERPROCEDURAL_OPTIMIZATION|UNITY_BUILD"
+    r"|OSX_(?:ARCHITECTURES|DEPLOYMENT_TARGET|SYSROOT)|(?:CUDA|HIP)_ARCHITECTURES|COMPILE_WARNING_AS_ERROR"
+    r"|FIND_DEBUG_MODE|FIND_PACKAGE_PREFER_CONFIG|DISABLE_FIND_PACKAGE_\w+|REQUIRE_FIND_PACKAGE_\w+"
+    r"|POLICY_DEFAULT_CMP[0-9]+|POLICY_VERSION_MINIMUM|SKIP_\w+|(?:DEBUG|RELEASE)_POSTFIX|MSVC_RUNTIME_LIBRARY"
+    r"|INSTALL_(?:PREFIX|LIBDIR|BINDIR|INCLUDEDIR|MESSAGE)|PREFIX_PATH|(?:RUNTIME|LIBRARY|ARCHIVE)_OUTPUT_DIRECTORY)"
+)
+_CMAKE_FOLDERS = re.compile(r".*(?:DIR|DIRECTORY|ROOT|PATH|PREFIX)", re.IGNORECASE)
+_INSTALLED = re.compile(r"(?!.*/\.\.?(?:/|$))/(?:usr|opt)(?:/[A-Za-z0-9_.+-]+)*/?")
 
 
 def is_cmake_definition(text: str) -> bool:
@@ -242,7 +254,15 @@ def is_cmake_definition(text: str) -> bool:
         return _CMAKE_USUAL.fullmatch(value) is not None
     if _CMAKE_FLAGS.fullmatch(name):
         return re.fullmatch(_list_of(f"{_COMPILE}|{_LINK}"), value) is not None
-    return not name.upper().endswith("EXECUTABLE") or _EXECUTABLE.fullmatch(value) is not None
+    if name.startswith("CMAKE_") and not _CMAKE_OWN.fullmatch(name):
+        return False
+    if name.upper().endswith("EXECUTABLE"):
+        return _EXECUTABLE.fullmatch(value) is not None
+    if _CMAKE_FOLDERS.fullmatch(name) and _PATH_PIECE.fullmatch(value.removeprefix("./")):
+        return True
+    if _CMAKE_FOLDERS.fullmatch(name) and name != "CMAKE_INSTALL_PREFIX":
+        return _INSTALLED.fullmatch(value) is not None
+    return _PLAIN_PIECE.fullmatch(value) is not None
 
 
 # --- Scripts of sed that print and change text, and neither run commands nor name files.

@@ -85,7 +85,8 @@ _RUNNERS = {
     "mise rtx": "exec ?|x ?",
     "direnv aws-vault chamber": "exec ?",
     "rvm": "exec ?|do ?",
-    "nvm docker podman nerdctl kubectl oc": "exec ?|run ?",
+    "nvm docker podman nerdctl kubectl": "exec ?|run ?",
+    "oc": "exec ?|run ?|rsh ?",
     "docker-compose": "exec ?|run ?",
     "rustup": "run ?",
     "nix": "run ?|shell ?|develop ?",
@@ -94,6 +95,9 @@ RUNNERS = {
     program: tuple(way.split() for way in ways.split("|"))
     for program, ways in by_name(_RUNNERS).items()
 }
+
+# They run a command by ``compose exec`` and ``container run`` too, and with ``--entrypoint COMMAND``.
+CONTAINERS = names("docker podman nerdctl")
 
 # Modules that are programs of that name: ``python -m black``.
 PYTHON_MODULES = names("""
@@ -356,13 +360,15 @@ _USES = {
     "yarn": r"^set version [./~]|^config set (?:-\S+ )*(?:yarnPath|plugins)",
     "bundle bundler": r"^open\b",
     "service": r"^\S*/",
-    "docker podman nerdctl": r"(?:^| )(?:-v|--volume)[ =]?(?:"
-    r"/(?:etc|root|var|usr|bin|proc|sys|dev|boot|lib)?(?=[:/ ])|~|\$HOME)"
-    r"|(?:source|src)=/(?:etc|root|var|usr|proc|sys|dev)?[,/]|docker\.sock"
+    "docker podman nerdctl": r"(?:(?:^| )(?:-[A-Za-z]*v|--volume)[ =]?|[ ,=](?:source|src)=)(?:"
+    r"/(?:etc|root|var|usr|bin|sbin|proc|sys|dev|boot|lib|run)?(?=[:/, ]|$)"
+    r"|/home(?:/[^/:, ]*)?/?(?=[:, ]|$)"
+    r"|/(?:[^:, ]*/)?\.|~|\$HOME)|docker\.sock"
+    r"|(?:^| )--device[ =]/dev/(?!(?:dri|snd|kvm)\b)"
     r"|(?:^| )--(?:privileged|cap-add|security-opt)\b|--(?:pid|userns|ipc)[= ]host\b"
-    r"|^(?:-\S+ )*(?:-H|--host|--config)\b",
+    r"|^(?:-\S+ (?:[^-\s]\S* )?)*(?:-H|-c|--host|--config|--context|--connection)\b",
     "kubectl oc": r"(?:^| )--kubeconf",
-    "cmake": r"^[/~]|(?:^| )(?:-S ?|--build )[/~]"
+    "cmake": r"(?:^|(?<!-B) |(?:^| )(?:-[SH]=?|--build=))(?:[/~]|\$\{?HOME\b)"
     r"|^--build .* -- (?:.* )?(?:-[A-Za-z]*[fCEI]|--(?:f|m|e|d|i)|[A-Za-z_.]+=)",
 }
 USES = {name: re.compile(pattern) for name, pattern in by_name(_USES).items()}
@@ -423,8 +429,10 @@ GIT_SYNONYMS = {
 }
 # The same of other programs, by program: a subcommand and its other names.
 _OTHER_NAMES = {
-    "npm pnpm": "install:i,in,ins,inst,insta,instal,isnt,isnta,isntal,isntall,add run:run-script,rum,urn "
-    "uninstall:un,unlink,remove,rm,r exec:x test:t,tst,tes ci:clean-install,ic,install-clean "
+    "npm pnpm": "install:i,in,ins,inst,insta,instal,isnt,isnta,isntal,isntall,add,it,cit,"
+    "install-test,install-ci-test run:run-script,rum,urn "
+    "uninstall:un,unlink,remove,rm,r exec:x test:t,tst,tes,it,cit ci:clean-install,ic,install-clean,cit,"
+    "install-ci-test "
     "update:up,upgrade,udpate publish:pub,publ,publi,publis unpublish:unp,unpub config:c",
     "cargo": "build:b check:c run:r test:t doc:d remove:rm",
     "docker podman nerdctl": "rm:container~rm run:container~run exec:container~exec stop:container~stop "
@@ -432,13 +440,13 @@ _OTHER_NAMES = {
     "push:image~push pull:image~pull prune:container~prune",
 }
 OTHER_NAMES = {
-    program: {
-        other.replace("~", " "): name
+    program: [
+        (other.replace("~", " "), name)
         for name, _, others in (each.partition(":") for each in text.split())
         for other in others.split(",")
-    }
+    ]
     for program, text in by_name(_OTHER_NAMES).items()
-} | {"git": GIT_SYNONYMS}
+} | {"git": list(GIT_SYNONYMS.items())}
 
 
 def git_options(name: str) -> Options:

@@ -34,8 +34,9 @@ def spellings(values: Sequence[str]) -> Iterator[list[str]]:
     for at in starts(whole[1:]) if values[0] in programs.OTHER_NAMES else ():
         for many in (1, 2):
             name = " ".join(whole[1 + at : 1 + at + many])
-            if same := programs.OTHER_NAMES[values[0]].get(name):
-                yield [values[0], same, *whole[1 + at + many :]]
+            for other, same in programs.OTHER_NAMES[values[0]]:
+                if name == other:
+                    yield [values[0], same, *whole[1 + at + many :]]
     if values[0] == "git":
         for at in starts(whole[1:]):
             yield from _git_spellings(["git", *whole[1 + at :]])
