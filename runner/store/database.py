@@ -68,6 +68,7 @@ _COLLISION_PAUSE_SECONDS = 0.05
 # A table or a column is not there: by Postgres' codes, and in SQLite's words.
 _UNDEFINED = {"42P01", "42703"}
 _UNDEFINED_ON_SQLITE = ("no such table", "no such column", "has no column named")
+_UNWRITABLE_ON_SQLITE = ("attempt to write a readonly database", "unable to open database file")
 
 # A Postgres host that disappears is noticed in seconds, not hours
 # (https://www.postgresql.org/docs/current/libpq-connect.html).
@@ -342,6 +343,11 @@ def _unreachable(database: Database, error: Exception) -> RunnerError:
     is_undefined = getattr(getattr(error, "orig", None), "sqlstate", None) in _UNDEFINED
     if is_undefined or any(words in reason for words in _UNDEFINED_ON_SQLITE):
         return UsageError(f"the database {where} has another schema: see `runner db check`")
+    if reason in _UNWRITABLE_ON_SQLITE:
+        return UnreachableError(
+            f"the database {where} cannot be written ({reason}): its folder must exist, and this user "
+            "must be allowed to write to it"
+        )
     if _FULL.search(str(error)):
         return UnreachableError(
             f"the database {where} has no free connection after {BUSY_TIMEOUT_SECONDS:.0f} s: raise "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -10,6 +12,7 @@ from urllib.parse import quote, unquote
 import pytest
 
 from runner.settings import Settings, tool_environment
+from runner.store.database import Database
 from tests.cli.conftest import Result
 
 
@@ -117,3 +120,17 @@ def test_global_options_are_taken_before_and_after_the_command(
     assert command(*arguments).code == 0
     assert (folder / "chosen" / "runner.db").exists()
     assert not (folder / "other").exists()
+
+
+@pytest.mark.slow
+def test_a_state_folder_that_cannot_be_written_is_named(folder: Path, database: Database) -> None:
+    (folder / ".runner" / "runner.db").chmod(0o400)
+    (folder / ".runner").chmod(0o500)
+    # Root may write anywhere, unless it gives that right up.
+    drop = ["setpriv", "--bounding-set=-dac_override"] if os.getuid() == 0 else []
+    command = [*drop, sys.executable, "-m", "runner", "list"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    (folder / ".runner").chmod(0o700)
+    assert done.returncode == 5
+    assert f"{folder}/.runner/runner.db cannot be written" in done.stderr
+    assert "this user must be allowed to write to it" in done.stderr
