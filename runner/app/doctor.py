@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from runner.app.handle import App
 from runner.app.humanize import duration, plural
 from runner.core.spec import PLATFORMS
 from runner.errors import RunnerError
-from runner.queries.jobs import runs_without_workspace
+from runner.queries.jobs import needed_providers, runs_without_workspace
 from runner.queries.search.search import open_index
 from runner.queries.workers import (
     PoolEventRow,
@@ -76,16 +76,16 @@ class Check:
     name: str
     ok: bool
     detail: str
-    mend: str = ""  # what to do if it is not ``ok``
+    mend: str = ""  # what to do; if it is ``ok``, this is a warning
     is_part: bool = False  # no run can be worked without it
 
 
 class _AmissError(RunnerError):
-    """A failed check: its detail, and how to mend it."""
+    """A failed check, or a warning: its detail, and how to mend it."""
 
-    def __init__(self, detail: str, mend: str) -> None:
+    def __init__(self, detail: str, mend: str, *, is_warning: bool = False) -> None:
         super().__init__(detail)
-        self.mend = mend
+        self.mend, self.is_warning = mend, is_warning
 
 
 def diagnose(settings: Settings) -> list[Check]:
@@ -104,7 +104,7 @@ def diagnose(settings: Settings) -> list[Check]:
             _queue,
             "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server",
         ),
-        "key": (_key, 'set those of your provider; jobs with provider = "scripted" need none'),
+        "key": (_key, ""),
         "prices": (_prices, "mend the file, or unset RUNNER_PRICES"),
         "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
         "shell": (lambda _: _program("bash"), "install bash: the tool Bash runs it"),
@@ -114,13 +114,14 @@ def diagnose(settings: Settings) -> list[Check]:
     }
     found = []
     for name, (check, mend) in checks.items():
-        ok, is_part = True, name in ("database", "queue")
+        is_part = name in ("database", "queue")
         try:
-            detail = check(settings)
+            ok, detail, mend = True, check(settings), ""
+        except _AmissError as error:
+            ok, detail, mend = error.is_warning, str(error), error.mend
         except RunnerError as error:
             ok, detail = False, str(error)
-            mend = error.mend if isinstance(error, _AmissError) else mend
-        found.append(Check(name, ok, detail, "" if ok else mend, is_part))
+        found.append(Check(name, ok, detail, mend, is_part))
     return found
 
 
@@ -155,10 +156,16 @@ def _workspaces(settings: Settings) -> str:
     raise _AmissError(f"waiting: {paths}", mend)
 
 
+def _unread(settings: Settings) -> str:
+    """Why nothing can be read from the database; empty if it can."""
+    state = schema_status(settings).state
+    return {"current": "", "empty": "no database yet"}.get(state, "see the database")
+
+
 def _workers(settings: Settings) -> str:
     """The living workers; amiss: a host at fault, another version, a death with runs in hand."""
-    if schema_status(settings).state != "current":
-        return "see the database"
+    if unread := _unread(settings):
+        return unread
     with handle.open_app(settings) as app:
         found = list_workers(app, ended=True)
     alive = [worker for worker in found if worker["state"] in ("alive", "draining", "faulty")]
@@ -189,8 +196,8 @@ def _workers(settings: Settings) -> str:
 
 def _backlog(settings: Settings) -> str:
     """The runs that are due. Amiss: no worker is alive for them."""
-    if schema_status(settings).state != "current":
-        return "see the database"
+    if unread := _unread(settings):
+        return unread
     with handle.open_app(settings) as app:
         now = app.now()
         due, workers = backlog(app.database, now), live_workers(app.database, now)
@@ -204,8 +211,8 @@ def _backlog(settings: Settings) -> str:
 
 def _cap(settings: Settings) -> str:
     """The cap of the day, and the runs that wait for it: no fault."""
-    if schema_status(settings).state != "current":
-        return "see the database"
+    if unread := _unread(settings):
+        return unread
     with handle.open_app(settings) as app:
         found = caps.status(app)
     if found is None or not found.cap.is_set:
@@ -232,13 +239,25 @@ def _queue(settings: Settings) -> str:
 
 
 def _key(settings: Settings) -> str:
-    """For each provider, that its credentials are found, or what is missing; amiss: none are."""
+    """For each provider, that its credentials are found, or what is missing. Amiss: a job that has not
+    ended needs those that are. A warning: none are found."""
     lacking = {name: wiring.missing_credentials(name) for name in ("anthropic", *PLATFORMS)}
     told = "; ".join(
         f"{name}: {why or 'credentials are found (never printed)'}" for name, why in lacking.items()
     )
+    needed = set[str]()
+    with suppress(RunnerError):  # the check of the database tells
+        if not _unread(settings):
+            with closing(Database(settings.database_url)) as database:
+                needed = needed_providers(database)
+    if named := [name for name, why in lacking.items() if why and name in needed]:
+        mend = f"set those of {', '.join(named)}: a job that has not ended needs them"
+        raise _AmissError(told, mend)
     if all(lacking.values()):
-        raise RunnerError(told)
+        mend = (
+            'needed for provider anthropic, or set those of yours; provider = "scripted" needs none'
+        )
+        raise _AmissError(told, mend, is_warning=True)
     return told
 
 

@@ -121,8 +121,9 @@ def doctor(settings: Settings, as_json: bool) -> int:
         say_json([asdict(check) for check in checks])
     else:
         for check in checks:
-            say(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<10}  {cell(check.detail)}")
-            if not check.ok:
+            verdict = ("warn" if check.mend else "ok") if check.ok else "FAIL"
+            say(f"{verdict:<4}  {check.name:<10}  {cell(check.detail)}")
+            if check.mend:
                 say(f"{'':<18}{cell(check.mend)}")
     if any(check.is_part and not check.ok for check in checks):
         return exit_codes.UNREACHABLE

@@ -238,6 +238,13 @@ def runs_without_workspace(database: Database) -> dict[str, int]:
     return {str(path): count for path, count in database.rows(query)}
 
 
+def needed_providers(database: Database) -> set[str]:
+    """Return the providers of the jobs with a run that has not ended."""
+    provider = jobs.c.spec["provider"].as_string()
+    query = select(provider).distinct().join(runs).where(runs.c.state.not_in(ENDED))
+    return {row[0] for row in database.rows(query)}
+
+
 @reads
 def show_job(connection: Connection, job_id: str) -> dict[str, Any]:
     """Return a job's row, its summary, the rules that hold for all of its runs now, and its budget

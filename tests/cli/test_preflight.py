@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.store.database import Database
 from tests.cli.conftest import Result
 
 Command = Callable[..., Result]
@@ -36,13 +38,28 @@ def test_run_refuses_a_job_without_a_key_and_submit_warns(command: Command, fold
     assert command("rules", "check", "job.toml").err == ""
 
 
+def test_doctor_warns_of_a_missing_key_until_a_job_needs_it(
+    command: Command, folder: Path, database: Database
+) -> None:
+    def key() -> dict[str, Any]:
+        return next(each for each in command("doctor", "--json").json if each["name"] == "key")
+
+    assert (key()["ok"], key()["mend"][:29]) == (True, "needed for provider anthropic")
+    assert "warn  key " in command("doctor").out
+    job_id = command("submit", write(folder)).out.strip()
+    assert key()["mend"] == "set those of anthropic: a job that has not ended needs them"
+    assert not key()["ok"]
+    command("cancel", job_id)
+    assert key()["ok"]
+
+
 def test_a_key_of_postgres_is_no_key_of_the_api(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", "secret")
     assert "no API key" in command("run", write(folder)).err
     (key,) = [each for each in command("doctor", "--json").json if each["name"] == "key"]
-    assert not key["ok"]
+    assert "anthropic: no API key" in key["detail"]
 
 
 def test_every_reason_not_to_begin_is_a_line(command: Command, folder: Path) -> None:

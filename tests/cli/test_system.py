@@ -113,7 +113,10 @@ def test_healthy_surroundings_are_told(
 
 
 def test_doctor_makes_no_database(command: Callable[..., Result], folder: Path) -> None:
-    assert checks(command("doctor", "--json"))["database"]["ok"]
+    found = checks(command("doctor", "--json"))
+    assert found["database"]["ok"]
+    told = {found[name]["detail"] for name in ("workers", "backlog", "cap")}
+    assert told == {"no database yet"}
     assert list(folder.iterdir()) == []
 
 
@@ -126,7 +129,7 @@ def test_what_is_missing_is_told_with_what_to_do(
     result = command("doctor", "--json")
     assert result.code == 5
     assert "hunter2" not in result.out
-    for name in ("queue", "key", "git", "shell"):
+    for name in ("queue", "git", "shell"):
         assert not checks(result)[name]["ok"]
         assert checks(result)[name]["mend"]
     sandbox = checks(result)["sandbox"]
@@ -140,8 +143,9 @@ def test_what_is_missing_is_told_with_what_to_do(
 
 
 def test_missing_key_alone_is_no_part_that_cannot_be_reached(
-    command: Callable[..., Result],
+    command: Callable[..., Result], database: Database
 ) -> None:
+    submit_one(database)
     assert command("doctor").code == 1
 
 
