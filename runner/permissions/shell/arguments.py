@@ -296,7 +296,7 @@ def _joined_values(word: str, options: Collection[str]) -> list[str]:
         named, _, given = word.partition("=")
         known = len(named) > 3 and any(option.startswith(named) for option in options)
         return [given] if known else []
-    letters = re.match(r"-(?!D)[A-Za-z]*", word)
+    letters = re.match(r"-(?!D)[A-Za-z0-9]*", word)
     return [
         word[at + 1 :].removeprefix("=")
         for at in range(1, letters.end() if letters else 0)

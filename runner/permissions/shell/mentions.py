@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from runner.permissions.shell.files import LEFT_OUT, decoded, literal, pieces
+from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.usages import usage_of
 from runner.permissions.shell.words import Word, names
 
@@ -78,7 +79,8 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     """Return the paths that a program may read, and those that it may write."""
     reads: list[str] = []
     writes: list[str] = []
-    interprets = is_interpreter(program)
+    # Of a program that hides what it runs, a script may be in any argument.
+    interprets = is_interpreter(program) or program in HIDING or program in WRAPPERS
     knows = program in _NAMING | _KNOWN or _knows_operands(program)
     before = ""
     for word in arguments:

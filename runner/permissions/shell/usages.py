@@ -115,7 +115,7 @@ _USAGES = {
     "file": "reads:-f,--files-from",
     "pandoc": "LOOSE reads:* writes:-o,--output",
     "du": "reads:-X,--files0-from,--exclude-from",
-    "source . bash sh dash ash": "reads:1",
+    "source . bash sh dash ash": "reads:1,--rcfile,--init-file",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
     "yq": "LOOSE reads:2+ changes@-i,--inplace,--in-place:*",
@@ -187,7 +187,7 @@ _USAGES = {
     "--parallel-max,--expect100-timeout,--speed-limit,--speed-time,--proto,--quote,--proxy-user,"
     "--rate,--max-filesize,--pass,--key-type,--noproxy,--dns-servers,--local-port,--keepalive-time",
     "wget wget2": "offered:--header "
-    "reads:-i,--input-file,--post-file,--body-file,--load-cookies,--certificate,"
+    "reads:--config,-i,--input-file,--post-file,--body-file,--load-cookies,--certificate,"
     "--private-key,--ca-certificate,--crl-file,--egd-file,--warc-dedup "
     "writes:-o,-a,-O,--output-file,--append-output,--output-document,--save-cookies,--hsts-file,"
     "--rejected-log,--warc-file "

@@ -33,7 +33,7 @@ _ALONE = _LOOPS | names("command compound_statement subshell if_statement case_s
 _BODIES = names("do_group compound_statement")
 _FUNCTION_BODIES = names("compound_statement subshell if_statement while_statement")
 _DASH = re.compile(r"[ \t]+-[ \t]+(?=[<>&0-9])")
-_END = re.compile(r"[ \t]*(?:[|;)\n`]|&&|\Z)")
+_END = re.compile(r"[ \t]*(?:[|;)\n`]|&&|\Z)|[ \t]+#")
 _AFTER_THEN = names("fi elif_clause else_clause")  # where nothing is between
 # ``time`` is a keyword in them, before a subshell as well; elsewhere a program.
 _BEFORE_TIME = names("""
