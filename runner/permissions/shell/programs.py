@@ -85,9 +85,9 @@ _RUNNERS = {
     "mise rtx": "exec ?|x ?",
     "direnv aws-vault chamber": "exec ?",
     "rvm": "exec ?|do ?",
-    "nvm docker podman nerdctl kubectl": "exec ?|run ?",
+    "nvm docker podman nerdctl kubectl crictl": "exec ?|run ?",
     "oc": "exec ?|run ?|rsh ?",
-    "docker-compose": "exec ?|run ?",
+    "docker-compose podman-compose": "exec ?|run ?",
     "rustup": "run ?",
     "nix": "run ?|shell ?|develop ?",
 }
@@ -430,9 +430,9 @@ GIT_SYNONYMS = {
 # The same of other programs, by program: a subcommand and its other names.
 _OTHER_NAMES = {
     "npm pnpm": "install:i,in,ins,inst,insta,instal,isnt,isnta,isntal,isntall,add,it,cit,"
-    "install-test,install-ci-test run:run-script,rum,urn "
+    "sit,install-test,install-ci-test,clean-install-test run:run-script,rum,urn "
     "uninstall:un,unlink,remove,rm,r exec:x test:t,tst,tes,it,cit ci:clean-install,ic,install-clean,cit,"
-    "install-ci-test "
+    "sit,install-ci-test,clean-install-test "
     "update:up,upgrade,udpate publish:pub,publ,publi,publis unpublish:unp,unpub config:c",
     "cargo": "build:b check:c run:r test:t doc:d remove:rm",
     "docker podman nerdctl": "rm:container~rm run:container~run exec:container~exec stop:container~stop "
