@@ -25,7 +25,7 @@ from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import Problem, RunnerError, SandboxMissing, UnreachableError, UsageError
 from runner.jobfile.values import shown
-from runner.queries.jobs import item_keys, list_jobs, list_runs, show_job
+from runner.queries.jobs import has_key, item_keys, list_jobs, list_runs, show_job
 from runner.queries.workers import list_workers, live_workers
 from runner.settings import Settings
 from runner.store import pauses
@@ -52,12 +52,15 @@ def load_job(
 ) -> Submission:
     """Load a job file for submission, with a ``pilot`` of so many items if given, and changed by
     ``overrides``. Raises ``SpecError`` with every problem. Those of the preflight are among them
-    ``before`` a run here; before a submission they are notes."""
+    ``before`` a run here; before a submission they are notes. Before neither, its notes leave out those
+    on its workspace."""
     check = partial(preflight, settings)
     found = check if before == "run" else None
     submission = wiring.load_submission(path, settings, found, overrides)
     spec, notes = submission.spec, [*submission.notes]
-    if before is not None:
+    if before is None:
+        notes = [each for each in notes if each not in submission.workspace_notes]
+    else:
         notes += model_notes(spec, wiring.load_prices(settings))
     if before == "submission":
         notes += map(str, check(spec, submission.runs))
@@ -70,6 +73,11 @@ def submit(app: App, submission: Submission, author: Author, key: str | None = N
     """Submit a job, or find the first with the same ``key``; return its id. Raises ``UsageError`` if its
     workspace cannot be marked, or the commit that it begins at not be kept."""
     return wiring.submit(app.database, submission, key, author=author)
+
+
+def is_submitted(app: App, key: str | None) -> bool:
+    """True if a job was submitted with a key."""
+    return key is not None and has_key(app.database, key)
 
 
 def difference(app: App, job_id: str, submission: Submission) -> list[str]:

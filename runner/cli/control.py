@@ -9,7 +9,7 @@ import click
 
 from runner.app import control, handle, lanes
 from runner.app.humanize import cell, plural
-from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, state_option, usd
+from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, state_option, tokens, usd
 from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
 from runner.core.run import ENDED, Author, RunStatus
@@ -19,7 +19,6 @@ from runner.errors import UsageError
 
 _id_argument = click.argument("id", type=JOB_OR_RUN, metavar="ID")
 _limit = click.IntRange(1, 2**31 - 1)
-_ceiling = click.IntRange(1, 2**63 - 1)
 _MOST_DIGITS = 9  # that an INTEGER of the database can hold
 
 
@@ -80,9 +79,7 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
     "--fresh", is_flag=True, help="Begin again as new runs, with nothing of the old ones."
 )
 @click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
-@click.option(
-    *("--tokens", "token_ceiling"), type=_ceiling, metavar="N", help="New limit of tokens."
-)
+@click.option(*("--tokens", "token_ceiling"), type=tokens, metavar="N", help="New limit of tokens.")
 @click.option(*("--usd", "cost_ceiling_usd"), type=usd, metavar="N", help="New limit of cost.")
 @click.option("--working-time", type=seconds, metavar="D", help="New limit of working time: 8h.")
 @changing

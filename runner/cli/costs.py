@@ -24,7 +24,7 @@ from runner.app.humanize import (
 )
 from runner.cli.audit import format_option, say_rows
 from runner.cli.control import note_unworked
-from runner.cli.options import JOB, changing, filters, json_option, usd, with_app
+from runner.cli.options import JOB, changing, filters, json_option, tokens, usd, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import EVERY_CALL, JobBudget, billionths
 from runner.core.prices import BY, By
@@ -107,9 +107,7 @@ def costs(
 @click.command()
 @click.argument("job", type=JOB, required=False)
 @click.option("--usd", type=usd, metavar="N", help="The new budget in USD.")
-@click.option(
-    "--tokens", type=click.IntRange(1, 10**12), metavar="N", help="The new budget in tokens."
-)
+@click.option("--tokens", type=tokens, metavar="N", help="The new budget in tokens.")
 @click.option(
     "--write-off",
     is_flag=False,

@@ -61,6 +61,11 @@ def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         new = NewJob(Overrides(*changes), pilot, is_dry)
         return command(*arguments, new=new, form=form_of(as_json, quiet), **options)
 
+    def refuse_budget(context: click.Context, _parameter: click.Parameter, usd: str | None) -> None:
+        if usd is not None:
+            meant = f"No such option '--budget'. Did you mean '--limits budget_usd={usd}'?"
+            raise click.UsageError(meant, context)
+
     count = click.IntRange(1, 1_000_000)
     limit, spread = "a limit, such as max_turns=5", "spread by their keys, the same each time"
     for option in (
@@ -78,6 +83,7 @@ def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--limits", multiple=True, metavar="NAME=VALUE", help=f"Set {limit} (repeatable)."
         ),
+        click.option("--budget", hidden=True, expose_value=False, callback=refuse_budget),
         click.option("--sample", type=count, metavar="N", help=f"Only N items, {spread}."),
         click.option("--first", type=count, metavar="N", help="Only the first N items."),
         click.option("--only", multiple=True, metavar="KEY", help="Only this item (repeatable)."),

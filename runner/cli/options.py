@@ -239,6 +239,20 @@ def usd(text: str) -> float:
     return found
 
 
+def tokens(text: str) -> int:
+    """Return a number of tokens, within the bounds of a job file."""
+    from runner.jobfile.keys import MOST_TOKENS
+
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if not 1 <= found <= MOST_TOKENS:
+        what = f"a number of tokens from 1 to {MOST_TOKENS:,}, such as 200000"
+        raise click.BadParameter(f"{text[:60]!r} is not {what}")
+    return found
+
+
 def address(text: str) -> tuple[str, int]:
     """Return the host (default: this machine alone) and port of ``ADDR:PORT`` or ``PORT``."""
     host, _, port = text.rpartition(":")

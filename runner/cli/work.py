@@ -136,6 +136,7 @@ def submit(
         say_plan(settings, submission, as_json=form == "json")
         return exit_codes.SUCCEEDED
     with open_app(settings, create=True) as app:
+        was_there = work.is_submitted(app, key)
         job_id = work.submit(app, submission, author, key)
         if key is not None and (differs := work.difference(app, job_id, submission)):
             for line in differs:
@@ -144,6 +145,8 @@ def submit(
                 f"nothing was submitted: {job_id} has the key {key!a} and another job file or other "
                 "items, as said above: give another key"
             )
+        if was_there:
+            note(f"{job_id} was submitted with the key {key!a} before: nothing new was submitted")
         if form == "json":
             say_json(work.submitted(app, job_id), on_one_line=watch)
         else:

@@ -248,6 +248,7 @@ class Submission:
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
     examples: tuple[str, ...] = ()  # calls that its rules name as examples
     media: tuple[Media, ...] = ()  # the media that its runs' attached blocks name
+    workspace_notes: tuple[str, ...] = ()  # those of its notes that are about its workspace
 
 
 # The limits that a type of sub-agent can set.

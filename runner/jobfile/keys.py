@@ -52,6 +52,7 @@ from runner.permissions.modes import Mode
 from runner.permissions.rules import problem
 
 LEAST_USD, MOST_USD = 0.000001, 1_000_000_000.0
+MOST_TOKENS = 1_000_000_000_000
 MOST_NAME = 200  # characters
 RESERVED_OPTIONS = {
     "model": "set the key model at the top of the file",
@@ -332,7 +333,7 @@ _count = integer(1_000_000)
 _region = text(60, "name", _named_as(_REGION, "region"))
 _project = text(100, "name", _named_as(_PROJECT, "project"))
 _variable = text(200, "name of a variable", _variable_problem)
-_tokens = integer(1_000_000_000_000)
+_tokens = integer(MOST_TOKENS)
 _usd = number(LEAST_USD, MOST_USD)
 _seconds = number(0, 1_000_000)
 _names = list_of(text(500), placed=True, unique=True)

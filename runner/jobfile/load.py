@@ -124,7 +124,7 @@ def load(
         spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
     notes = (*notes, *source_notes, *job.mcp_notes, *_network_notes(top, spec))
     examples = tuple(_examples(top["permissions"]))
-    return Submission(str(path), text, spec, runs, notes, examples, media)
+    return Submission(str(path), text, spec, runs, notes, examples, media, source_notes)
 
 
 def _sandbox(section: Section) -> Sandbox:

@@ -265,6 +265,11 @@ def show_job(connection: Connection, job_id: str) -> dict[str, Any]:
     }
 
 
+def has_key(database: Database, key: str) -> bool:
+    """True if a job was submitted with a key."""
+    return bool(database.rows(select(jobs.c.id).where(jobs.c.key == key)))
+
+
 def item_keys(database: Database, job_id: str) -> set[str]:
     query = select(runs.c.item_key).where(runs.c.job_id == job_id, IS_ITEM_RUN).distinct()
     return {row.item_key for row in database.rows(query)}

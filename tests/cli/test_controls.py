@@ -72,6 +72,20 @@ def test_change_of_a_run_is_an_object_and_of_a_job_an_array(
     ]
 
 
+@pytest.mark.parametrize("typed", ["200k", "0", "9" * 99])
+def test_what_is_no_number_of_tokens_is_told_with_an_example(
+    command: Callable[..., Result], database: Database, typed: str
+) -> None:
+    run_id = submit_one(database)
+    for arguments in (("retry", run_id), ("budget", run_row(database, run_id).job_id)):
+        refused = command(*arguments, "--tokens", typed)
+        assert refused.code == 2
+        told = (
+            f"'{typed[:60]}' is not a number of tokens from 1 to 1,000,000,000,000, such as 200000"
+        )
+        assert told in refused.err
+
+
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 def test_change_that_postgres_gave_up_is_made_again(
     start: Callable[..., RunnerProcess], empty_url: str

@@ -136,6 +136,17 @@ def repository(folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("repository")
+def test_files_that_are_not_committed_are_no_matter_of_rules(
+    command: Command, job: Callable[..., str], folder: Path
+) -> None:
+    text = JOB.replace('path = "tree"', 'repo = "tree", mode = "git"')
+    (folder / "tree" / "new.py").touch()
+    assert command("rules", "check", job(text=text)).err == ""
+    assert "changed in the repository and not committed" in command("submit", "job.toml").err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ['path = "tree", mode = "copy"', 'repo = "tree", mode = "git"'])
 @pytest.mark.usefixtures("repository")
 def test_calls_are_checked_as_in_a_copy_of_the_workspace(

@@ -299,7 +299,11 @@ def test_submit_prints_the_id_and_needs_no_redis(
     assert first.code == 0
     assert first.out.startswith("job_")
     assert f"runner run --resume {first.out.strip()[-8:]}`, or start `runner worker`" in first.err
-    again = command("submit", job, "--key", "nightly", "--json").json
+    told = command("submit", job, "--key", "nightly", "--json")
+    there = f"{first.out.strip()[-8:]} was submitted with the key 'nightly' before: nothing new"
+    assert there in told.err
+    assert there not in first.err
+    again = told.json
     assert again["id"] == first.out.strip()
     assert (again["state"], again["runs"]) == ("queued", {"queued": 1})
     shutil.rmtree(folder / "workspace")
