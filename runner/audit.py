@@ -25,7 +25,8 @@ from runner.errors import UnreachableError, UsageError
 from runner.queries import calls, costs, decisions, problems
 from runner.queries.accesses import Differences, connection_rows, file_rows
 from runner.queries.filters import Filters
-from runner.queries.names import find
+from runner.queries.jobs import with_own_last
+from runner.queries.names import Kind, find
 from runner.queries.rows import Column, Rows
 from runner.queries.search.search import Found, Hit, search
 from runner.queries.sql.ask import Bounds, ask, store_prices
@@ -181,7 +182,7 @@ class Audit:
 
     def timeline(self, run: str, /, **asked: Unpack[Asked]) -> Rows:
         """Everything that happened in a run, in order."""
-        run_id = find(self._database, _name("run", run), "run").id
+        run_id = self._id("run", run)
         return timeline_rows(self._database, self._filters(asked), run_id, self._prices)
 
     def sql(
@@ -214,13 +215,16 @@ class Audit:
                     )
                 given[name] = seconds
             elif name in ("job", "run"):
-                found = find(self._database, _name(name, value), name)  # type: ignore[arg-type]  # "job" or "run"
-                given[f"{name}_id"] = found.id
+                given[f"{name}_id"] = self._id("job" if name == "job" else "run", value)
             elif name == "limit":
                 given[name] = _most(value)
             else:
                 given[name] = _name(name, value)
         return Filters(**given)
+
+    def _id(self, kind: Kind, value: Any) -> str:
+        name = with_own_last(self._database, _name(kind, value), (kind,))
+        return find(self._database, name, kind).id
 
 
 def _name(option: str, text: str) -> str:

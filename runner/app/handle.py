@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runner import wiring
 from runner.errors import NoDatabaseError
-from runner.queries.jobs import job_of
+from runner.queries.jobs import job_of, with_own_last
 from runner.queries.names import Found, Kind, completions, find
 from runner.queries.workers import live_workers
 from runner.settings import Settings
@@ -43,11 +43,13 @@ class App:
     def find(self, name: str, *kinds: Kind) -> Found:
         """Return the one thing of these kinds that an id, or a part of it, names. Raises
         ``NotFoundError`` if nothing has this name, or more than one thing."""
-        return find(self.database, name, *kinds)
+        return find(self.database, with_own_last(self.database, name, kinds), *kinds)
 
     def find_to_change(self, name: str, *kinds: Kind) -> Found:
         """As ``find``, but part of an item's key names it only if it is whole parts of its path."""
-        return find(self.database, name, *kinds, to_change=True)
+        return find(
+            self.database, with_own_last(self.database, name, kinds), *kinds, to_change=True
+        )
 
     def completions(self, text: str, *kinds: Kind) -> list[str]:
         """Return names of these kinds that begin with a text, for a shell to complete it."""

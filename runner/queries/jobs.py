@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Row, Select, case, func, or_, select
+from sqlalchemy import Connection, Row, Select, case, exists, func, or_, select
 
 from runner.core.agents import place_of, tree_order
 from runner.core.conversation import Usage
 from runner.core.run import ENDED, STATES, RunStatus
+from runner.queries.names import LAST, Kind
 from runner.queries.runs import UNKNOWN_TOKENS, Descendants, descendants_by_run
 from runner.store import tables
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
@@ -23,6 +24,7 @@ from runner.store.tables import (
     blocks,
     compactions,
     job_budgets,
+    job_events,
     job_pauses,
     jobs,
     model_calls,
@@ -82,6 +84,19 @@ def newest_jobs(database: Database, before: str | None, limit: int) -> list[str]
     if before is not None:
         query = query.where(jobs.c.id < before)
     return [row.id for row in database.rows(query)]
+
+
+def with_own_last(database: Database, name: str, kinds: Sequence[Kind]) -> str:
+    """Return a name of one of ``kinds``, with the id of the newest job that was not imported in place of
+    ``last`` if a newer one was imported."""
+    head, slash, item = name.partition("/")
+    if head != LAST or not {"job", "run"}.intersection(kinds):
+        return name
+    event = job_events.c
+    imported = exists().where(event.job_id == jobs.c.id, event.type == "imported")
+    query = select(jobs.c.id).where(~imported).order_by(jobs.c.id.desc()).limit(1)
+    own = [row.id for row in database.rows(query)]
+    return f"{own[0]}{slash}{item}" if own and own != newest_jobs(database, None, 1) else name
 
 
 def item_runs(

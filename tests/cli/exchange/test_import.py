@@ -9,9 +9,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from runner.store.database import Database
 from runner.store.tables import events, job_events
@@ -135,6 +136,25 @@ def test_one_bad_file_is_refused_and_the_others_are_brought_in(
     assert "text.txt is neither an export of Runner's nor a session of Claude Code's" in found.err
     assert "missing cannot be read: No such file" in found.err
     assert len(found.err.splitlines()) == 4
+
+
+def test_last_is_an_imported_job_only_if_there_is_no_other(
+    command: Command, database: Database, session: Path, folder: Path
+) -> None:
+    own = run_row(database, submit_one(database))
+    (imported,) = command("import", str(session), "--json").json["runs"]
+    assert command("show", "last", "--json").json["id"] == own.job_id
+    assert command("show", "last/one", "--json").json["id"] == own.id
+    assert command("audit", "tools", "--job", "last", "--json").json == []
+    assert command("cancel", "last/one").code == 0
+    assert run_row(database, own.id).state == "cancelled"
+    newest = run_row(database, imported["run_id"]).job_id
+    database.write(lambda c: c.execute(insert(job_events).values(**_imported(own.job_id))))
+    assert command("show", "last", "--json").json["id"] == newest
+
+
+def _imported(job_id: str) -> dict[str, Any]:
+    return {"job_id": job_id, "number": 9, "at": 0.0, "type": "imported", "data": {}}
 
 
 @pytest.mark.slow
