@@ -432,17 +432,6 @@ def test_a_batch_that_the_api_refuses_for_now_is_made_later(office: Office) -> N
     assert office.batches("outcome") == [("refused",), ("ended",), ("ended",)]
 
 
-@pytest.mark.slow
-def test_a_batch_waits_while_the_queue_of_the_organization_is_full(office: Office) -> None:
-    office.server.shelf.most_queued = COUNT
-    office.submit(COUNT)
-    office.submit(COUNT, model_options={"betas": ["another-2026-01-01"]})
-    office.finish()
-    assert office.states() == {"succeeded end_turn": 2 * COUNT}
-    assert office.paid() == sorted(PAID_ONCE * 2)
-    assert ("refused",) in office.batches("outcome")
-
-
 def test_another_worker_leaves_the_batches_to_the_one_that_collects(office: Office) -> None:
     office.submit(COUNT)
     office.work()
