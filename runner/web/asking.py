@@ -90,6 +90,8 @@ QUESTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "costs": ("What jobs, runs, models or days cost", ("by",)),
     "models": ("Calls and cost of each model", ()),
 }
+# Columns that say where a row is from. They come last, as a narrow window cuts off what is on the right.
+_PLACES = ("call_id", "run_id", "turn", "label")
 _FILTERS = ("job", "run", "item", "tool", "model", "since", "until")
 
 
@@ -117,9 +119,11 @@ def question(visit: Visit) -> Response:
     if is_csv:
         return _csv(found, name)
     given = {key: value for key, value in query.items() if value and key != "sort"}
-    values = {"questions": QUESTIONS, "name": name, "takes": takes, "by": BY, "given": given}
-    path = f"/audit/{name}"
-    return visit.page("audit.html", values | _table(found, query.get("sort"), path, given))
+    values: dict[str, Any] = {"questions": QUESTIONS, "name": name, "takes": takes, "by": BY}
+    values["given"] = given
+    values |= _table(found, query.get("sort"), f"/audit/{name}", given)
+    values["columns"] = sorted(found.columns, key=lambda column: column.name in _PLACES)
+    return visit.page("audit.html", values)
 
 
 def sql(visit: Visit) -> Response:
