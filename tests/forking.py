@@ -164,6 +164,7 @@ def _serve(orders: socket.socket, options: int) -> list[str]:
             if not pid:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if nohup runs the tests
                 orders.close()
                 for descriptor in (woken, wake, status, *told.values()):
                     os.close(descriptor)
