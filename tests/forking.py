@@ -164,7 +164,9 @@ def _serve(orders: socket.socket, options: int) -> list[str]:
             if not pid:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if nohup runs the tests
+                # As at a terminal: nohup, or a shell in the background, may run the tests.
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 orders.close()
                 for descriptor in (woken, wake, status, *told.values()):
                     os.close(descriptor)

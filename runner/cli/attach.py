@@ -217,7 +217,8 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+            is_under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            if number != signal.SIGHUP or not is_under_nohup:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
