@@ -29,7 +29,7 @@ _LOADED = """() => {
 
 @dataclass(frozen=True)
 class Shown:
-    """How a page came up in a browser that had nothing of it."""
+    """Times and size of a page that a browser with an empty cache opened."""
 
     first_byte: float  # seconds
     until_shown: float  # seconds until a message is to be read

@@ -239,8 +239,8 @@ def _queue(settings: Settings) -> str:
 
 
 def _key(settings: Settings) -> str:
-    """For each provider, that its credentials are found, or what is missing. Amiss: a job that has not
-    ended needs those that are. A warning: none are found."""
+    """Say for each provider that its credentials are found, or what is missing. It is amiss if a job
+    that has not ended needs missing ones, and a warning if there are none at all."""
     lacking = {name: wiring.missing_credentials(name) for name in ("anthropic", *PLATFORMS)}
     told = "; ".join(
         f"{name}: {why or 'credentials are found (never printed)'}" for name, why in lacking.items()

@@ -66,8 +66,8 @@ def list_standing(database: Database, *, removed: bool = False) -> list[dict[str
 
 
 def standing_for(connection: Connection, spec: JobSpec) -> list[tuple[Row[Any], Sequence[Rule]]]:
-    """Return the standing rules that a job gets now: each row with its rules, of which there are
-    several if its path leads into a workspace that is copied for each run."""
+    """Return the standing rules that a job gets now: rows, each with its rules. A
+    row becomes several rules if its path leads into a workspace that is copied for each run."""
     query = select(standing_rules).where(_IN_FORCE).order_by(standing_rules.c.id)
     if not spec.asking.standing:
         query = query.where(standing_rules.c.effect != "allow")

@@ -151,19 +151,26 @@ def test_permits_flow_on_when_the_clock_is_set_back(
         assert work(database, governed, scripted(max_concurrent=1), 3) == [DONE] * 3
 
 
+class Refuses(Counting):
+    """A model whose API asks each time to try again after some seconds."""
+
+    def __init__(self, governor: Governor, seconds: float) -> None:
+        super().__init__(0.0)
+        self._governor, self._seconds = governor, seconds
+
+    def complete(self, *arguments: Any) -> ModelReply:
+        self._governor.answered(arguments[0].run_id, "host", {})
+        self._governor.refused(arguments[0].run_id, self._seconds)
+        return super().complete(*arguments)
+
+
 def test_a_retry_after_holds_calls_back_for_an_hour_at_most(
     database: Database,
     ports: Ports,  # noqa: F811
 ) -> None:
-    class Refuses(Counting):
-        def complete(self, *arguments: Any) -> ModelReply:
-            governor.answered(arguments[0].run_id, "host", {})
-            governor.refused(arguments[0].run_id, 86_400.0)
-            return super().complete(*arguments)
-
-    model, known = Refuses(0.0), StoredRateLimits(database).known
+    known = StoredRateLimits(database).known
     with governing(database) as governor:
-        governed = replace(ports, permits=governor, models=model)
+        governed = replace(ports, permits=governor, models=Refuses(governor, 86_400.0))
         work(database, governed, replace(scripted(), provider="anthropic"), 1)
         while (
             not (held := [pool.held_until for pool in known(time.time()).values()]) or not held[0]
@@ -176,18 +183,12 @@ def test_a_refusal_on_a_platform_holds_back_its_own_account_and_model_alone(
     database: Database,
     ports: Ports,  # noqa: F811
 ) -> None:
-    class Refuses(Counting):
-        def complete(self, *arguments: Any) -> ModelReply:
-            governor.answered(arguments[0].run_id, "host", {})
-            governor.refused(arguments[0].run_id, 3_000.0)
-            return super().complete(*arguments)
-
     known = StoredRateLimits(database).known
     there = replace(
         scripted(), provider="bedrock", model="eu.anthropic.claude-x", region="eu-west-1"
     )
     with governing(database) as governor:
-        governed = replace(ports, permits=governor, models=Refuses(0.0))
+        governed = replace(ports, permits=governor, models=Refuses(governor, 3_000.0))
         assert work(database, governed, there, 1) == [DONE]
         while not any(pool.held_until for pool in known(time.time()).values()):
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What ATIF asks of a trajectory: its published models as a schema, and what no schema can say.
+"""The rules of ATIF for a trajectory: its published models as a schema, and checks beyond a schema.
 
 https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format.md
 """

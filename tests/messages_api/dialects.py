@@ -1,4 +1,4 @@
-"""How platforms speak the Messages API: paths, credentials, events and errors.
+"""The Messages API as platforms speak it: paths, credentials, events and errors.
 
 Sources: lib/bedrock and lib/vertex of the anthropic package;
 https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InvokeModelWithResponseStream.html;
