@@ -90,15 +90,23 @@ def test_a_rule_that_is_remembered_answers_the_others(
     assert "3 calls approved, 2 of them by the rule" in page.words
 
 
-@pytest.mark.parametrize("role", ["answer", "operate"])
-def test_a_rule_for_new_jobs_needs_the_role_operate(
+def asked_lena(
     app: App, database: Database, open_site: Callable[..., Site], role: people.Role
-) -> None:
+) -> tuple[Browser, str]:
+    """Let a run ask about a call. Returns the browser of a person with a role, and the run's id."""
     (run_id,) = submit_runs(database, "a.py")
     ask(database, run_id)
     token = people.add(app, "lena", role, Author("ada"), with_token=True)
     browser = open_site(auth="users").stranger()
     browser.post("/login", {"token": str(token)})
+    return browser, run_id
+
+
+@pytest.mark.parametrize("role", ["answer", "operate"])
+def test_a_rule_for_new_jobs_needs_the_role_operate(
+    app: App, database: Database, open_site: Callable[..., Site], role: people.Role
+) -> None:
+    browser, _ = asked_lena(app, database, open_site, role)
     page = browser.get("/inbox")
     assert ("for all new jobs too" in page.words) == (role == "operate")
     (names,) = names_on(page.text)
@@ -143,11 +151,7 @@ def test_two_people_answering_at_once_is_one_answer(
 def test_who_may_only_look_cannot_answer(
     app: App, database: Database, open_site: Callable[..., Site], role: people.Role, status: int
 ) -> None:
-    (run_id,) = submit_runs(database, "a.py")
-    ask(database, run_id)
-    token = people.add(app, "lena", role, Author("ada"), with_token=True)
-    browser = open_site(auth="users").stranger()
-    browser.post("/login", {"token": str(token)})
+    browser, run_id = asked_lena(app, database, open_site, role)
     csrf = browser.csrf("/inbox")
     assert ("Approve" in browser.get("/inbox").words) == (role != "look")
     (approval,) = re.findall(r"apr_\w+", browser.get("/inbox").text)[:1] or ["apr_x"]
