@@ -14,14 +14,14 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
-from runner.core.mcp import Scope, has_variable
+from runner.core.mcp import Scope
 from runner.core.notify import EVENTS as NOTICE_EVENTS
 from runner.core.notify import NoticeFormat
 from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
 from runner.core.spec import Lane, OnMaxTokens, OnTimeout, ParallelTools, Provider, Trust
-from runner.core.workspace import TOOL_CACHES, Accepted, OnFailure, OnUnknown, WorkspaceMode
+from runner.core.workspace import TOOL_CACHES, OnFailure, OnUnknown, WorkspaceMode
 from runner.jobfile import values
 from runner.jobfile.table import (
     Key,
@@ -62,65 +62,25 @@ RESERVED_OPTIONS = {
     "max_tokens": "set limits.max_output_tokens",
     "stream": "Runner always streams",
 }
-_SECRET = "it would be stored with the job: set ANTHROPIC_API_KEY in the environment of the workers"
 PLATFORMS_REFUSE = ("container", "inference_geo", "service_tier", "speed", "workspace_id")
-_SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "cookie")
-RESERVED_HEADERS = {
-    **dict.fromkeys(_SECRET_HEADERS, _SECRET),
-    "content-length": "Runner sends the request's own",
-    "content-type": "Runner sends JSON",
-    "transfer-encoding": "Runner sends the request whole",
-}
-# https://www.rfc-editor.org/rfc/rfc9110#section-5.1
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# They become parts of an address; a project may begin with a domain.
-_REGION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
-_PROJECT = re.compile(r"([a-z][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]*", re.ASCII)
-_VARIABLE = re.compile(r"RUNNER_[A-Z0-9_]{1,100}", re.ASCII)
-_ACCEPTED = get_args(Accepted)
 _ANYTHING = Table("", (), is_open=True)
-
-
-def _accepted_problem(value: Any) -> str | None:
-    wanted = ", ".join(_ACCEPTED)
-    return None if value in _ACCEPTED else f"must be one of {wanted}, not {shown(value)}"
-
-
-def _items_problem(value: Any) -> str | None:
-    if not isinstance(value, list):
-        return "must be a list of strings or tables"
-    return None if value else "is empty: give at least one item"
-
-
-def _beta_problem(name: str) -> str | None:
-    is_name = name.isascii() and name == name.strip() and "," not in name
-    return None if is_name else f"{shown(name)} is no name of a beta"
-
-
-def _named_as(pattern: re.Pattern[str], what: str) -> Callable[[str], str | None]:
-    return lambda name: None if pattern.fullmatch(name) else f"{shown(name)} is no name of a {what}"
-
-
-def _variable_problem(name: str) -> str | None:
-    if _VARIABLE.fullmatch(name):
-        return None
-    return (
-        "must be the name of an environment variable that begins with RUNNER_, which tools do not see: "
-        "an address or key itself would be stored with the job"
-    )
 
 
 def _reserved(why: str) -> Type:
     return checked("", {"not": {}}, lambda value: f"is set by Runner: {why}")
 
 
-def _header_value_problem(value: Any) -> str | None:
-    if not isinstance(value, str):
-        return f"must be a string, not {kind(value)}"
-    if value and value.isascii() and value.isprintable() and value == value.strip():
-        return None
-    return "must be plain ASCII on one line, without blanks around it"
+def _pairs(problem_of: Callable[[str, Any], str | None]) -> Type:
+    """A table whose keys anybody chooses; ``problem_of`` says what is wrong with one or its value."""
+
+    def read(value: Any, node: Node) -> Mapping[str, Any]:
+        pairs = mapping(value, node)
+        for name, each in pairs.items():
+            if wrong := problem_of(name, each):
+                node.note(wrong, name)
+        return pairs
+
+    return Type("table", {"type": "object"}, read)
 
 
 def _read_result_schema(value: Any, node: Node) -> Mapping[str, Any]:
@@ -128,48 +88,6 @@ def _read_result_schema(value: Any, node: Node) -> Mapping[str, Any]:
     if wrong := values.schema_problem(schema):
         raise BadValueError(wrong)
     return schema
-
-
-def _read_headers(value: Any, node: Node) -> Mapping[str, Any]:
-    headers = mapping(value, node)
-    for name, value in headers.items():
-        if meant := RESERVED_HEADERS.get(name.lower()):
-            node.note(f"cannot be set here: {meant}", name)
-        elif not _HEADER_NAME.fullmatch(name):
-            node.note(f"{shown(name)} is no name of an HTTP header", name)
-        elif wrong := _header_value_problem(value):
-            node.note(wrong, name)
-    return headers
-
-
-def _mcp_text_problem(value: Any) -> str | None:
-    if not isinstance(value, str):
-        return f"must be a string, not {kind(value)}"
-    return values.text_problem(value)
-
-
-def _read_mcp_headers(value: Any, node: Node) -> Mapping[str, Any]:
-    headers = mapping(value, node)
-    for name, each in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            node.note(f"{shown(name)} is no name of an HTTP header", name)
-        elif wrong := _header_value_problem(each):
-            node.note(wrong, name)
-        elif name.lower() in _SECRET_HEADERS and not has_variable(each):
-            node.note(
-                "would be stored with the job: name a variable, as in 'Bearer ${TOKEN}'", name
-            )
-    return headers
-
-
-def _read_mcp_env(value: Any, node: Node) -> Mapping[str, Any]:
-    variables = mapping(value, node)
-    for name, each in variables.items():
-        if not _VARIABLE_NAME.fullmatch(name):
-            node.note(f"{shown(name)} cannot be the name of a variable", name)
-        elif wrong := _mcp_text_problem(each):
-            node.note(wrong, name)
-    return variables
 
 
 def _read_hooks(value: Any, node: Node) -> Mapping[str, Any]:
@@ -316,23 +234,18 @@ def _rate() -> Type:
     return Type("rate", {"type": "string", "pattern": pattern}, read)
 
 
-def _script_text_problem(value: Any) -> str | None:
-    is_text = isinstance(value, str) and value.strip()
-    return None if is_text else "must be a text that is not blank"
-
-
 _moment = time_as(read_moment, "time", r"[0-9]:[0-9]{2}")
 _window = time_as(read_window, "window", r"[0-9]:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}")
 _path = text(words="path")
 _template = text(words="[template](#prompts)")
 _templates = list_of(text(), words="[templates](#prompts)")
 _line = text(MOST_NAME)
-_mcp_text = checked("string", {"type": "string"}, _mcp_text_problem)
-_script_text = checked("string", {"type": "string"}, _script_text_problem)
+_mcp_text = checked("string", {"type": "string"}, values.mcp_text_problem)
+_script_text = checked("string", {"type": "string"}, values.script_text_problem)
 _count = integer(1_000_000)
-_region = text(60, "name", _named_as(_REGION, "region"))
-_project = text(100, "name", _named_as(_PROJECT, "project"))
-_variable = text(200, "name of a variable", _variable_problem)
+_region = text(60, "name", values.region_problem)
+_project = text(100, "name", values.project_problem)
+_variable = text(200, "name of a variable", values.variable_problem)
 _tokens = integer(MOST_TOKENS)
 _usd = number(LEAST_USD, MOST_USD)
 _seconds = number(0, 1_000_000)
@@ -344,24 +257,20 @@ _commands = list_of(
 _patterns = list_of(text(500, check=values.pattern_problem), words="patterns")
 _ignore_list = list_of(text(500), words="patterns")
 _accepted = list_of(
-    checked("", {"enum": list(_ACCEPTED)}, _accepted_problem),
-    words=", ".join(f'`"{word}"`' for word in _ACCEPTED),
+    checked("", {"enum": list(values.ACCEPTED)}, values.accepted_problem),
+    words=", ".join(f'`"{word}"`' for word in values.ACCEPTED),
 )
 _ref = text(500, "ref", values.ref_problem)
 _repository = text(2_000, "path or URL", values.repository_problem)
-_items = checked("list of strings and tables", {"type": "array", "minItems": 1}, _items_problem)
+_items = checked(
+    "list of strings and tables", {"type": "array", "minItems": 1}, values.items_problem
+)
 _command = either(text(), list_of(text(500), empty="give the program and its arguments"))
 _instructions = checked(
-    '`true`, `false` or `"follow"`',
-    {"enum": [True, False, "follow"]},
-    lambda value: (
-        None
-        if isinstance(value, bool) or value == "follow"
-        else f'must be true, false or "follow", not {shown(value)}'
-    ),
+    '`true`, `false` or `"follow"`', {"enum": [True, False, "follow"]}, values.instructions_problem
 )
 _result_schema = Type("table", {"type": "object"}, _read_result_schema)
-_header_value = checked("string", {"type": "string"}, _header_value_problem)
+_header_value = checked("string", {"type": "string"}, values.header_value_problem)
 
 # fmt: off
 RULE = Table("rule", (
@@ -449,11 +358,11 @@ MCP = Table("mcp.NAME", (
     Key("command", text(), None, "The program that is the server, talked to over its stdin and "
         "stdout. A relative path begins at the job file's folder.", ""),
     Key("args", list_of(_mcp_text, "strings"), [], "Its arguments."),
-    Key("env", Type("table", {"type": "object"}, _read_mcp_env), {}, "Variables added to [what tools "
+    Key("env", _pairs(values.mcp_variable_problem), {}, "Variables added to [what tools "
         "see](operations.md#security)."),
     Key("url", text(2_000), None, "The URL of a server that is talked to over HTTP. Exactly one of "
         "`command` and `url`.", ""),
-    Key("headers", Type("table", {"type": "object"}, _read_mcp_headers), {}, "HTTP headers that are sent "
+    Key("headers", _pairs(values.mcp_header_problem), {}, "HTTP headers that are sent "
         "with each request."),
     Key("scope", choice(*get_args(Scope)), None, "Who shares one server: all runs of the job in a worker, "
         "outside the sandbox; or each run has its own, in its sandbox and workspace.",
@@ -613,8 +522,8 @@ _BODY = (
 MODEL_OPTIONS = Table("model_options", (
     *_BODY,
     Key("extra_body", table_of(Table("", _BODY, is_open=True))),
-    Key("extra_headers", Type("table", {"type": "object"}, _read_headers)),
-    Key("betas", list_of(text(500, check=_beta_problem))),
+    Key("extra_headers", _pairs(values.header_problem)),
+    Key("betas", list_of(text(500, check=values.beta_problem))),
     Key("user_profile_id", _header_value),
     Key("workspace_id", _header_value),
 ), is_open=True)

@@ -7,12 +7,14 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
+from runner.core.mcp import has_variable
 from runner.core.text import KeyTwiceError, read_json
+from runner.core.workspace import Accepted
 from runner.jobfile.lines import Part, place
 
 MOST_LEVELS = 50
@@ -26,6 +28,22 @@ DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
 _PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://|[^/]+:")
 _URL_SCHEMES = ("https", "http", "ssh", "git", "file")
+# https://www.rfc-editor.org/rfc/rfc9110#section-5.1
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# They become parts of an address; a project may begin with a domain.
+_REGION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+_PROJECT = re.compile(r"([a-z][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]*", re.ASCII)
+_VARIABLE = re.compile(r"RUNNER_[A-Z0-9_]{1,100}", re.ASCII)
+_SECRET = "it would be stored with the job: set ANTHROPIC_API_KEY in the environment of the workers"
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "cookie")
+RESERVED_HEADERS = {
+    **dict.fromkeys(_SECRET_HEADERS, _SECRET),
+    "content-length": "Runner sends the request's own",
+    "content-type": "Runner sends JSON",
+    "transfer-encoding": "Runner sends the request whole",
+}
+ACCEPTED = get_args(Accepted)
 _LONGEST_USER = 30  # a longer user name is a token: https://TOKEN@example.com/…
 
 
@@ -209,6 +227,90 @@ def pattern_problem(text: str) -> str | None:
         f"{shown(text)} must be a pattern of files in the workspace: relative to its folder, "
         "without '..'"
     )
+
+
+# Each of these returns why a value that a key has cannot be used, or None.
+
+
+def _named_as(pattern: re.Pattern[str], what: str) -> Callable[[str], str | None]:
+    return lambda name: None if pattern.fullmatch(name) else f"{shown(name)} is no name of a {what}"
+
+
+region_problem, project_problem = _named_as(_REGION, "region"), _named_as(_PROJECT, "project")
+
+
+def beta_problem(name: str) -> str | None:
+    is_name = name.isascii() and name == name.strip() and "," not in name
+    return None if is_name else f"{shown(name)} is no name of a beta"
+
+
+def variable_problem(name: str) -> str | None:
+    if _VARIABLE.fullmatch(name):
+        return None
+    return (
+        "must be the name of an environment variable that begins with RUNNER_, which tools do not see: "
+        "an address or key itself would be stored with the job"
+    )
+
+
+def accepted_problem(value: Any) -> str | None:
+    wanted = ", ".join(ACCEPTED)
+    return None if value in ACCEPTED else f"must be one of {wanted}, not {shown(value)}"
+
+
+def instructions_problem(value: Any) -> str | None:
+    is_one = isinstance(value, bool) or value == "follow"
+    return None if is_one else f'must be true, false or "follow", not {shown(value)}'
+
+
+def items_problem(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return "must be a list of strings or tables"
+    return None if value else "is empty: give at least one item"
+
+
+def script_text_problem(value: Any) -> str | None:
+    is_text = isinstance(value, str) and value.strip()
+    return None if is_text else "must be a text that is not blank"
+
+
+def mcp_text_problem(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return f"must be a string, not {kind(value)}"
+    return text_problem(value)
+
+
+def mcp_variable_problem(name: str, value: Any) -> str | None:
+    if not _VARIABLE_NAME.fullmatch(name):
+        return f"{shown(name)} cannot be the name of a variable"
+    return mcp_text_problem(value)
+
+
+def header_value_problem(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return f"must be a string, not {kind(value)}"
+    if value and value.isascii() and value.isprintable() and value == value.strip():
+        return None
+    return "must be plain ASCII on one line, without blanks around it"
+
+
+def header_problem(
+    name: str, value: Any, reserved: Mapping[str, str] = RESERVED_HEADERS
+) -> str | None:
+    """Return why a header cannot be sent, or None; ``reserved`` ones are set by Runner."""
+    if meant := reserved.get(name.lower()):
+        return f"cannot be set here: {meant}"
+    if not _HEADER_NAME.fullmatch(name):
+        return f"{shown(name)} is no name of an HTTP header"
+    return header_value_problem(value)
+
+
+def mcp_header_problem(name: str, value: Any) -> str | None:
+    if wrong := header_problem(name, value, {}):
+        return wrong
+    if name.lower() not in _SECRET_HEADERS or has_variable(value):
+        return None
+    return "would be stored with the job: name a variable, as in 'Bearer ${TOKEN}'"
 
 
 def schema_problem(schema: Any) -> str | None:

@@ -21,8 +21,9 @@ from runner.core.sandbox import Sandbox
 from runner.core.spec import Asking, JobSpec, Patience
 from runner.core.workspace import TOOL_CACHES, Verify, Workspace
 from runner.jobfile.check import check
-from runner.jobfile.keys import RESERVED_HEADERS, RESERVED_OPTIONS, TABLES, json_schema
+from runner.jobfile.keys import RESERVED_OPTIONS, TABLES, json_schema
 from runner.jobfile.table import Key, Node, Section
+from runner.jobfile.values import RESERVED_HEADERS
 from runner.permissions import Rule
 from runner.permissions.examples import matches
 from runner.permissions.rules import problem

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from runner.jobfile.check import check
-from runner.jobfile.keys import RESERVED_HEADERS, RESERVED_OPTIONS
+from runner.jobfile.keys import RESERVED_OPTIONS
+from runner.jobfile.values import RESERVED_HEADERS
 
 
 def problems_of(options: dict[str, Any], **limits: int) -> list[str]:
