@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from runner.app import approvals
@@ -155,20 +155,12 @@ def asked_of(app: App, job_id: str, filters: RunFilters) -> int:
     return sum(waiting.get(run_id, 0) for run_id in ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The result of an action on all runs that match."""
-
-    changed: int
-    left: int  # runs or calls that it did not apply to
-    why: str = ""  # why it did not apply to the first of these
-    unworked_job: str | None = None  # has queued runs while no worker is alive
-    details: Sequence[Change | Answered] = field(default=(), repr=False)
-
-
-def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: Author) -> Done:
+def act_on_all(
+    app: App, job_id: str, filters: RunFilters, action: str, author: Author
+) -> tuple[Sequence[Change | Answered], str | None]:
     """Apply an action of ``ROLE_OF`` to all runs of a job that match now, with sub-agents. The
-    model reads the reason of a denial. Raises ``UsageError`` if there is no such action."""
+    model reads the reason of a denial. Returns the outcome for each run or call, and the job if it has
+    queued runs while no worker is alive. Raises ``UsageError`` if there is no such action."""
     ids = [key[1] for key in run_ids(app.database, job_id, filters, limit=MOST_AT_ONCE)]
     target = Target("job", job_id)
     if action in ("approve", "deny"):
@@ -177,8 +169,7 @@ def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: 
         chosen = [each.id for each in asked if lineage(each.run_id)[0] in among]
         effect: Any = "approved" if action == "approve" else "denied"
         reply = Reply(effect, str(author.name), author.why)
-        answered = approvals.answer(app, chosen, reply) if chosen else []
-        return _done(app, answered, [])
+        return (approvals.answer(app, chosen, reply) if chosen else []), None
     options: Any = {"author": author, "among": ids}
     acts: dict[str, Callable[..., list[Change]]] = {
         "cancel": control.cancel,
@@ -189,14 +180,8 @@ def act_on_all(app: App, job_id: str, filters: RunFilters, action: str, author: 
     if (act := acts.get(action)) is None:
         raise UsageError(f"{action[:40]!a} is not an action: choose {', '.join(ROLE_OF)}")
     changes = app.change(lambda now: act(app.database, target, now, **options))
-    return _done(app, changes, [c.id for c in changes if c.changed and c.state == "queued"])
-
-
-def _done(app: App, found: Sequence[Change | Answered], queued: Sequence[str]) -> Done:
-    left = [each for each in found if not each.changed]
-    why = f"{left[0].item_key}: {left[0].detail}" if left else ""
-    unworked = app.job_without_worker(queued[0]) if queued else None
-    return Done(len(found) - len(left), len(left), why, unworked, found)
+    queued = (each.id for each in changes if each.changed and each.state == "queued")
+    return changes, app.job_without_worker(next(queued, None))
 
 
 def limits_of(given: Mapping[str, str]) -> dict[str, Any]:

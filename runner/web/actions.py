@@ -11,8 +11,8 @@ from starlette.responses import Response
 from runner.app import approvals, control, humanize, overview, run_table
 from runner.app.control import Outcome
 from runner.app.people import may
-from runner.app.run_table import ROLE_OF, Done
-from runner.core.commands import Answered, Reply
+from runner.app.run_table import ROLE_OF
+from runner.core.commands import Answered, Change, Reply
 from runner.core.run import Author
 from runner.errors import UsageError
 from runner.web.render import url
@@ -163,8 +163,7 @@ def act_on_all(visit: Visit) -> Response:
     author = visit.author()
 
     def act() -> None:
-        done = run_table.act_on_all(app, job_id, filters, action, author)
-        _tell_done(visit, action, done)
+        _tell_all(visit, action, *run_table.act_on_all(app, job_id, filters, action, author))
 
     if count <= _MOST_WAITED_FOR:
         act()
@@ -176,10 +175,14 @@ def act_on_all(visit: Visit) -> Response:
     return visit.go_to(url("/jobs/{}", job_id, **run_table.as_given(filters)))
 
 
-def _tell_done(visit: Visit, action: str, done: Done) -> None:
+def _tell_all(
+    visit: Visit, action: str, found: Sequence[Change | Answered], unworked: str | None
+) -> None:
     what = "call" if action in _ANSWERS else "run"
-    tone = "good" if done.changed else "wait"
-    visit.tell(tone, f"{humanize.plural(done.changed, what)} {_DONE[action]}")
-    if done.left:
-        visit.tell("wait", f"{humanize.plural(done.left, what)} left as it is: {done.why}")
-    _tell_unworked(visit, done.unworked_job)
+    left = [each for each in found if not each.changed]
+    changed = len(found) - len(left)
+    visit.tell("good" if changed else "wait", f"{humanize.plural(changed, what)} {_DONE[action]}")
+    if left:
+        why = f"{left[0].item_key}: {left[0].detail}"
+        visit.tell("wait", f"{humanize.plural(len(left), what)} left as it is: {why}")
+    _tell_unworked(visit, unworked)
