@@ -24,7 +24,7 @@ from runner.app.handle import App
 from runner.app.humanize import DiffKind, Note, cell
 from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
-from runner.core.media import media_blocks, media_line
+from runner.core.media import is_media, media_line
 from runner.errors import RunnerError, UsageError
 from runner.queries import decisions, runs
 from runner.queries import transcript as stored
@@ -180,7 +180,7 @@ def _text_of(block: Any) -> str:
     if isinstance(block, Media):
         return block.line
     if isinstance(block, dict):
-        if any(media_blocks(block)):
+        if is_media(block):
             return media_line(block)
         if isinstance(block.get("text"), str):
             return str(block["text"])
@@ -438,7 +438,7 @@ class _Composer:
         """Return a content with its media blocks replaced by ``Media``."""
         if not isinstance(content, list):
             return content
-        return [self._media(each) if any(media_blocks(each)) else each for each in content]
+        return [self._media(each) if is_media(each) else each for each in content]
 
     def _media(self, block: dict[str, Any]) -> Media:
         source = block["source"]

@@ -115,6 +115,18 @@ def place_of(run_id: str) -> Place:
     return Place(root=root, parent=above[-1] if above else None, depth=len(above), label=label)
 
 
+def place_columns(run_id: str) -> dict[str, Any]:
+    """Return the columns of ``runs`` that follow from a run's id."""
+    place = place_of(run_id)
+    is_child = place["parent"] is not None
+    return {
+        "parent_run": place["parent"],
+        "root_run": place["root"] if is_child else None,
+        "depth": place["depth"],
+        "child_number": int(run_id.rpartition(".")[2]) if is_child else None,
+    }
+
+
 def call_label(run_id: str, number: int) -> str:
     """The label of the n-th tool call of a run.
 

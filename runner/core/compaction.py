@@ -16,7 +16,7 @@ from typing import Any
 from runner.core import conversation
 from runner.core.context import Compaction, TruncatedResult, difference, tokens_of
 from runner.core.entries import SummaryReplied
-from runner.core.media import media_blocks, media_line, shown_text
+from runner.core.media import is_media, media_blocks, media_line, shown_text
 from runner.core.prices import FREE, USUAL_RATES, Rates
 from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS, shorten
@@ -346,7 +346,7 @@ def _message_lines(
                 name, content = names.get(block["tool_use_id"]), shown_text(block.get("content"))
                 failed = {"failed": True} if block.get("is_error") else {}
                 yield _line("result", tool=name, text=short(content), **failed)
-            case "image" | "document" if any(media_blocks(block)):
+            case "image" | "document" if is_media(block):
                 yield _line(speaker, text=media_line(block))
             case _:
                 yield _line(speaker, block=short(conversation.content_text(block)))

@@ -238,7 +238,7 @@ def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
         case entries.ToolFinished(index, result, snapshot):
             yield from connection_events(about_call(state, index), result.connections)
             yield Event(
-                "tool_done", about_call(state, index) | _result(result) | _given(tree=snapshot)
+                "tool_done", about_call(state, index) | about_result(result) | _given(tree=snapshot)
             )
 
 
@@ -267,7 +267,8 @@ def about_verification(state: RunState, number: int) -> dict[str, Any]:
     return {"turn": state.turns, "verification": number}
 
 
-def _result(result: ToolResult) -> dict[str, Any]:
+def about_result(result: ToolResult) -> dict[str, Any]:
+    """Return the data by which events tell a call's result."""
     return {
         "output": shorten(result.content, OUTPUT_SUMMARY_LENGTH),
         "outcome": result.outcome,
@@ -330,7 +331,7 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:
             return Event("verification_started", data)
         case entries.Verified(number, command, result):
             data = {"verification": number, "command": _summary(command)}
-            return Event("verified", data | _result(result))
+            return Event("verified", data | about_result(result))
         case entries.Delivered(commit):
             return Event("delivered", {"commit": commit})
 

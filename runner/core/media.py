@@ -66,38 +66,40 @@ class Media:
         return {"type": self.kind, "source": {"type": _BLOB, **source}}
 
 
+def is_media(block: Any) -> bool:
+    """True if a stored block is an image or a document, of which the bytes are stored elsewhere."""
+    source = block.get("source") if isinstance(block, dict) else None
+    return isinstance(source, dict) and source.get("type") == _BLOB
+
+
 def media_blocks(block: Any) -> Iterator[dict[str, Any]]:
     """Yield the media blocks in a stored block: the block itself, or those in a tool's result."""
     content = block.get("content") if isinstance(block, dict) else None
-    for each in (block, *(content if isinstance(content, list) else ())):
-        source = each.get("source") if isinstance(each, dict) else None
-        if isinstance(source, dict) and source.get("type") == _BLOB:
-            yield each
+    yield from filter(is_media, (block, *(content if isinstance(content, list) else ())))
 
 
 def media_line(block: dict[str, Any]) -> str:
     """Return the line that replaces a media block in a text: ``[image: shot.png, 640x480]``."""
     source = block["source"]
     size = f"{source.get('width')}x{source.get('height')}"
-    if block["type"] == "document":
+    if block.get("type") == "document":
         size = "1 page" if source.get("pages") == 1 else f"{source.get('pages')} pages"
-    return f"[{block['type']}: {source.get('name')}, {size}]"
+    return f"[{block.get('type')}: {source.get('name')}, {size}]"
 
 
 def shown_text(content: Any) -> str:
     """Return the texts of a message's content or of a tool's result, with a line for each of its media."""
-    parts = [content] if isinstance(content, str) else content or ()
+    parts = content if isinstance(content, list | tuple) else [content]
     return "\n".join(text for text in map(_part_text, parts) if text is not None)
 
 
 def _part_text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
-    if not isinstance(part, dict):
-        return None
-    if any(media_blocks(part)):
+    if is_media(part):
         return media_line(part)
-    return part["text"] if isinstance(part.get("text"), str) else None
+    text = part.get("text") if isinstance(part, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def media_tokens(block: dict[str, Any]) -> tuple[int, int]:
@@ -118,7 +120,7 @@ def with_bytes(block: dict[str, Any], load: LoadBlob | None, *names: str) -> dic
     if isinstance(content, list):
         parts = (with_bytes(p, load, *names) if isinstance(p, dict) else p for p in content)
         return {**block, "content": [*parts]}
-    if not any(media_blocks(block)):
+    if not is_media(block):
         return block
     stored = block["source"]
     digest = stored["sha256"]

@@ -151,6 +151,12 @@ class Terms:
             hour_cache=(given.get("cache_control") or {}).get("ttl") == "1h",
         )
 
+    def of_call(self, hour_cache: Any, batch: Any) -> Terms:
+        """The terms of a call, given the columns of its row that say more."""
+        # Older versions do not store whether what it wrote to the cache lives for an hour.
+        of_cache = self.hour_cache if hour_cache is None else bool(hour_cache)
+        return replace(self, hour_cache=of_cache, batch=bool(batch))
+
 
 FREE = Tariff(Rates(*(Decimal(0),) * 5))
 USUAL_RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))  # in prices of input

@@ -13,15 +13,14 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from runner.core.agents import DEEPEST
+from runner.core.agents import DEEPEST, place_columns
 from runner.core.context import CompactionKind
 from runner.core.conversation import Purpose, Role
 from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.text import visible
-from runner.exchange.lines import LONGEST_LINE, parsed_object
-from runner.exchange.recorded import place_columns
+from runner.exchange.lines import LONGEST_LINE, MOST_REAL, parsed_object
 from runner.permissions import Effect
 
 # --- Values against their types ---
@@ -97,7 +96,6 @@ def check_id(value: str, kind: str) -> None:
 
 # --- Events ---
 
-_MOST_SECONDS = 1e11  # the year 5138
 _LARGEST_COUNT = 2**31 - 1
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_]{0,59}", re.ASCII)
 
@@ -149,7 +147,7 @@ def check_event(table: str, kind: str, data: Any) -> None:
             raise ValueError(f"{table}.data of {kind!a}: {name} is missing")
     for name in filter(_EVENT_VALUES.__contains__, data):
         value, hint = data[name], _EVENT_VALUES[name]
-        most = _MOST_SECONDS if hint == float | None else _LARGEST_COUNT
+        most = MOST_REAL if hint == float | None else _LARGEST_COUNT
         is_number = type(value) in (int, float)
         if misfit(value, hint) is not None or (is_number and not 0 <= value <= most):
             raise ValueError(f"{table}.data of {kind!a}: {name} is of another kind")

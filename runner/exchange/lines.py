@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -20,7 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from sqlalchemy import JSON, BigInteger, Column, Table
 
-from runner.core.text import DEEPEST, read_json
+from runner.core.text import DEEPEST, is_storable, read_json
 
 VERSION = 2
 _BEFORE_0_1_0 = 1
@@ -129,14 +128,13 @@ def parsed_object(line: bytes) -> dict[str, Any] | None:
 
 
 _MISSING = object()
-_MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
+MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
 _LONGEST_NAME = 60
 # Sums over many rows must stay within 64 bits: tokens and sizes, and the billionths of a USD of a job.
 _MOST_TOKENS = 2**50
 _MOST = {"purses": 2**60}
 # Other numbers are not negative. An exit code is, for a signal.
 _LEAST = {"hook_runs.exit_code": -(2**31)}
-_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # NUL, and halves of surrogate pairs
 
 
 class _Column(NamedTuple):
@@ -182,12 +180,12 @@ class _Column(NamedTuple):
         if kind is bool and type(value) is not bool:
             raise ValueError("is neither true nor false")
         if kind is float:
-            if type(value) not in (int, float) or not 0 <= value <= _MOST_REAL:
-                raise ValueError(f"is no number from 0 to {_MOST_REAL:g}")
+            if type(value) not in (int, float) or not 0 <= value <= MOST_REAL:
+                raise ValueError(f"is no number from 0 to {MOST_REAL:g}")
             return float(value)
         if kind in (str, bytes) and not isinstance(value, str):
             raise ValueError("is no text" if kind is str else "is no base64")
-        if kind is str and _UNSTORABLE.search(value):
+        if kind is str and not is_storable(value):
             raise ValueError("has a character that no database can hold")
         if kind is bytes:
             try:

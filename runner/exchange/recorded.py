@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -93,31 +93,16 @@ class Recorded:
         usage = usage_of(call)
         own = call["purpose"] == "turn" or self.spec.context.summary_model in (None, self.model)
         terms = Terms.of(self.spec.provider, self.spec.model_options, own_model=own)
-        if call["hour_cache"] is not None:
-            terms = replace(terms, hour_cache=bool(call["hour_cache"]))
-        terms = replace(terms, batch=bool(call["batch"]))
+        terms = terms.of_call(call["hour_cache"], call["batch"])
         passed = (each for each in self.prices.thresholds if usage.prompt_tokens > each)
         calls = Calls(call["model"], terms, max(passed, default=0), 1, usage)
         spent = spending(self.prices, calls)
         return None if spent.unpriced else float(spent.usd)
 
 
-def place_columns(run_id: str) -> dict[str, Any]:
-    """Return the columns of ``runs`` that follow from a run's id."""
-    place = place_of(run_id)
-    is_child = place["parent"] is not None
-    return {
-        "parent_run": place["parent"],
-        "root_run": place["root"] if is_child else None,
-        "depth": place["depth"],
-        "child_number": int(run_id.rpartition(".")[2]) if is_child else None,
-    }
-
-
 def usage_of(call: Row) -> Usage:
     """Return the tokens of a model call whose usage is known."""
-    names = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
-    return Usage(**{name: call[name] or 0 for name in names})
+    return Usage(*(call[kind] or 0 for kind in Usage.__slots__))
 
 
 def iso(seconds: float) -> str:

@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from runner.core.conversation import Block
+from runner.core.media import shown_text
 from runner.exchange.checks import check_block
-from runner.exchange.lines import parsed
+from runner.exchange.lines import MOST_REAL, parsed
 
 SpokenBy = Literal["person", "machine", "peer"]  # a peer is another agent
 
-_LATEST = 1e11  # the year 5138, in seconds since the epoch
 # The names that `stream-json` has for fields of the kept lines.
 _STREAMED = {
     "session_id": "sessionId",
@@ -43,11 +43,15 @@ class Line:
 
     @property
     def message(self) -> Mapping[str, Any]:
-        return as_object(self.fields.get("message"))
+        return self.object("message")
 
     def text(self, name: str) -> str | None:
         """Return a field that is a text and not empty, or None."""
         return as_text(self.fields.get(name))
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        """Return a field that is an object, or an empty one."""
+        return as_object(self.fields.get(name))
 
 
 _ORIGINS: dict[str, SpokenBy] = {
@@ -62,7 +66,7 @@ _BY_MACHINES = re.compile(
 
 def speaker_of(line: Line, words: str) -> SpokenBy:
     """The speaker of a user's line; in older versions only its words tell."""
-    origin = as_object(line.fields.get("origin")).get("kind")
+    origin = line.object("origin").get("kind")
     if isinstance(origin, str):
         return _ORIGINS.get(origin, "machine")
     if line.fields.get("isMeta") is True or line.fields.get("isSidechain") is True:
@@ -149,7 +153,7 @@ def _moment(value: Any, before: float) -> float:
         seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError):  # no text, no time, or a year that no clock has
         return before
-    return seconds if 0 <= seconds <= _LATEST else before
+    return seconds if 0 <= seconds <= MOST_REAL else before
 
 
 def as_text(value: Any) -> str | None:
@@ -162,13 +166,6 @@ def as_object(value: Any) -> Mapping[str, Any]:
 
 def as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
-
-
-def shown_text(content: Any) -> str:
-    """Return the texts of a message's content or of a tool's result."""
-    parts = [{"text": content}] if isinstance(content, str) else as_list(content)
-    texts = (as_object(part).get("text") for part in parts)
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 # --- Attachments: what a version since 2.1 keeps beside the messages ---
@@ -191,7 +188,7 @@ _CONTENTS = ("content", "blockingError", "message", "snippet", "file", "stderr",
 
 def given_by(line: Line) -> tuple[SpokenBy, Sequence[Block]]:
     """Return what an attachment gave to the model, and by whom; no blocks if it gave nothing."""
-    attachment = as_object(line.fields.get("attachment"))
+    attachment = line.object("attachment")
     kind = attachment.get("type")
     if kind == "queued_command":
         said = tuple(blocks_of({"content": attachment.get("prompt")}))
@@ -200,10 +197,7 @@ def given_by(line: Line) -> tuple[SpokenBy, Sequence[Block]]:
         return ("machine" if mode not in (None, "prompt", "bash") else by), said
     if kind not in _GIVEN:
         return "machine", ()
-    rendered = line.fields.get("rendered")
-    contents = (as_object(each).get("content") for each in as_list(rendered))
-    texts = [each if isinstance(each, str) else shown_text(each) for each in contents]
-    text = "\n".join(filter(None, texts)) or attachment_text(attachment)
+    text = _inner_text(line.fields.get("rendered")) or attachment_text(attachment)
     if not text or (kind == "hook_success" and not attachment.get("content")):
         return "machine", ()
     return "machine", ({"type": "text", "text": text},)
@@ -227,7 +221,7 @@ def _inner_text(value: Any) -> str:
 
 def system_prompt(line: Line) -> str | None:
     """Return the system prompt that a line says the model was given, or None."""
-    attachment = as_object(line.fields.get("attachment"))
+    attachment = line.object("attachment")
     if attachment.get("type") != "prompt_snapshot":
         return None
     return _inner_text(attachment.get("systemPrompt")) or None
@@ -235,9 +229,9 @@ def system_prompt(line: Line) -> str | None:
 
 def api_error(line: Line) -> str:
     """Return the text of a line's API error. Its fields differ between versions of Claude Code."""
-    error = as_object(line.fields.get("error"))
-    cause = as_object(error.get("cause"))
-    told = (line.text("content"), error.get("formatted"), error.get("message"), cause.get("code"))
+    error = line.object("error")
+    cause = as_object(error.get("cause")).get("code")
+    told = (line.text("content"), error.get("formatted"), error.get("message"), cause)
     status = f"status {error['status']}" if "status" in error else "an unknown error"
     words = next(filter(None, map(as_text, told)), status)
     attempt, most = (line.fields.get(name) for name in ("retryAttempt", "maxRetries"))
@@ -246,34 +240,28 @@ def api_error(line: Line) -> str:
 
 # --- Denials ---
 
-# By Claude Code's name of a denial: who denied, and what older versions, which name none, told the model.
+# Who denied a call, by Claude Code's name of the denial.
 _DENIERS = {
-    "user-rejected": ("the user", r"The user doesn't want to (?:proceed with|take)"),
-    "automode-blocked": (
-        "the classifier of auto mode",
-        r"Permission for this action (?:has been|was) denied by the Claude",
-    ),
-    "automode-unavailable": ("auto mode: its classifier could not be reached", None),
-    "sandbox-denied": ("the sandbox", None),
-    "ungranted": (
-        "the permission mode: nobody had granted it",
-        r"Claude requested permissions? to .{0,4000}?haven't granted it yet",
-    ),
-    "dont-ask": (
-        "the permission mode: it asks nobody",
-        r"Permission to use \S+ (?:has been|was) auto-denied",
-    ),
-    "permission-rule": (
-        "a permission rule",
-        r"Permission to \S+ .{0,4000}? (?:has been|was) denied"
-        r"|File is in a directory that is denied by your permission",
-    ),
-    "hook": (
-        "a hook",
-        r"(?:PreToolUse:\S+ |\S+ operation |Hook \S+ |Error: )?hook (?:blocking )?error:"
-        r"|\S+ operation blocked by hook|Hook \S+ denied this tool",
-    ),
+    "user-rejected": "the user",
+    "automode-blocked": "the classifier of auto mode",
+    "automode-unavailable": "auto mode: its classifier could not be reached",
+    "sandbox-denied": "the sandbox",
+    "ungranted": "the permission mode: nobody had granted it",
+    "dont-ask": "the permission mode: it asks nobody",
+    "permission-rule": "a permission rule",
+    "hook": "a hook",
 }
+# What older versions, which name no denial, told the model.
+_TOLD = (
+    ("user-rejected", r"The user doesn't want to (?:proceed with|take)"),
+    ("automode-blocked", r"Permission for this action (?:has been|was) denied by the Claude"),
+    ("ungranted", r"Claude requested permissions? to .{0,4000}?haven't granted it yet"),
+    ("dont-ask", r"Permission to use \S+ (?:has been|was) auto-denied"),
+    ("permission-rule", r"Permission to \S+ .{0,4000}? (?:has been|was) denied"),
+    ("permission-rule", r"File is in a directory that is denied by your permission"),
+    ("hook", r"(?:PreToolUse:\S+ |\S+ operation |Hook \S+ |Error: )?hook (?:blocking )?error:"),
+    ("hook", r"\S+ operation blocked by hook|Hook \S+ denied this tool"),
+)
 _NO_DENIALS = ("cancelled", "interrupted")
 INTERRUPTED = ("[Request interrupted by user", "Permission prompt was aborted")
 
@@ -281,11 +269,11 @@ INTERRUPTED = ("[Request interrupted by user", "Permission prompt was aborted")
 def denier_of(kind: str | None, shown: str, is_error: bool) -> str | None:
     """Return who denied a call, in words, judged by its result; None if nobody did."""
     if kind is not None:
-        return None if kind in _NO_DENIALS else _DENIERS.get(kind, (kind,))[0]
+        return None if kind in _NO_DENIALS else _DENIERS.get(kind, kind)
     if not is_error or shown.startswith(INTERRUPTED):
         return None
     shown = shown.removeprefix("<tool_use_error>").removeprefix("Error: ")
-    told = (by for by, words in _DENIERS.values() if words and re.match(words, shown, re.DOTALL))
+    told = (_DENIERS[name] for name, words in _TOLD if re.match(words, shown, re.DOTALL))
     return next(told, None)
 
 

@@ -12,13 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from runner.core.conversation import Block
+from runner.core.conversation import Block, ToolOutcome, Usage
+from runner.core.media import shown_text
 from runner.core.text import visible
 from runner.exchange import session_lines as kept
-from runner.exchange.session_lines import Line, SpokenBy, as_list, as_object, as_text, shown_text
+from runner.exchange.session_lines import Line, SpokenBy, as_list, as_object, as_text
 
 SYNTHETIC = "<synthetic>"  # the model that Claude Code names for words of its own
-TOKENS = {
+_TOKENS = {
     "input_tokens": ("input_tokens", "inputTokens"),
     "cache_read_tokens": ("cache_read_input_tokens", "cacheReadInputTokens"),
     "cache_creation_tokens": ("cache_creation_input_tokens", "cacheCreationInputTokens"),
@@ -40,14 +41,13 @@ def tokens_of(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
 
 
-def usage_of(stated: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tokens by kind that a message's usage, or a whole session's, states."""
-    return {
-        name: max(tokens_of(stated.get(each)) for each in said) for name, said in TOKENS.items()
-    }
+def usage_of(stated: Mapping[str, Any]) -> Usage:
+    """Return the tokens that a message's usage, or a whole session's, states."""
+    told = _TOKENS.items()
+    return Usage(**{kind: max(tokens_of(stated.get(n)) for n in names) for kind, names in told})
 
 
-def _usage_in(line: Line) -> dict[str, int]:
+def _usage_in(line: Line) -> Usage:
     return usage_of(as_object(line.message.get("usage")))
 
 
@@ -73,7 +73,7 @@ class Call:
         return "" if self.result is None else shown_text(self.result.block["content"])
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> ToolOutcome:
         if self.denier is not None:
             return "denied"
         if self.result is None or self.is_stopped or self.shown.startswith(kept.INTERRUPTED):
@@ -128,10 +128,10 @@ class SessionMessage:
         texts = [as_text(each.block.get("text")) for each in self.said]
         return all(text and _AFTERWORDS.match(text) for text in texts)
 
-    def usage(self) -> dict[str, int]:
-        """Return the tokens by kind. Each line repeats them; output grows while a reply is streamed."""
-        known = [_usage_in(line) for line in self.lines]
-        return {name: max(usage[name] for usage in known) for name in TOKENS}
+    def usage(self) -> Usage:
+        """Return its tokens. Each line repeats them; output grows while a reply is streamed."""
+        known = [_usage_in(line).by_kind() for line in self.lines]
+        return Usage(**{kind: max(each[kind] for each in known) for kind in _TOKENS})
 
     def hour_cache(self) -> bool:
         """True if most of what it wrote to the cache lives for an hour."""
@@ -143,7 +143,7 @@ class SessionMessage:
     def is_under_reported(self) -> bool:
         """True if its text is far longer than its tokens of output can be."""
         written = sum(len(json.dumps(call.asked.block.get("input", ""))) for call in self.calls)
-        return len(self.text) + written > 200 + 12 * self.usage()["output_tokens"]
+        return len(self.text) + written > 200 + 12 * self.usage().output_tokens
 
 
 @dataclass
@@ -191,7 +191,7 @@ class Conversation:
         asked_at = self.lines[-1].at if self.lines else line.at
         self.lines.append(line)
         match line.kind:
-            case "assistant" if line.blocks or (self.messages and any(_usage_in(line).values())):
+            case "assistant" if line.blocks or (self.messages and _usage_in(line).total):
                 self._add_reply(line, min(asked_at, line.at))
             case "user" if line.fields.get("isCompactSummary") is True and self.messages:
                 last = self.boundaries[-1] if self.boundaries else None
@@ -280,7 +280,7 @@ class Conversation:
     def _add_user(self, line: Line) -> None:
         results = [block for block in line.blocks if block["type"] == "tool_result"]
         # What Claude Code kept is of the one result that the line has.
-        raw = as_object(line.fields.get("toolUseResult")) if len(results) == 1 else {}
+        raw = line.object("toolUseResult") if len(results) == 1 else {}
         by = kept.speaker_of(line, shown_text(line.blocks))
         words = []
         for block in line.blocks:
@@ -309,7 +309,7 @@ class Conversation:
         self.messages[-1].said += words
 
     def _add_attachment(self, line: Line) -> None:
-        attachment = as_object(line.fields.get("attachment"))
+        attachment = line.object("attachment")
         kind, use_id = str(attachment.get("type")), attachment.get("toolUseID")
         self.system = kept.system_prompt(line) or self.system
         if kind == "hook_blocking_error" and isinstance(use_id, str):
@@ -327,7 +327,7 @@ class Conversation:
     def _add_system(self, line: Line) -> None:
         subtype = line.text("subtype") or ""
         if subtype == "compact_boundary" and self.messages:
-            data = as_object(line.fields.get("compactMetadata"))
+            data = line.object("compactMetadata")
             before = tokens_of(data.get("preTokens", data.get("pre_tokens")))
             preserved, segment = (
                 as_object(data.get(name)) for name in ("preservedMessages", "preservedSegment")

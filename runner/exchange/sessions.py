@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from runner.core.agents import child_id
-from runner.core.text import visible
+from runner.core import events as audit
+from runner.core.agents import child_id, place_columns, place_of
+from runner.core.conversation import ToolResult, Usage
+from runner.core.events import Event
+from runner.core.media import shown_text
+from runner.core.text import shorten, visible
 from runner.exchange import session_lines as kept
 from runner.exchange.lines import parsed_object
-from runner.exchange.recorded import place_columns
-from runner.exchange.session_lines import Line, as_object, as_text, shown_text
-from runner.exchange.session_messages import Conversation, tokens_of
-from runner.exchange.session_runs import About, Link, SessionRun
+from runner.exchange.recorded import SESSION
+from runner.exchange.session_lines import Line, as_object, as_text
+from runner.exchange.session_messages import (
+    SYNTHETIC,
+    Boundary,
+    Call,
+    Conversation,
+    Said,
+    SessionMessage,
+    tokens_of,
+    usage_of,
+)
 
 READER = 4  # this reader's version: files that an older one has read are read again
+TABLES = ("sessions", "blocks", "tool_calls", "tool_outputs", "model_calls", "compactions")
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.
 Files = Mapping[str, Sequence[bytes]]
@@ -25,10 +42,23 @@ _TITLES = {"summary": "summary", "ai-title": "aiTitle", "custom-title": "customT
 _MOST_USD = 1e9
 _AGENT_TOOLS = ("Agent", "Task")
 _AGENT_FILE = re.compile(r"agent-(.+)\.(?:jsonl|meta\.json)")
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_CONTENT = ("text", "system", "notes")  # columns with texts of more than one line
+_LARGEST_OUTPUT = 10_000_000  # bytes, as for a tool of Runner's
+_LONGEST_NOTE = 300
 
 
 class EmptySessionError(ValueError):
     """Nothing was said in a session."""
+
+
+@dataclass(frozen=True)
+class _Link:
+    """The call that started an agent, as far as the session says."""
+
+    owner: str | None = None  # the agent whose call it was; None: the session
+    use_id: str | None = None
+    type: str = ""
 
 
 class Session:
@@ -49,42 +79,40 @@ class Session:
         texts = set(_texts_in(line for each in lines.values() for line in each))
         self._main = Conversation(None, texts)
         self._agents: dict[str, Conversation] = {}
+        self.forked_from: str | None = None  # the id of another session
+        self.stated_usd: float | None = None
         titles: dict[str, str] = {}
-        stated_usd = forked_from = None
         agent_of_line: dict[str, str] = {}
-        seen: set[str] = set()
-        for name, of_file in lines.items():
-            for line in of_file:
-                uuid = line.text("uuid")
-                if line.kind in _TITLES:
-                    if title := line.text(_TITLES[line.kind]):
-                        titles[line.kind] = title
-                    continue
-                if uuid is not None and uuid in seen:
-                    continue
-                # A session's copies of an agent's lines count only without the agent's own file.
-                if "parentToolUseID" in line.fields and _file_of(line) in lines:
-                    continue
-                seen.add(uuid or "")
-                fork = as_object(line.fields.get("forkedFrom")).get("sessionId")
-                forked_from = as_text(fork) or forked_from
-                usd = line.fields.get("total_cost_usd", line.fields.get("totalCostUSD"))
-                if isinstance(usd, int | float) and 0 <= usd < _MOST_USD:
-                    stated_usd = float(usd)
-                agent = self._agent_of(name, line, agent_of_line)
-                if agent is None:
-                    self._main.add(line)
-                else:
-                    self._agents.setdefault(agent, Conversation(agent, texts)).add(line)
+        seen: set[str | None] = set()
+        for name, line in ((name, line) for name, of_file in lines.items() for line in of_file):
+            uuid = line.text("uuid")
+            if line.kind in _TITLES:
+                titles[line.kind] = line.text(_TITLES[line.kind]) or titles.get(line.kind, "")
+                continue
+            # A session's copies of an agent's lines count only without the agent's own file.
+            is_copy = "parentToolUseID" in line.fields and _file_of(line) in lines
+            if is_copy or (uuid is not None and uuid in seen):
+                continue
+            seen.add(uuid)
+            self.forked_from = (
+                as_text(line.object("forkedFrom").get("sessionId")) or self.forked_from
+            )
+            usd = line.fields.get("total_cost_usd", line.fields.get("totalCostUSD"))
+            if isinstance(usd, int | float) and 0 <= usd < _MOST_USD:
+                self.stated_usd = float(usd)
+            agent = self._agent_of(name, line, agent_of_line)
+            if agent is None:
+                self._main.add(line)
+            else:
+                self._agents.setdefault(agent, Conversation(agent, texts)).add(line)
         self._agents = {name: one for name, one in self._agents.items() if one.messages}
-        if not (self._main.messages or self._agents):
+        if not self._conversations:
             raise EmptySessionError("nothing was said in the session")
-        title = next((visible(titles[kind]) for kind in reversed(_TITLES) if kind in titles), None)
+        title = next(filter(None, map(titles.get, reversed(_TITLES))), None)
+        self.title = title and visible(title)
         known = (one.last("sessionId") or one.first("uuid") for one in self._conversations)
         self.id = visible(next(filter(None, known), ""))
-        self.forked_from = forked_from
-        cwd = self._main.first("cwd")
-        self._about = About(self.id, title, cwd, forked_from, stated_usd)
+        self.cwd = self._main.first("cwd")
         for one in self._conversations:
             one.end()
 
@@ -119,13 +147,12 @@ class Session:
             known: the ids of runs that are stored, by agent (None: the session itself).
             counted: the replies that other runs have, by the API's id: their tokens count there.
         """
-        about = replace(self._about, title=None, stated_usd=None)  # of agents
         made: dict[str | None, SessionRun] = {}
         if not self._main.messages:
             for name, one in self._agents.items():
-                made[name] = SessionRun(about, one, known.get(name), counted)
+                made[name] = SessionRun(self, one, known.get(name), counted)
         else:
-            root = made[None] = SessionRun(self._about, self._main, known.get(None), counted)
+            root = made[None] = SessionRun(self, self._main, known.get(None), counted)
             links = self._links()
             numbers: Counter[str] = Counter()
             for place in map(place_columns, known.values()):
@@ -138,27 +165,27 @@ class Session:
                     above = made.get(links[name].owner, root)
                     numbers[above.id] += name not in known
                     run_id = known.get(name) or child_id(above.id, numbers[above.id])
-                    one = self._agents[name]
-                    made[name] = SessionRun(about, one, run_id, counted, above, links[name])
+                    made[name] = SessionRun(self, self._agents[name], run_id, counted)
+                    made[name].put_below(above, links[name])
                 waiting = [name for name in waiting if name not in made]
-            root.add_unreported(self._main, made.values())
+            root.add_unreported(made.values())
         for run in made.values():
             run.finish()
         return tuple(made.values())
 
-    def _links(self) -> dict[str, Link]:
+    def _links(self) -> dict[str, _Link]:
         """Return the call that started each agent, as far as the session says."""
-        by_id: dict[str | None, Link] = {}  # of an agent or of a call
-        by_prompt: dict[str, list[Link]] = {}
+        by_id: dict[str | None, _Link] = {}  # of an agent or of a call
+        by_prompt: dict[str, list[_Link]] = {}
         for one in self._conversations:
             for use_id, call in one.calls.items():
                 asked, given = call.asked.block, as_object(call.asked.block["input"])
-                told = (
+                types = (
                     given.get("subagent_type"),
                     given.get("agent_type"),
                     call.raw.get("agentType"),
                 )
-                link = Link(one.agent, use_id, next(filter(None, map(as_text, told)), ""))
+                link = _Link(one.agent, use_id, next(filter(None, map(as_text, types)), ""))
                 agent = visible(as_text(call.raw.get("agentId")) or use_id)
                 by_id |= {use_id: link, agent: link}
                 if agent not in self._agents and asked["name"] in _AGENT_TOOLS:
@@ -171,7 +198,7 @@ class Session:
             known = by_id.get(agent) or by_id.get(asked_in)
             if known is None and (same := by_prompt.get(one.messages[0].text)):
                 known = same.pop(0)
-            link = known or Link(owner if owner in self._agents else None, call_id)
+            link = known or _Link(owner if owner in self._agents else None, call_id)
             found[agent] = replace(link, type=as_text(meta.get("agentType")) or link.type)
         return found
 
@@ -198,5 +225,257 @@ def _texts_in(lines: Iterator[Line]) -> Iterator[str]:
         if line.kind == "user":
             yield shown_text(line.blocks)
         elif line.kind == "attachment":
-            _, blocks = kept.given_by(line)
-            yield shown_text(blocks)
+            yield shown_text(kept.given_by(line)[1])
+
+
+# --- Runs ---
+
+
+class Happened(NamedTuple):
+    at: float  # seconds since the epoch
+    event: Event
+
+
+class SessionRun:
+    """A session, or an agent in it, as a run: its rows and events. ``id_`` is the id that it has, None for
+    a new one."""
+
+    def __init__(
+        self, session: Session, talk: Conversation, id_: str | None, counted: Mapping[str, str]
+    ) -> None:
+        self.agent, self._session, self._talk = talk.agent, session, talk
+        replies = [message for message in talk.messages if message.role == "assistant"]
+        # The turns that other runs have, with these runs, and how many of them it begins with.
+        self._shared = {
+            turn: counted[reply.id]
+            for turn, reply in enumerate(replies, 1)
+            if reply.id is not None and reply.id in counted
+        }
+        copied = next(n for n in range(len(replies) + 1) if n + 1 not in self._shared)
+        # A fork begins after its copied lines, even if the original is not stored: its id depends on it.
+        last = replies[copied - 1].lines[-1] if copied else None
+        is_copy = ("forkedFrom" in line.fields or line is last for line in talk.lines)
+        own = max((number for number, copy in enumerate(is_copy, 1) if copy), default=0)
+        self.started_at = talk.lines[min(own, len(talk.lines) - 1)].at
+        self.ended_at = max(line.at for line in talk.lines)
+        self.id = id_ or _run_id_of(session.id, self.agent, self.started_at)
+        cwd = talk.first("cwd") or session.cwd
+        self.project = visible(cwd or "unknown")
+        self._title = session.title if self.agent is None else None
+        self.item = {
+            SESSION: {
+                "session_id": session.id,
+                "agent_id": self.agent,
+                "title": self._title,
+                "cwd": cwd,
+                "git_branch": talk.last("gitBranch"),
+                "version": talk.last("version"),
+                "slug": talk.last("slug"),
+                "permission_mode": talk.last("permissionMode"),
+                "forked_from": session.forked_from,
+            }
+        }
+        self.state, self.reason = talk.end_of()
+        self.turns = 0
+        self.usage = Usage()  # of all its own replies
+        # The rows by table, each with the run's id.
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        self.events: list[Happened] = []  # what Runner would have recorded, in order
+        self._under_reported = 0
+        self._add_messages()
+        for note in talk.notes:
+            data = {"kind": shorten(note.kind, 60), "text": shorten(note.text, _LONGEST_NOTE)}
+            self._add_event(note.at, "session_note", data)
+        models = (visible(each.model) for each in reversed(replies) if each.model != SYNTHETIC)
+        self.model = next(models, "unknown")
+        self.place: dict[str, Any] = {}  # the columns of ``runs`` that say where it comes from
+        origin = self._shared.get(1, "")
+        if copied and origin < self.id and place_of(origin)["parent"] is None:
+            self.place = {"fork_of": origin, "fork_turn": copied}
+
+    def put_below(self, above: SessionRun, link: _Link) -> None:
+        """Make it a sub-agent of the run of the call that started it, unless it is stored as none."""
+        self.place = {}
+        if place_of(self.id)["parent"] is None:
+            return
+        calls = (row for row in above.rows["tool_calls"] if row["tool_use_id"] == link.use_id)
+        call = next(calls, None)
+        agent_type = visible(link.type or "general-purpose")
+        self.place = {
+            **place_columns(self.id),
+            "parent_run": above.id,
+            "parent_message": call and call["message"],
+            "parent_position": call and call["position"],
+            "agent_type": agent_type,
+        }
+        data = {"child": self.id, "agent_type": agent_type}
+        if call is not None:
+            data |= {"turn": call["turn"], "call_index": call["position"], "name": call["name"]}
+        above._add_event(self.started_at, "child_started", data)
+
+    def add_unreported(self, runs: Collection[SessionRun]) -> None:
+        """Add the tokens in the ``result`` of ``stream-json`` that no reply of these runs accounts for: a
+        reply's lines have the output tokens known when it began, and calls outside the conversation
+        have no lines."""
+        missing: dict[str, Counter[str]] = {}
+        for name, of_model in as_object(self._talk.told("modelUsage")).items():
+            # Replies name the model without the window that the session asked for.
+            model = visible(name.removesuffix("[1m]"))
+            missing.setdefault(model, Counter()).update(usage_of(as_object(of_model)).by_kind())
+        for row in [row for run in runs for row in run.rows["model_calls"]]:
+            counts = missing.get(row["model"], Counter[str]())
+            counts.subtract({kind: row[kind] for kind in Usage.__slots__})
+        for model, counts in missing.items():
+            if left := +counts:  # without those of which nothing is left
+                self._add_usage(model, Usage(**left), "summary", self.ended_at)
+
+    def finish(self) -> None:
+        """Add what only the complete session tells."""
+        self.events.sort(key=lambda each: each.at)
+        self.message_count = len({row["message"] for row in self.rows["blocks"]})
+        talk = self._talk
+        self._add(
+            "sessions",
+            session_id=self._session.id,
+            agent_id=self.agent,
+            title=self._title,
+            system=talk.system or "",
+            notes="\n".join(f"{note.kind}: {note.text}" for note in talk.notes),
+            stated_usd=self._session.stated_usd if self.agent is None else None,
+            under_reported=self._under_reported,
+        )
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        if self._under_reported:
+            yield (
+                f"{self._under_reported} of its replies state fewer tokens of output than their text "
+                "has: its cost is higher than what is shown"
+            )
+
+    def _add(self, table: str, **row: Any) -> None:
+        """Add a row. Control characters are made visible in all texts but the content."""
+        for name, value in row.items():
+            if isinstance(value, str) and name not in _CONTENT:
+                row[name] = visible(value)
+        self.rows[table].append({"run_id": self.id, **row})
+
+    def _add_event(self, at: float, kind: str, data: dict[str, Any]) -> None:
+        self.events.append(Happened(at, Event(kind, data)))
+
+    def _add_messages(self) -> None:
+        boundaries = list(self._talk.boundaries)
+        ends: list[int] = []  # the number of each message, or that of the results of its calls
+        number = -1
+        calls: Sequence[Call] = ()  # of the message before; its results begin the next one
+        for place, message in enumerate(self._talk.messages):
+            while boundaries and boundaries[0].before <= place:
+                self._add_compaction(boundaries.pop(0), ends)
+            if message.role == "assistant":
+                # A reply may have no block; its turn has a model call and no message.
+                number += bool(message.said) + bool(calls)
+                self._add_reply(message, number)
+            else:
+                number += 1
+                self._add_blocks(number, "user", message.said, first=len(calls))
+            calls = message.calls
+            ends.append(number + any(call.result for call in calls))
+        for boundary in boundaries:
+            self._add_compaction(boundary, ends)
+
+    def _add_blocks(self, message: int, role: str, said: Sequence[Said], first: int = 0) -> None:
+        for position, each in enumerate(said, first):
+            where = {"message": message, "position": position, "turn": self.turns, "role": role}
+            what = {"type": each.block["type"], "content": each.block, "created_at": each.at}
+            self._add("blocks", **where, **what, spoken_by=each.by)
+
+    def _add_reply(self, reply: SessionMessage, number: int) -> None:
+        self.turns += 1
+        self._add_blocks(number, "assistant", reply.said)
+        if reply.model == SYNTHETIC or self.turns in self._shared:
+            # It marks where the events after this turn begin.
+            self._add_event(reply.lines[-1].at, "turn_ended", {"turn": self.turns})
+        else:
+            self._under_reported += reply.is_under_reported()
+            self._add_model_call(reply)
+        for position, call in enumerate(reply.calls):
+            self._add_call(number, position, call)
+
+    def _add_model_call(self, reply: SessionMessage) -> None:
+        ended_at, usage = max(line.at for line in reply.lines), reply.usage()
+        told = {
+            "stop_reason": reply.stop_reason,
+            "request_id": next(
+                filter(None, (line.text("requestId") for line in reply.lines)), None
+            ),
+            "latency": max(ended_at - reply.asked_at, 0.0),
+            "started_at": reply.asked_at,
+            "message_id": reply.id,
+            "hour_cache": reply.hour_cache(),
+        }
+        self._add_usage(reply.model, usage, "turn", ended_at, **told)
+        row = self.rows["model_calls"][-1]
+        data = {
+            "stop_reason": shorten(reply.stop_reason, audit.INPUT_SUMMARY_LENGTH),
+            "request_id": row["request_id"],
+            "latency": round(row["latency"], 3),
+            "turn": self.turns,
+            "call": row["number"],
+            "usage": audit.usage_of(usage),
+        }
+        self._add_event(ended_at, "model_call_ended", data)
+
+    def _add_usage(self, model: str, usage: Usage, purpose: str, at: float, **told: Any) -> None:
+        self.usage += usage
+        call = {"number": len(self.rows["model_calls"]) + 1, "attempt": 1, "purpose": purpose}
+        times = {"turn": self.turns, "started_at": at, "ended_at": at, "hour_cache": False}
+        spent = {"max_tokens": 0, "worst_case": usage.total, "charged_tokens": usage.total}
+        unknown = dict.fromkeys(("latency", "request_id", "stop_reason", "message_id"))
+        row = {**call, "model": model, **times, **spent, **usage.by_kind(), **unknown, **told}
+        self._add("model_calls", **row)
+
+    def _add_call(self, message: int, position: int, call: Call) -> None:
+        block, at, result = call.asked.block, call.asked.at, call.result
+        named = {"tool_use_id": block["id"], "name": block["name"]}
+        short = {name: shorten(text, audit.INPUT_SUMMARY_LENGTH) for name, text in named.items()}
+        about: dict[str, Any] = {"turn": self.turns, "call_index": position, **short}
+        self._add_event(
+            at, "tool_started", about | {"input": audit.summarise_input(block["input"])}
+        )
+        place = {"message": message, "position": position}
+        row: dict[str, Any] = {**place, "turn": self.turns, **named}
+        row |= {"started_attempt": 1, "started_at": at, "interrupted": result is None}
+        if result is not None:
+            ended_at = max(result.at, at)
+            told = ToolResult(call.shown, call.outcome, duration=ended_at - at)
+            row |= {"denial": None, "ended_at": ended_at, "duration": told.duration}
+            row["outcome"] = told.outcome
+            if call.denier is not None:
+                by = shorten(call.denier, 100)
+                row |= {"decision": "deny", "decision_reason": f"denied by {by}"}
+                row["denial"] = shorten(f"by {by}: {told.content}", _LONGEST_NOTE)
+            self._add_blocks(message + 1, "user", [result], first=position)
+            if whole := call.whole_output(_LARGEST_OUTPUT):
+                compressed = zlib.compress(whole)
+                self._add("tool_outputs", **place, size=len(whole), compressed=compressed)
+            self._add_event(ended_at, "tool_done", about | audit.about_result(told))
+        self._add("tool_calls", **row)
+
+    def _add_compaction(self, boundary: Boundary, ends: Sequence[int]) -> None:
+        last = ends[(boundary.kept or boundary.before) - 1]
+        kind = "summary" if boundary.text else "prune"
+        tokens = {"tokens_before": boundary.tokens_before, "tokens_after": boundary.tokens_after}
+        number, sent_in = (len(self.rows[name]) + 1 for name in ("compactions", "model_calls"))
+        where = {"first_message": 0, "last_message": last, "first_sent_in": sent_in}
+        what = {"kind": kind, "text": boundary.text, "clips": [], "created_at": boundary.at}
+        self._add("compactions", number=number, turn=self.turns + 1, **where, **what, **tokens)
+        stated = {name: count for name, count in tokens.items() if count}
+        data = {"kind": kind, "first": 0, "last": last, **stated}
+        self._add_event(boundary.at, "context_compacted", data)
+
+
+def _run_id_of(session: str, agent: str | None, started: float) -> str:
+    """Return the id of a session's run, which sorts by its start as others do."""
+    digest = hashlib.sha256(json.dumps([session, agent]).encode()).digest()
+    value = (int(started * 1000) << 80) | int.from_bytes(digest[:10], "big")
+    return "run_" + "".join(_DIGITS[value >> 5 * place & 31] for place in reversed(range(26)))

@@ -7,7 +7,7 @@ could not be corrected. The view ``v_costs`` computes the same for SQL.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -294,9 +294,7 @@ def _calls(row: Row[Any], spec: Mapping[str, Any]) -> Calls:
     summary_model = (spec.get("context") or {}).get("summary_model")
     is_own = row.purpose == "turn" or summary_model in (None, own)
     terms = Terms.of(spec["provider"], spec.get("model_options") or {}, own_model=is_own)
-    if row.hour_cache is not None:  # older versions do not store it: the job's holds
-        terms = replace(terms, hour_cache=bool(row.hour_cache))
-    terms = replace(terms, batch=bool(row.batch))
+    terms = terms.of_call(row.hour_cache, row.batch)
     summed = {name: int(getattr(row, name) or 0) for name in _SUMMED}
     usage = Usage(**{name: summed.pop(name) for name in _TOKENS})
     return Calls(row.model, terms, int(row.above), row.calls, usage, **summed)

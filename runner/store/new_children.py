@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from runner.core.agents import NewChild, child_id, lineage
+from runner.core.agents import NewChild, child_id, lineage, place_columns
 from runner.core.budget import BILLIONTHS
 from runner.core.children import children_work_in
 from runner.core.context import sent_messages
@@ -108,13 +108,10 @@ def _start(
     row = {
         **opened.run,
         **_place(connection, state, parent, spec),
-        "parent_run": state.run_id,
+        **place_columns(run_id),
         "parent_message": len(state.messages) - 1,
         "parent_position": child.index,
-        "root_run": lineage(state.run_id)[0],
-        "depth": state.depth + 1,
         "rank": BEGUN,  # as its parent has
-        "child_number": child.number,
         "agent_type": child.agent_type,
         "model": model,
         "token_ceiling": child.tokens,

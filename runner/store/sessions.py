@@ -26,8 +26,7 @@ from runner.errors import UsageError
 from runner.exchange.claude_code import session_id_of
 from runner.exchange.recorded import SESSION
 from runner.exchange.session_lines import as_object
-from runner.exchange.session_runs import TABLES, Happened, SessionRun
-from runner.exchange.sessions import READER, Files, Session
+from runner.exchange.sessions import READER, TABLES, Files, Happened, Session, SessionRun
 from runner.store import ids
 from runner.store.blobs import store_bytes
 from runner.store.changes import tell_of_job

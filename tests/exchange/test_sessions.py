@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runner.app.session_files import session_files, whole_lines
 from runner.exchange import sessions
 from runner.exchange.session_lines import UnreadableLineError
-from runner.exchange.session_runs import SessionRun
+from runner.exchange.sessions import SessionRun
 from tests.exchange.samples import CWD, SESSION, Line, Session, raw_of, text, use, usual
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam
 from sqlalchemy.exc import SQLAlchemyError
 
 from runner.core.conversation import Block
-from runner.core.media import media_blocks, media_line
+from runner.core.media import is_media, media_line
 from runner.core.search import Role, Source
 from runner.core.text import visible
 from runner.errors import RunnerError
@@ -305,7 +305,7 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _texts(each)
-    elif isinstance(value, dict) and value.get("source") and any(media_blocks(value)):
+    elif is_media(value):
         yield media_line(value)
     elif isinstance(value, dict):
         seals_data = value.get("type") in _WITH_SEALED_DATA
