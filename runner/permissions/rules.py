@@ -151,8 +151,8 @@ def hosts_in(url: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for text in (url, url.replace("\\", "/"), unquote(url)):
         rest = re.sub(r"[\s\x00-\x20]", "", text).partition(":")[2] or text
-        authority = re.split(r"[/?#\\]", rest.lstrip("/\\"), maxsplit=1)[0]
-        for name in (*authority.split("@"), authority.rpartition("@")[2]):
+        readings = [re.split(ends, rest.lstrip("/\\"), maxsplit=1)[0] for ends in (r"[/?#\\]", "/")]
+        for name in (name for reading in readings for name in reading.split("@")):
             plain = re.sub(r":\d*$", "", name).lower().strip("[]").removesuffix(".")
             found.setdefault(plain)
             with suppress(UnicodeError):  # no name that a resolver could look up

@@ -22,7 +22,7 @@ _FIRST_SAYS = names(
     "tar bsdtar gtar go npm npx cargo openssl sqlite3 jq cmake hg svn apt apt-get pip rpm dpkg"
 )
 MOST_READINGS = 64  # of one command
-_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*|py")
 _MODULE = re.compile(r"-[bBdEhiIOPqRsSuvVx]*m(.*)", re.DOTALL)
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
@@ -122,9 +122,12 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
     for way in RUNNERS.get(program, ()):
         between = 1 if way[-1:] == ["?"] else 0
         introduction = way[: len(way) - between]
+        own = way[-1:] and way[-1].startswith("&")  # the word belongs to the command
+        introduction = [way[-1][1:]] if own else introduction
         for at in starts(values) if introduction else [0]:
             begin = at + len(introduction)
             if values[at:begin] == introduction:
+                begin -= bool(own)
                 rest = values[begin:]
                 for start in starts(rest):
                     found.update(dict.fromkeys(range(begin + start, begin + start + between + 1)))
@@ -132,6 +135,8 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
                     found[begin + rest.index("--") + 1] = None
     commands = []
     for at in found:
+        while at < len(arguments) and _ASSIGNMENT.match(values[at]):
+            at += 1
         if at < len(arguments) and not is_option(values[at]):
             # ``npm@9 publish`` is ``npm publish``.
             name, sign, version = values[at].partition("@")

@@ -23,7 +23,7 @@ from runner.permissions.shell.builtins import (
 )
 from runner.permissions.shell.files import Below, decoded, files_of, literal
 from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use
-from runner.permissions.shell.mentions import is_interpreter, is_unknown, mentioned
+from runner.permissions.shell.mentions import is_unknown, knows_operands, mentioned, scripts
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import is_option, spellings
@@ -33,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
     if then else elif fi do done while until for case esac select function coproc in { } ! [[ ]] time""")
 _RUNS_NOTHING = re.compile(r"(?:break|continue|exit)(?: [0-9]+| \$\?)?|:")
+_VERSIONED = re.compile(r"(?<=^pip)[0-9.]+$|\.exe$", re.IGNORECASE)  # ``pip3.12`` is ``pip``
 _DEEPEST = 8
 _LONGEST_FORMS = 40
 _SPELLED = 12
@@ -205,9 +206,12 @@ class Commands:
         hides = hides or arguments_hide(program, executing.own if executing else arguments)
         if hides or reason or (executing and executing.commands):
             self._unseen(command.words, forms)
-        if is_interpreter(program):
-            for word in arguments:
-                forms.update(dict.fromkeys(raw_forms(word.value) if " " in word.value else ()))
+        for text in scripts(program, arguments):
+            forms.update(dict.fromkeys(raw_forms(text)))
+        values = [word.value for word in arguments]
+        if "--" in values[:-1] and program != "git" and not knows_operands(program):
+            tail = values[values.index("--") + 1 :]
+            _spell(forms, tail, " ".join(tail))
         files = files_of(program, arguments)
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
         findings.operands += files.reads
@@ -315,7 +319,8 @@ def _spell(forms: Forms, values: list[str], shown: str) -> None:
     name = values[0].rpartition("/")[2]
     if name.startswith("git-"):
         _spell(forms, ["git", name.removeprefix("git-"), *values[1:]], shown)
-    if "/" in values[0]:
-        values = [values[0].rstrip("/").rpartition("/")[2], *values[1:]]
+    plain = _VERSIONED.sub("", values[0].rstrip("/").rpartition("/")[2])
+    if plain != values[0]:
+        values = [plain, *values[1:]]
         forms.setdefault(" ".join(values))
     forms |= dict.fromkeys(map(" ".join, spellings(values)))

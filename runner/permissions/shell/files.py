@@ -65,6 +65,8 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
     folder = ""
     if program == "git":
         program, folder, arguments = _git(arguments)
+    elif program == "aws" and arguments and arguments[0].value == "s3":
+        program, arguments = "aws-s3", arguments[1:]
     usage = usage_of(program)
     files, call = Files(), _Call(usage, *_parse(arguments, usage))
     for role in usage.roles:
@@ -334,6 +336,8 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
     into = call.valued(call.usage.items("into"))
     *sources, target = [*words, *into[-1:]] if words or into else [_UNKNOWN]
     deep = does == "moves" or not call.usage.items("recursive").isdisjoint(call.given)
+    if deep and not {"-T", "--no-target-directory"}.isdisjoint(call.given):
+        _change(files, target, deep=True)
     _read(files, sources or [target])
     if does == "moves":
         for source in sources:
@@ -357,6 +361,7 @@ def _copied(files: Files, source: Word, target: str, deep: bool) -> None:
     for path in _readings(source):
         named = _NAME.fullmatch(path or source.value)
         name = path.rstrip("/").rpartition("/")[2] if path else named[1] if named else ""
+        name = name.rpartition(":")[2]  # ``host:f`` becomes f
         whole = path.endswith("/") or name in (".", "..")
         if path and deep and whole:
             files.below.append(Below(target, "**", deep=True))
@@ -403,6 +408,10 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
             files.reads += literal(call.operands)
         case "git-archive":
             files.reads += [path.rpartition(":")[2] for path in literal(call.operands)]
+        case "rename" | "prename":
+            files.changes += [
+                each for path in literal(call.operands[:1]) for each in path.split("/")
+            ]
         case "rg" | "ag" | "ack" | "git-grep":  # without an operand they read the folder
             files.reads.append(".")
         case _ if programs.compiles(program):
@@ -433,7 +442,9 @@ def _curl(call: _Call) -> list[Word]:
     if {"-O", "-J", "--remote-name", "--remote-name-all", "--remote-header-name"} & names:
         certain = not {"-J", "--remote-header-name", "--output-dir"} & names
         return [_downloaded(word, "") if certain else _UNKNOWN for word in call.operands]
-    return [_UNKNOWN] if "--output-dir" in names and {"-o", "--output"} & names else []
+    outputs = call.valued(("-o", "--output"))
+    unknown = "--output-dir" in names or any(re.search("#[0-9]", word.value) for word in outputs)
+    return [_UNKNOWN] if outputs and unknown else []
 
 
 def _wget(call: _Call) -> list[Word]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from runner.permissions.shell.files import LEFT_OUT, decoded, literal, pieces
-from runner.permissions.shell.programs import HIDING, WRAPPERS
+from runner.permissions.shell.programs import HIDING, SCRIPTED, WRAPPERS
 from runner.permissions.shell.usages import usage_of
 from runner.permissions.shell.words import Word, names
 
@@ -49,6 +49,9 @@ _INPUT = re.compile(
     r"-+[\w.-]*(?:root|test|source|src|include|project|work|config|input|loglevel)", re.I
 )
 _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
+# The value of these options is a command.
+_COMMAND = re.compile(r"-[cC]|--(?:command|cmd|exec|run|scripts|parameters)")
+_LISTED = re.compile(r"['\"]\s*,\s*['\"]|[\[\]]")  # ``["rm", "x"]`` is ``rm x``
 _UNKNOWN = re.compile(r"[$`…]|\{\}")
 
 
@@ -68,6 +71,23 @@ def is_interpreter(program: str) -> bool:
     return _INTERPRETERS.fullmatch(program) is not None
 
 
+def scripts(program: str, arguments: Sequence[Word]) -> Iterator[str]:
+    """Yield the texts in the arguments of a program that it may run as commands."""
+    interprets = is_interpreter(program)
+    if program == "git" or (knows_operands(program) and not interprets):
+        return
+    before = ""
+    for word in arguments:
+        option, _, given = word.value.partition("=")
+        text = given if _COMMAND.fullmatch(option) else word.value
+        runs = interprets or program in SCRIPTED or text == given or _COMMAND.fullmatch(before)
+        if runs and " " in text:
+            yield text
+        if interprets and (joined := _LISTED.sub(" ", text)) != text:
+            yield joined
+        before = word.value
+
+
 def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
     """True if a program may open a file that only the run determines."""
     return program not in _NAMING and any(
@@ -81,7 +101,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     writes: list[str] = []
     # Of a program that hides what it runs, a script may be in any argument.
     interprets = is_interpreter(program) or program in HIDING or program in WRAPPERS
-    knows = program in _NAMING | _KNOWN or _knows_operands(program)
+    knows = program in _NAMING | _KNOWN or knows_operands(program)
     before = ""
     for word in arguments:
         found = list(candidates(word))
@@ -102,11 +122,12 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     return _paths(reads), _paths(writes)
 
 
-def _knows_operands(program: str) -> bool:
+def knows_operands(program: str) -> bool:
+    """True if a table has what a program does with its operands, whatever its options."""
     return any(
         item in ("*", "$") or item[0].isdigit()
         for role in usage_of(program).roles
-        if role.does in ("reads", "copies", "moves", "links")
+        if role.does in ("reads", "copies", "moves", "links") and not role.only
         for item in role.items
     )
 

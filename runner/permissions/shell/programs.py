@@ -68,16 +68,24 @@ HIDING = names("""
 # inside too.
 
 # By program: how the command inside is introduced, in each way ("" for right after the options).
-# After "?" one word may stand before the command.
+# After "?" one word may stand before the command; "&pip": the command begins with that word.
 _RUNNERS = {
-    "npx bunx pnpx uvx": "",
+    "npx bunx pnpx uvx corepack env-cmd cross-env summon envconsul lxc-attach gpg-agent": "",
     "npm": "exec|x|explore ?",
     "pnpm": "exec|dlx",
-    "yarn": "exec|dlx|run",
+    "yarn": "exec|dlx|run|&npm",
     "bun": "x|run|exec",
-    "uv": "run|tool run",
+    "uv": "run|tool run|&pip",
     "pipx poetry pipenv pdm rye hatch conda mamba micromamba volta devbox": "run",
-    "dotenvx op doppler infisical coverage": "run",
+    "dotenvx op doppler infisical coverage foreman honcho heroku railway": "run",
+    "lxc incus multipass": "exec ?",
+    "limactl": "shell ?",
+    "orb wsl": "|run|-e|--exec",
+    "microk8s k3s": "&kubectl",
+    "minikube": "ssh|&kubectl",
+    "colima": "ssh",
+    "consul vault": "exec ?|lock ?",
+    "sops": "exec-env ?|exec-file ?",
     "dotenv": "|run",
     "pixi": "run|exec",
     "asdf pyenv rbenv nodenv goenv jenv fnm opam stack cabal dune ddev lerna": "exec",
@@ -85,7 +93,7 @@ _RUNNERS = {
     "mise rtx": "exec ?|x ?",
     "direnv aws-vault chamber": "exec ?",
     "rvm": "exec ?|do ?",
-    "nvm docker podman nerdctl kubectl crictl": "exec ?|run ?",
+    "nvm docker podman nerdctl kubectl crictl": "exec ?|run ?|unshare",
     "oc": "exec ?|run ?|rsh ?",
     "docker-compose podman-compose": "exec ?|run ?",
     "rustup": "run ?",
@@ -99,10 +107,16 @@ RUNNERS = {
 # They run a command by ``compose exec`` and ``container run`` too, and with ``--entrypoint COMMAND``.
 CONTAINERS = names("docker podman nerdctl")
 
+# They run what is in an argument with blanks: ``concurrently "npm run a" "npm run b"``.
+SCRIPTED = names("""
+    concurrently minikube heroku cross-env-shell start-server-and-test sops salt wsl npm-run-all
+    wireit wait-on""")
+
 # Modules that are programs of that name: ``python -m black``.
 PYTHON_MODULES = names("""
     pip pytest black ruff isort mypy pylint flake8 coverage tox nox uv poetry autopep8 yapf bandit venv
-    virtualenv build twine docformatter pyupgrade autoflake sphinx celery gunicorn uvicorn""")
+    virtualenv build twine docformatter pyupgrade autoflake sphinx celery gunicorn uvicorn zipfile
+    tarfile""")
 
 # --- Options that run or overwrite what they say.
 
@@ -149,8 +163,8 @@ _RISKY = {
     "sort": "--compress-program",
     "rg": "--pre --hostname-bin",
     "fd fdfind": "-xX --exec-batch",
-    "tar bsdtar gtar": "BUNDLE -IF --remove-files --to-command --checkpoint-action --use-compress-program "
-    "--info-script --new-volume-script --rsh-command --rmt-command",
+    "tar bsdtar gtar": "BUNDLE -IFP --absolute-names --remove-files --to-command --checkpoint-action "
+    "--use-compress-program --info-script --new-volume-script --rsh-command --rmt-command",
     "rsync": "-eM --rsh --rsync-path --remote-option --daemon --config rsync://*",
     "man apropos whatis": "-PHCK --pager --html --config-file --browser --preprocessor "
     "--troff-device -T* -X* -Z* -p*",
@@ -244,7 +258,7 @@ _RISKY = {
     "mapfile readarray": "-C",
     "xxd": "-r",
     "file": "-Cm --compile --magic-file",
-    "pip": "--python",
+    "pip pip3": "--python --editor",
     "install": "--strip-program",
     "dpkg": "-i --install --unpack --configure --pre-invoke --post-invoke",
     "apt apt-get": "-o --option --config-file",
@@ -260,14 +274,14 @@ _RISKY = {
     "cmake": "ANY --install -E* -P* -C* --toolchain*",
 }
 _SQLITE = re.compile(
-    r"^\s*\.(?!(?:tables|schema|fullschema|dump|indexes|indices|databases|headers?|mode|help|show)\b)|-cmd|-init|^-A|--?archive|writefile|readfile|load_extension|fts3_tokenizer"
+    r"^\s*\.(?!(?:tables|schema|fullschema|dump|indexes|indices|databases|headers?|mode|help|show)\b)|-cmd|-init|^-A|--?archive|writefile|readfile|fsdir|zipfile|load_extension|fts3_tokenizer"
     r"|\bedit\b(?:\W|/\*.*?\*/|--[^\n]*\n)*\(|\bvacuum\b.*\binto\b|\battach\b",
     re.MULTILINE | re.IGNORECASE | re.DOTALL,
 )
 # A backslash command (with -c it is alone) other than those that show something; backticks run one too.
 _PSQL = re.compile(
     r"^(?:-\w*c|--com\w*=)?\s*\\(?:(?!(?:d\w*|l|dt|x|timing|conninfo|z|\?|h|encoding|echo)[+S]*(?=\s|$))|.*`)"
-    r"|\bcopy\b(?!(?:(?!/\*|--)[^;'$])*\b(?:to|from)\s+(?:stdin|stdout)\b)"
+    r"|\balter\s+system\b|\b(?:plpython\w*u|plperlu|plsh)\b|^\s*(?:-\w*c)?\s*load\s+'|\bcopy\b(?!(?:(?!/\*|--)[^;'$])*\b(?:to|from)\s+(?:stdin|stdout)\b)"
     r"|^(?:-\w*[oL]|--output=)?\||\bpg_(?:read|ls|write|file)_\w+|\blo_(?:im|ex)port\b",
     re.IGNORECASE | re.DOTALL,
 )
@@ -347,9 +361,9 @@ _PROJECT_OPTIONS = {
     "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv meson ctest": "-C --prefix "
     "--cwd --dir --directory --project --manifest-path --path --test-dir",
     "pytest py.test": "-c --rootdir --confcutdir --config-file",
-    "gradle gradlew mvn mvnw just task rake ninja tox nox composer": "-C -f -b -P -p -c -d --file "
+    "gradle gradlew mvn mvnw just task rake ninja tox nox composer": "-C -f -b -P -p -c -d -g --file "
     "--justfile --rakefile --build-file --project-dir --taskfile --dir --directory --working-directory "
-    "--working-dir --project-prop",
+    "--working-dir --project-prop --gradle-user-home --settings-file",
 }
 PROJECT_OPTIONS = {name: names(text) for name, text in by_name(_PROJECT_OPTIONS).items()}
 
@@ -367,7 +381,12 @@ _USES = {
     r"|(?:^| )--device[ =]/dev/(?!(?:dri|snd|kvm)\b)"
     r"|(?:^| )--(?:privileged|cap-add|security-opt)\b|--(?:pid|userns|ipc)[= ]host\b"
     r"|^(?:-\S+ (?:[^-\s]\S* )?)*(?:-H|-c|--host|--config|--context|--connection)\b",
-    "kubectl oc": r"(?:^| )--kubeconf",
+    "kubectl oc": r"(?:^| )--kubeconf|^(?:(?! -- ).)*(?:(?:^| )(?:--server\b|-s[ =h]|--enable-exec"
+    r"|--helm-command)|\bset-credentials .*--exec-)",
+    "gh": r"^(?:repo|gist) .*-- (?:.* )?(?:-[cu]|--(?:c|u|te|se))",
+    "aws": r"^(?:-\S+ )*configure set (?:\S+\.)?credential_process",
+    "tar bsdtar gtar": r"^(?!.*--force-local)(?:.*(?<!form) )?(?:--file=)?[\w.@-]*[A-Za-z][\w.@-]*:",
+    "gradle gradlew": r"(?:^| )-Dorg\.gradle\.(?:java\.home|jvmargs=.*(?:agent|@|class|boot|OnE|OnO))",
     "cmake": r"(?:^|(?<!-B) |(?:^| )(?:-[SH]=?|--build=))(?:[/~]|\$\{?HOME\b)"
     r"|^--build .* -- (?:.* )?(?:-[A-Za-z]*[fCEI]|--(?:f|m|e|d|i)|[A-Za-z_.]+=)",
 }

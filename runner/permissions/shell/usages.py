@@ -94,7 +94,7 @@ _READERS = """
     comm colordiff sdiff diff3 paste join fold fmt pr expand unexpand column bat batcat zcat bzcat
     xzcat zless zmore lzcat zstdcat bzmore zdiff zcmp md5sum sha1sum sha224sum sha256sum sha384sum sha512sum
     b2sum cksum sum iconv shuf ptx tsort look man nroff troff groff hexyl pv glow mdcat pygmentize highlight
-    ccat lolcat tidy xmllint uuencode objdump readelf lynx w3m links elinks envsubst nm dig drill
+    ccat lolcat tidy uuencode objdump readelf lynx w3m links elinks envsubst nm dig drill
     logger vimcat git-update-index"""
 _SCRIPTED = """
     grep egrep fgrep zgrep bzgrep xzgrep rgrep rg ag ack jq xq awk gawk mawk nawk sed gsed"""
@@ -115,6 +115,7 @@ _USAGES = {
     "file": "reads:-f,--files-from",
     "pandoc": "LOOSE reads:* writes:-o,--output",
     "du": "reads:-X,--files0-from,--exclude-from",
+    "xmllint": f"LOOSE reads:* {_OUTPUT}",
     "source . bash sh dash ash": "reads:1,--rcfile,--init-file",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
@@ -136,7 +137,24 @@ _USAGES = {
     "trees@-R,--recursive:2+",
     "chattr attr setfattr xattr fallocate lockfile detox mmv crudini": "changes:* trees@-R:*",
     "perl ruby": "LOOSE changes@-i:* values:-e,-E,-I,-M,-r",
-    "rename prename sass lessc": f"{_OUTPUT} changes:2+",
+    "rename prename lessc recode": f"{_OUTPUT} changes:2+",
+    "sass": f"{_OUTPUT} may:*",
+    "optipng jpegoptim pngquant oxipng advpng jpegtran exiftool pdftk merge rcs ci co uudecode gtags "
+    "bison yacc xgettext": "may:*,-o,-b,-p,-w,-d,--defines,--header,--graph,--xml,--output-dir",
+    "mogrify": "SINGLE changes:* may:-path",
+    "msgmerge": "changes@-U,--update:1 may:-o,--output-file",
+    "zipfile tarfile": "reads:1 trees@-e,--extract:2+ changes@-c,--create:1 reads@-c,--create:2+",
+    "brotli": "LOOSE reads:* changes@-j,--rm:* may:-o,--output",
+    "2to3": "changes@-w,--write:*",
+    "sqlfluff": "changes@fix,format:2+",
+    "coverage": "may:-o,-d,--data-file,--directory",
+    "sphinx-build mksquashfs debootstrap": f"{_OUTPUT},-d changes:2",
+    "unsquashfs": "may:-d,-dest",
+    "dpkg-deb": "changes:2+",
+    "ninja": "may:-C",
+    "tox": "may:--workdir,--result-json",
+    "svn hg bzr fossil": "changes@revert,rm,remove,delete,del,mv,move,rename,checkout,co,export,clone,"
+    "archive,branch,open:2+",
     "rpl": "changes:3+",
     "codespell": "changes@-w,--write-changes:*",
     "xmlstarlet": "changes@-L,--inplace:*",
@@ -167,7 +185,8 @@ _USAGES = {
     "--mode,--mtime reads:-T,-X,--files-from,--exclude-from changes:-g,--listed-incremental,--index-file",
     "zip": "changes:1 reads:2+ trees@-m,--move:2+ values:-x,-i,-b,-P,-n,-t,-tt changes:-O,--out",
     "unzip": "unpacks!-l,-t,-v,-p,-Z,-z:-d reads:1",
-    "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: changes@a,u,d,m:2 reads@a,u:3+ reads@x,e,l,t:2",
+    "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: trees@-sdel:3+ SINGLE changes@a,u,d,m:2 reads@a,u:3+ "
+    "reads@x,e,l,t:2",
     "jar": "BUNDLE changes@-c,-u,--create,--update:-f,--file reads:* unpacks@-x,--extract:-C,--dir "
     "values:-m,-e",
     "ar": "changes:2 unpacks@x,-x:",
@@ -200,11 +219,14 @@ _USAGES = {
     "changes:--output,-O,-D,--dir changes@repo,gist:4+",
     "aria2c axel": "reads:-i,--input-file,--load-cookies changes:-o,--out,-l,--log,--save-session,"
     "--save-cookies,-d,--dir",
+    "npm pnpm yarn bun": "may:-C,--modules-folder reads@publish,pack:2+",
     "aws gsutil gcloud rclone": "may:$",
+    "aws-s3": "copies@cp:2+ moves@mv:2+ copies@sync:2+ recursive:--recursive trees@sync,--recursive:$",
     "kubectl oc": "changes@cp:2+",
     "restic": "may:-t,--target",
     # --- Compilers and builds: they write their results wherever they are told.
-    "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output reads:-include,-imacros,*",
+    "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output,--serialize-diagnostics "
+    "reads:-include,-imacros,-I,-isystem,-iquote,*",
     "rustc": "may:-o,--out-dir,--emit,-C values:-L,-l,-A,-W,-D,-F,--crate-type,--crate-name,--edition,"
     "--extern,--target,--cfg reads:1",
     "go": "SINGLE writes:-o,--o,-coverprofile,--coverprofile,-blockprofile,--blockprofile,-cpuprofile,"
@@ -212,12 +234,12 @@ _USAGES = {
     "--outputdir,-test.coverprofile,-test.cpuprofile,-test.memprofile,-test.blockprofile,-test.trace,"
     "-test.outputdir changes@fmt:2+",
     "cargo": "may:--root,--target-dir,--artifact-dir,--out-dir changes@new,init,vendor,fmt:2+",
-    "cmake": "may:-B,--prefix,--graphviz,--trace-redirect,--profiling-output,--install-prefix",
+    "cmake": "may:-B,--build,--prefix,--graphviz,--trace-redirect,--profiling-output,--install-prefix",
     "ctest": "may:-O,--output-log,--output-junit",
     "meson": "may@setup:2+ may:--destdir",
     "make gmake": f"{_OUTPUT} may:*",
     "ld nasm yasm as": "SINGLE LOOSE reads:* may:-o,-l,-a,-Map,--Map,-T",
-    "javac javadoc kotlinc scalac babel swc hugo mkdocs jekyll sphinx-build parcel": f"{_OUTPUT},-d,-h,-s",
+    "javac javadoc kotlinc scalac babel swc hugo mkdocs jekyll parcel": f"{_OUTPUT},-d,-h,-s",
     "helm": "may:-o,-d,--output-dir,--destination,--untardir",
     "ctags cscope doxygen etags": f"{_OUTPUT},-f,-g",
     "redis-cli": "may:--rdb",
@@ -242,7 +264,7 @@ _USAGES = {
     "mysql mariadb": f"{_OUTPUT},--tee values:-e,--execute,-h,-u,-P,-D",
     "pg_dump pg_dumpall mysqldump mongodump pg_restore": "may:-f,--file,-r,--result-file,-o,--out,-T,--tab,"
     "--archive",
-    "docker podman nerdctl": "changes@cp:3+ may:-v,--volume,--mount,-o,--output,--iidfile,--cidfile,"
+    "docker podman nerdctl": "copies@cp:2+ may:-v,--volume,--mount,-o,--output,--iidfile,--cidfile,"
     "--metadata-file reads:--env-file,"
     "--label-file,--password-file",
     "convert magick ffmpeg sox wkhtmltopdf pdftotext ps2pdf pdf2ps qpdf mutool": f"SINGLE {_OUTPUT},$ "
@@ -251,7 +273,7 @@ _USAGES = {
     "nmap": "SINGLE reads:-iL may:-oN,-oX,-oG,-oA",
     "ab": "reads:-p,-u",
     "hey": "reads:-D",
-    "tsc esbuild rollup webpack sass terser": f"{_OUTPUT},--outDir,--outdir,--out-dir,-d,--dir,"
+    "tsc esbuild rollup webpack terser": f"{_OUTPUT},--outDir,--outdir,--out-dir,-d,--dir,"
     "--declarationDir,--tsBuildInfoFile,--metafile,--file",
     # --- Formatters, in place.
     "black isort autoflake pyupgrade docformatter blue yapf autopep8 djlint": "changes!--check,--diff,"
@@ -269,7 +291,7 @@ _USAGES = {
     "--format,--in-place,--replace,-fix-errors:*",
     "rubocop": "changes@-a,-A,--autocorrect,--autocorrect-all,-x,--fix-layout,--auto-correct:* "
     "may:-o,--out",
-    "terraform tofu": "changes@fmt:2+ may:-out,-state,-state-out,-backup SINGLE",
+    "terraform tofu packer": "changes@fmt:2+ may:-out,-state,-state-out,-backup SINGLE",
     "nixfmt stylua taplo mdformat elm-format ocamlformat ormolu fourmolu buildifier mix zig buf "
     "php-cs-fixer phpcbf scalafmt csharpier alejandra perltidy cmake-format yamlfmt": "changes!--check,"
     "--dry-run:*",
@@ -311,6 +333,7 @@ _USAGES = {
     "git-send-email": "reads:*",
     "git-ls-files": "reads:-X,--exclude-from",
     "git-config": "reads:-f,--file",
+    "git-lfs": "changes@checkout:2+",
     "git-grep": "LOOSE reads:2+ reads:-f,-O",
 }
 _TABLE = by_name(_USAGES)
