@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
 import anthropic
 import httpcore2
@@ -26,6 +27,8 @@ import httpx2
 from anthropic._decoders.jsonl import JSONLDecoder
 
 from runner.errors import ModelCallError
+
+T = TypeVar("T")
 
 _lock = threading.Lock()  # guards who serves whom; held for moments, never during I/O
 _current = threading.local()
@@ -38,15 +41,15 @@ class Line:
         self.patience: float | None = None  # seconds that a read may take; None: any number
         self.sent = False  # some of its request may have left
         self.is_cut = False
-        self._opening: Future[httpcore2.NetworkStream] | None = None
+        self._apart: Future[Any] | None = None
         self._stream: CuttableStream | None = None
 
     def cut(self) -> None:
         """End what the call is doing on the network, and whatever it tries next. Never blocks."""
         with _lock:
             self.is_cut = True
-            if self._opening is not None:
-                self._opening.cancel()
+            if self._apart is not None:
+                self._apart.cancel()
             if self._stream is not None and self._stream.line is self:
                 self._stream.shut_down()
 
@@ -59,22 +62,43 @@ class Line:
         finally:
             _current.line = None
 
-    def take(
-        self, stream: CuttableStream | None, opening: Future[httpcore2.NetworkStream] | None = None
-    ) -> None:
-        """Note the connection that serves this call from now on, or the one that is being opened.
+    def take(self, stream: CuttableStream | None, apart: Future[Any] | None = None) -> None:
+        """Note the connection that serves this call from now on, or what is done apart for it.
         Raises ConnectError when the call was cut."""
         with _lock:
             if self.is_cut:
                 raise httpcore2.ConnectError("the call was cut")
-            self._opening, self._stream = opening, stream
+            self._apart, self._stream = apart, stream
             if stream is not None:
                 stream.line = self
 
+    def apart(self, work: Callable[[], T], drop: Callable[[T], object] = lambda result: None) -> T:
+        """Return the result of ``work``, which nothing can cut: a thread of its own does it, and a call
+        that is cut leaves it behind, to ``drop`` its result. Raises ConnectError then."""
+        pending: Future[T] = Future()  # cancelled when the call is cut
+        self.take(None, pending)
+
+        def do() -> None:
+            try:
+                result = work()
+            except Exception as error:  # of any kind: the caller raises it
+                if pending.set_running_or_notify_cancel():
+                    pending.set_exception(error)
+                return
+            if pending.set_running_or_notify_cancel():
+                pending.set_result(result)
+            else:
+                drop(result)
+
+        threading.Thread(target=do, name="apart", daemon=True).start()
+        try:
+            return pending.result()
+        except CancelledError as error:
+            raise httpcore2.ConnectError("the call was cut") from error
+
 
 class CuttableBackend(httpcore2.SyncBackend):
-    """Opens connections in a thread of their own: neither name resolution nor connecting can be cut,
-    so the call leaves them behind."""
+    """Opens connections apart: neither name resolution nor connecting can be cut."""
 
     def connect_tcp(
         self,
@@ -84,28 +108,8 @@ class CuttableBackend(httpcore2.SyncBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
-        opening: Future[httpcore2.NetworkStream] = Future()  # cancelled when the call is cut
-        _line().take(None, opening)
-
-        def connect() -> None:
-            try:
-                opened = super(CuttableBackend, self).connect_tcp(
-                    host, port, timeout, local_address, socket_options
-                )
-            except Exception as error:  # of any kind: the caller raises it
-                if opening.set_running_or_notify_cancel():
-                    opening.set_exception(error)
-                return
-            if opening.set_running_or_notify_cancel():
-                opening.set_result(opened)
-            else:
-                opened.close()
-
-        threading.Thread(target=connect, name="connect", daemon=True).start()
-        try:
-            return _taken(opening.result())
-        except CancelledError as error:
-            raise httpcore2.ConnectError("the call was cut") from error
+        connect = partial(super().connect_tcp, host, port, timeout, local_address, socket_options)
+        return _taken(line_in_hand().apart(connect, lambda opened: opened.close()))
 
 
 class CuttableStream(httpcore2.NetworkStream):
@@ -117,10 +121,10 @@ class CuttableStream(httpcore2.NetworkStream):
         self._guard: socket.socket | None = None
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, _line().patience or timeout)
+        return self._inner.read(max_bytes, line_in_hand().patience or timeout)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        line = _line()
+        line = line_in_hand()
         line.take(self)
         line.sent = True
         self._inner.write(buffer, timeout)
@@ -161,14 +165,15 @@ class CuttableStream(httpcore2.NetworkStream):
 def _taken(inner: httpcore2.NetworkStream) -> CuttableStream:
     stream = CuttableStream(inner)
     try:
-        _line().take(stream)
+        line_in_hand().take(stream)
     except httpcore2.ConnectError:
         stream.close()
         raise
     return stream
 
 
-def _line() -> Line:
+def line_in_hand() -> Line:
+    """Return the line that this thread holds."""
     line: Line | None = getattr(_current, "line", None)
     if line is None:
         raise RuntimeError("a connection was used outside of Line.held()")

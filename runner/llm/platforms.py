@@ -15,13 +15,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anthropic
+import httpcore2
+import httpx2
+from anthropic._base_client import SyncAPIClient
 
 from runner.core.spec import Provider
 from runner.errors import HostLacks, ModelCallError
-from runner.llm.connections import Line, MessagesClients
+from runner.llm.connections import Line, MessagesClients, line_in_hand
 from runner.llm.stream import FAILURES, BrokenStreamError, line_of
 
 _NO_BREAKPOINT = ("thinking", "redacted_thinking")  # types of blocks that take none
@@ -29,6 +33,24 @@ _WAYS = {
     "bedrock": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or AWS_BEARER_TOKEN_BEDROCK",
     "vertex": "GOOGLE_APPLICATION_CREDENTIALS (or run `gcloud auth application-default login`)",
 }
+
+
+class _FetchesApart(SyncAPIClient):
+    """A client that leaves the fetching of credentials behind when its call is cut."""
+
+    def _prepare_request(self, request: httpx2.Request) -> None:
+        try:
+            line_in_hand().apart(partial(super()._prepare_request, request))
+        except httpcore2.ConnectError as error:
+            raise httpx2.ConnectError(str(error)) from error
+
+
+class _Bedrock(_FetchesApart, anthropic.AnthropicBedrock):
+    pass
+
+
+class _Vertex(_FetchesApart, anthropic.AnthropicVertex):
+    pass
 
 
 @dataclass(eq=False, repr=False)
@@ -95,10 +117,8 @@ class PlatformClients(MessagesClients):
 
     def _new_client(self) -> Any:
         if self.provider == "bedrock":
-            return anthropic.AnthropicBedrock(
-                aws_region=self.region, base_url=self.base_url, **self._options()
-            )
-        return anthropic.AnthropicVertex(
+            return _Bedrock(aws_region=self.region, base_url=self.base_url, **self._options())
+        return _Vertex(
             region=self.region,
             project_id=self.project or "",
             base_url=self.base_url,

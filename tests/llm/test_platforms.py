@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +13,7 @@ from anthropic.lib.aws._auth import _get_session
 
 from runner.core.conversation import Message
 from runner.core.prices import Rates, Terms
-from runner.errors import HostLacks, ModelCallError
+from runner.errors import HostLacks, Interrupted, ModelCallError
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.platforms import PlatformClients, lacks
 from runner.llm.prices import load_prices
@@ -207,6 +209,48 @@ def test_a_token_source_that_does_not_answer_is_tried_again(on, tmp_path, monkey
     )
     error = failed(here, "vertex")
     assert (error.kind, error.billed) == ("connection", False)
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A source of credentials that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        yield listener
+
+
+@pytest.mark.parametrize("ended_by", ["cancel", "deadline"])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_call_does_not_wait_for_credentials_past_a_cancel_or_its_deadline(
+    on, silent, tmp_path, monkeypatch, platform, ended_by
+):
+    here, url = on(platform, Reply(SAID)), f"http://127.0.0.1:{silent.getsockname()[1]}"
+    if platform == "bedrock":
+        for name in dialect_of(platform).environment:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
+    else:
+        (tmp_path / "account.json").write_text(dialect_of(platform).credentials(url))
+    interrupt, asked = Interrupt(), []
+
+    def cancel() -> None:
+        asked.append(silent.accept()[0])
+        if ended_by == "cancel":
+            interrupt.set("dropped")
+
+    if ended_by == "deadline":
+        here.model.total_timeout = 2.0
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises((Interrupted, ModelCallError)) as caught:
+        here.model.complete(ask(platform), interrupt, lambda text: None)
+    thread.join()
+    asked[0].close()
+    if ended_by == "deadline":
+        assert (caught.value.kind, caught.value.billed) == ("call_deadline", False)
+    else:
+        assert caught.type is Interrupted
+    assert here.server.requests == []
 
 
 def test_only_vertex_counts_tokens_and_neither_lists_models(on):
