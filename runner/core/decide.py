@@ -11,6 +11,7 @@ from runner.core.children import coordinate, split_first
 from runner.core.compaction import without_newest_media
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.fold import Applied, fold
+from runner.core.media import media_blocks, media_line
 from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
@@ -212,7 +213,14 @@ def _after_failure(state: RunState) -> Step | None:
         return entries.RunSettled(Requeued(state.now + SPEND_LIMIT_SECONDS, "spend_limit"))
     if failure.retry_at is None:
         request = f" (request {failure.request_id})" if failure.request_id else ""
-        return end("failed", failure.kind, failure.message + request)
+        detail, begin = failure.message + request, state.messages[0].blocks
+        if failure.kind == entries.MEDIA_REFUSED and len(state.messages) == 1:  # the item's own
+            names = " or ".join(media_line(each) for block in begin for each in media_blocks(block))
+            why = (
+                f"the API refused {names} of the item; mend the file, and submit it again: {detail}"
+            )
+            return end("failed", "media_refused", why)
+        return end("failed", failure.kind, detail)
     if failure.retry_at <= state.now:
         return None
     if state.ends_at is not None and failure.retry_at >= state.ends_at:

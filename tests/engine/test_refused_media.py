@@ -9,15 +9,20 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.core.media import media_blocks
+from runner.core.media import Media, media_blocks
 from runner.core.run import Ended
+from runner.core.spec import NewRun
 from runner.errors import ModelCallError
+from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt
 from runner.queries.transcript import sent_request
+from runner.store import jobs
 from runner.store.tables import events
-from tests.engine.test_asking import Desk, Listening, desk, ports, reply
+from tests.engine.test_asking import DONE, Desk, Listening, desk, ports, reply
+from tests.engine.test_attempt import scripted
 from tests.media import image
+from tests.store.examples import submission
 
 __all__ = ["desk", "ports"]
 
@@ -62,6 +67,24 @@ def test_a_refused_image_is_sent_as_a_line_that_says_so(desk: Desk) -> None:
     ended = [each["kind"] for each in happened(desk, "model_call_ended") if "kind" in each]
     assert ended == ["media_refused"]
     assert [each["kind"] for each in happened(desk, "context_compacted")] == ["clip"]
+
+
+def test_a_refused_image_of_the_item_ends_the_run_and_is_named(desk: Desk) -> None:
+    shot = Media("image", "image/png", "shot.png", image(), 64, 48)
+    spec = scripted(DONE)
+    desk.model = Picky(ScriptedModel(spec.script or {}))
+    desk.ports = replace(desk.ports, models=desk._model)
+    item = NewRun("one", {}, "Look.", attached=[shot.block()])
+    job = replace(submission("one", spec=spec), runs=(item,), media=(shot,))
+    jobs.submit(desk.database, job, desk.ports.clock.now())
+    outcome = desk.work()
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("failed", "media_refused")
+    assert outcome.detail == (
+        "the API refused [image: shot.png, 64x48] of the item; mend the file, and submit it again: "
+        + WORDS
+    )
+    assert len(desk.model.requests) == 1
 
 
 def test_a_request_that_is_refused_without_new_images_ends_the_run(desk: Desk) -> None:
