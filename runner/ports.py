@@ -264,6 +264,11 @@ class Tools(Protocol):
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         """Read the workspace's instructions that the run's rules let it read. Never raises."""
 
+    def listed(self, run_id: str, *, again: bool) -> Mapping[str, tuple[Tool, ...]]:
+        """Return the tools of those of a run's MCP servers in use here, by name, that have said that
+        theirs have changed; ``again``, as one said so before, of all in use here. Waits at most two
+        seconds for each server that has changed its tools. Never raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -298,6 +298,7 @@ def _surroundings(
     from runner.engine.attempt_log import AttemptLog
     from runner.engine.dispatcher import Machine
     from runner.engine.governor import Governor
+    from runner.jobfile.values import schema_problem
     from runner.ports import Observers
     from runner.queries.search.search import open_index
     from runner.queries.transcript import tool_output
@@ -325,6 +326,7 @@ def _surroundings(
         secrets=secrets,
         stored_output=lambda run_id, name: tool_output(database, run_id, name),
         job_of=partial(job_of, database),
+        schema_problem=schema_problem,
     )
     opened.callback(tools.close)
     tools.sandboxes.containers.remove_left_aside()

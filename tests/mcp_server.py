@@ -108,6 +108,7 @@ def call(request: Any, name: str, given: dict[str, Any]) -> dict[str, Any]:
             TOOLS[:] = [tool for tool in TOOLS if tool["name"] not in ("wrong", "extra")]
             TOOLS[0]["description"] += " Loudly."
             TOOLS.append(_tool("extra", "One more."))
+            TOOLS.append({"name": "crooked", "inputSchema": {**_schema(), "anyOf": []}})
             send({"method": "notifications/tools/list_changed"})
             content = [{"type": "text", "text": "changed"}]
         case "structured":

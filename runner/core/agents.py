@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from runner.core.budget import Charged, Limits
 from runner.core.conversation import Tool, ToolResult
+from runner.core.mcp import PREFIX, is_named
 from runner.permissions import Rule
 
 AGENT_SOURCE = "agent"  # of the tool that starts one
@@ -38,7 +39,7 @@ class AgentType:
     description: str
     system: str | None = None
     model: str | None = None
-    tools: tuple[str, ...] | None = None  # names of the job's tools
+    tools: tuple[str, ...] | None = None  # of the job's; ``*`` may end the name of an MCP server's
     rules: tuple[Rule, ...] = ()  # only tighten what the parent may do
     workspace: AgentWorkspace = "parent"  # its folder, or an own worktree with the parent's files
     snapshot: bool = False  # children see the parent's conversation unless the call says otherwise
@@ -48,6 +49,12 @@ class AgentType:
     cost_ceiling_usd: float | None = None
     working_time: float | None = None  # seconds
     deadline: float | None = None  # seconds
+
+    def has(self, tool: str) -> bool:
+        """True if it has the job's tool of that name."""
+        if self.tools is None or tool in self.tools:
+            return True
+        return tool.startswith(PREFIX) and is_named(self.tools, tool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from runner.core.agents import NewChild
 from runner.core.budget import Reservation
 from runner.core.context import Compaction
-from runner.core.conversation import ModelReply, Purpose, ToolResult, Usage
+from runner.core.conversation import ModelReply, Purpose, Tool, ToolResult, Usage
 from runner.core.hooks import HookEvent, HookResult
 from runner.core.run import Outcome
 from runner.core.workspace import Instructions
-from runner.permissions import Decision, ToolContext
+from runner.permissions import Decision, ToolContext, digest_of
 
 # This call goes alone before its job's other calls share a batch, so that they find the prefix cached.
 WARMS_CACHE = "warms_cache"
@@ -155,6 +155,17 @@ class InstructionsRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolsListed:
+    """MCP servers have changed their tools. From the next model call on, the run has these tools."""
+
+    tools: tuple[Tool, ...]  # all of the run's, those of no server too
+
+    @property
+    def sha256(self) -> str:
+        return digest_of([asdict(tool) for tool in self.tools])
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotRecorded:
     """The snapshot of the workspace at the start of an attempt."""
 
@@ -198,5 +209,5 @@ ModelEntry = ModelCallStarted | ModelReplied | ModelCallFailed | SummaryReplied 
 CallEntry = CallsDecided | OutcomeAsked | ToolsStarted | ChildrenStarted | ToolFinished
 HookEntry = HookStarted | HookFinished
 WorkspaceEntry = InstructionsRead | SnapshotRecorded | VerificationStarted | Verified | Delivered
-RunEntry = TimeWorked | TurnEnded | UserMessageAdded | RunSettled
+RunEntry = TimeWorked | TurnEnded | UserMessageAdded | ToolsListed | RunSettled
 Entry = ModelEntry | CallEntry | HookEntry | WorkspaceEntry | RunEntry

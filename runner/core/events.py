@@ -95,6 +95,8 @@ def events_of(applied: Applied) -> Iterator[Event]:
         yield _in_workspace(state, entry)
     elif isinstance(entry, entries.UserMessageAdded):
         yield Event("message_added", {"cause": entry.cause, "messages": len(entry.texts)})
+    elif isinstance(entry, entries.ToolsListed):
+        yield _tools_changed(state, entry)
     elif isinstance(entry, entries.RunSettled):
         yield from _settled(state, entry.outcome)
     yield from _limits_near(state, entry, after)
@@ -334,6 +336,18 @@ def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:
             return Event("verified", data | about_result(result))
         case entries.Delivered(commit):
             return Event("delivered", {"commit": commit})
+
+
+def _tools_changed(state: RunState, entry: entries.ToolsListed) -> Event:
+    before, now = ({tool.name: tool for tool in each} for each in (state.spec.tools, entry.tools))
+    names = {
+        "removed": before.keys() - now.keys(),
+        "changed": {name for name in before.keys() & now.keys() if before[name] != now[name]},
+        "added": now.keys() - before.keys(),
+    }
+    return Event(
+        "tools_changed", {"sha256": entry.sha256, **{k: sorted(v) for k, v in names.items()}}
+    )
 
 
 def _settled(state: RunState, outcome: run.Outcome) -> Iterator[Event]:

@@ -97,6 +97,8 @@ def apply(state: RunState, entry: Entry) -> RunState:
             return _hook(state, entry)
         case entries.TurnEnded():
             return _turn_ended(state)
+        case entries.ToolsListed(tools):
+            return _listed(state, tools)
         case entries.UserMessageAdded():
             return _user_message(state, entry)
         case entries.RunSettled(outcome):
@@ -450,6 +452,21 @@ def _instructed(state: RunState, read: Sequence[Instructions]) -> RunState:
     state = replace(state, spec=replace(state.spec, system=system), files=files)
     return _context(
         state, appended_bytes=context.appended_bytes + size, estimate=context.estimate + tokens
+    )
+
+
+def _listed(state: RunState, tools: tuple[conversation.Tool, ...]) -> RunState:
+    spec, model, context = state.spec, state.model, state.context
+    now = replace(spec, tools=tools)
+    added = {*now.shared_texts} - {*spec.shared_texts}
+    tokens = now.shared_tokens - spec.shared_tokens
+    state = replace(state, spec=now, model=replace(model, tool_lists=model.tool_lists + 1))
+    return _context(
+        state,
+        # Nothing is taken off for tools that are gone: this limits the tokens from above.
+        appended_bytes=context.appended_bytes + sum(map(conversation.text_bytes, added)),
+        estimate=context.estimate + tokens,
+        estimate_since=context.estimate_since + tokens,
     )
 
 

@@ -7,9 +7,11 @@ They are stored as written: only the worker that starts the server or connects t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from runner.core.conversation import Tool
 
 Scope = Literal["job", "run"]
 
@@ -23,6 +25,10 @@ _WITHHELD = ("RUNNER_", "ANTHROPIC_", "PGPASSWORD")
 _NAME = re.compile(r"[A-Za-z0-9-]+(?:_[A-Za-z0-9-]+)*")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _MOST_NAME = 32
+_LONGEST_TOOL_NAME = 64  # the API's
+
+# Groups of names with or without ``*``. A tool is chosen if one name of each group covers it.
+Choice = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,46 @@ def source_parts(source: str) -> tuple[str, str] | None:
         return None
     name, _, tool = source.removeprefix(_SOURCE).partition(":")
     return name, tool
+
+
+def usable(
+    listed: Iterable[Tool], schema_problem: Callable[[Any], str | None]
+) -> tuple[tuple[Tool, ...], dict[str, str]]:
+    """Return the tools of a server that the API takes, and what is wrong with others, by name.
+    ``schema_problem`` returns why the API takes no such ``input_schema``, or None."""
+    good: dict[str, Tool] = {}
+    refused = {}
+    for tool in listed:
+        if len(tool.name) > _LONGEST_TOOL_NAME:
+            wrong: str | None = f"is longer than {_LONGEST_TOOL_NAME} characters"
+        elif tool.name in good:
+            wrong = "is the name of two tools"
+        else:
+            wrong = schema_problem(tool.input_schema)
+        if wrong:
+            refused[tool.name] = wrong
+        else:
+            good[tool.name] = tool
+    return tuple(good.values()), refused
+
+
+def chosen(choice: Choice, tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """Return the chosen tools, in the order of the first group, those of one name with ``*`` by name."""
+    first, *others = choice
+    left = sorted(tools, key=lambda tool: tool.name)
+    found: dict[str, Tool] = {}
+    for name in first:
+        found |= {tool.name: tool for tool in left if is_named((name,), tool.name)}
+    return tuple(
+        tool for tool in found.values() if all(is_named(group, tool.name) for group in others)
+    )
+
+
+def is_named(names: Iterable[str], tool: str) -> bool:
+    """True if one of the names, with or without ``*``, is that of a server's tool."""
+    from runner.permissions.rules import covers  # late: commands that list jobs match no rules
+
+    return any(covers(name, tool) for name in names)
 
 
 def is_server_name(name: str) -> bool:

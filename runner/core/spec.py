@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
+from itertools import chain
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -13,7 +14,7 @@ from runner.core.budget import Budget, Limits
 from runner.core.context import Context, estimate_text
 from runner.core.conversation import Block, Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.hooks import Hook
-from runner.core.mcp import McpServer, source_parts
+from runner.core.mcp import Choice, McpServer, chosen, source_parts
 from runner.core.media import Media
 from runner.core.notify import Notify
 from runner.core.pauses import Breaker, Pilot
@@ -86,6 +87,9 @@ class JobSpec:
     coordinator: Coordinator | None = None
     hooks: tuple[Hook, ...] = ()
     mcp: tuple[McpServer, ...] = ()
+    # Which tools of the servers the runs have, of those that a server lists later too. Empty: the job
+    # was stored before its runs followed the lists, and keeps its tools.
+    mcp_choice: Choice = ()
     priority: float = NORMAL  # the job's weight when it was submitted
     max_concurrency: int | None = None  # runs of the job that are worked on at once
     # AGENTS.md and CLAUDE.md of the workspace join the system prompt; "follow": when they change, a
@@ -131,6 +135,20 @@ class JobSpec:
         """Return the MCP server that a tool belongs to, if it belongs to one."""
         parts = source_parts(tool.source)
         return next((each for each in self.mcp if parts and each.name == parts[0]), None)
+
+    def tools_when(self, listed: Mapping[str, Iterable[Tool]]) -> tuple[Tool, ...]:
+        """Return the tools, in the order of a new job, when MCP servers (by name) list these."""
+        if not self.mcp_choice:
+            return self.tools
+        before, kept, last = list[Tool](), list[Tool](), list[Tool]()
+        for tool in self.tools:
+            if (parts := source_parts(tool.source)) is None:
+                is_last = tool.source in (SPLIT_SOURCE, RESULT_SOURCE)
+                (last if is_last else before).append(tool)
+            elif parts[0] not in listed:
+                kept.append(tool)
+        now = chosen(self.mcp_choice, [*kept, *chain.from_iterable(listed.values())])
+        return (*before, *now, *last)
 
     def splits(self, name: str) -> bool:
         """True if the tool of that name takes the parts of a coordinator's task."""
@@ -270,8 +288,11 @@ def spec_of(spec: JobSpec, *types: str) -> JobSpec:
         tool
         for tool in spec.tools
         if tool.source not in (SPLIT_SOURCE, RESULT_SOURCE)  # they are for the job's own task
-        and all(each.tools is None or tool.name in each.tools for each in lineage)
+        and all(each.has(tool.name) for each in lineage)
     )
+    choice = spec.mcp_choice
+    if choice:
+        choice += tuple(each.tools for each in lineage if each.tools is not None)
     if agent.result_schema is not None:
         tools += (result_tool(agent.result_schema),)
     if agent.model not in (None, spec.model):
@@ -284,6 +305,7 @@ def spec_of(spec: JobSpec, *types: str) -> JobSpec:
         model=spec.model if agent.model is None else agent.model,
         system=spec.system if agent.system is None else agent.system,
         tools=tools,
+        mcp_choice=choice,
         limits=replace(spec.limits, **{n: own for n, own in limits.items() if own is not None}),
         context=context,
         workspace=workspace,

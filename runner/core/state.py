@@ -114,6 +114,7 @@ class ModelState:
     nudges: int = 0  # times in a row that a reply was empty and the model told to go on
     pace: Pace = field(default=Pace())
     warms_cache: bool = False  # its siblings wait for its first reply, to find their prefix cached
+    tool_lists: int = 0  # how often MCP servers have changed the tools that the run has
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,8 @@ class RunState(Progress):
     submitted_at: float  # seconds since the epoch
     depth: int = 0  # in its tree; 0 for the run of an item
     agent_type: str = ""  # of a sub-agent
-    spec: JobSpec  # with the workspace's instructions in the system prompt
+    # With the workspace's instructions in the system prompt, and the tools of the last ``ToolsListed``.
+    spec: JobSpec
     policy: Policy  # the rules of the newest snapshot
     limits: Limits
 

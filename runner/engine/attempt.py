@@ -160,7 +160,10 @@ class _Attempt:
                 finally:
                     self._ports.permits.end(self._lease.run_id)
             case steps.RunTools(calls):
-                return self._timed(lambda: workspace.run(state, calls, self._store), requeues=True)
+                return self._timed(
+                    lambda: [*workspace.run(state, calls, self._store), *workspace.listed(state)],
+                    requeues=True,
+                )
             case steps.RunHook():
                 return self._timed(lambda: workspace.run_hook(state, step), requeues=True)
             case steps.RunVerify(number):

@@ -99,7 +99,17 @@ class AttemptWorkspace:
         if state.spec.instructions and not state.files.instructed:
             happened.append(self.tools.instructions(self.surroundings, state.policy))
             files = replace(files, reread_at=state.turns)
+        if not state.calls and state.model.open_call is None:
+            happened += self.listed(state)
         return happened, files
+
+    def listed(self, state: RunState) -> list[entries.Entry]:
+        """The entry of the tools that the run has now, if MCP servers have changed theirs."""
+        if not state.spec.mcp_choice:
+            return []
+        listed = self.tools.listed(state.run_id, again=state.model.tool_lists > 0)
+        tools = state.spec.tools_when(listed)
+        return [entries.ToolsListed(tools)] if tools != state.spec.tools else []
 
     def follow(self, state: RunState) -> list[entries.Entry]:
         """Read the instructions again, and return entries that tell of changes, if any."""

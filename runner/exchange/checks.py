@@ -15,10 +15,11 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from runner.core.agents import DEEPEST, place_columns
 from runner.core.context import CompactionKind
-from runner.core.conversation import Purpose, Role
+from runner.core.conversation import Purpose, Role, Tool
+from runner.core.entries import ToolsListed
 from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, decoder
 from runner.core.text import visible
 from runner.exchange.lines import LONGEST_LINE, MOST_REAL, parsed_object
 from runner.permissions import Effect
@@ -227,6 +228,14 @@ def check_row(table: str, row: Row) -> None:
         if not isinstance(kind, str) or row["type"] not in (kind, visible(kind)):
             raise ValueError("blocks.content is no block of that type")
         check_block(block)
+    elif table == "tool_lists":
+        parse = decoder(tuple[Tool, ...])
+        what = "tool_lists.tools are none"
+        if (
+            ToolsListed(check_value(row["tools"], parse, tuple[Tool, ...], what)).sha256
+            != row["sha256"]
+        ):
+            raise ValueError("tool_lists.sha256 is not that of the tools")
     elif table == "model_calls":
         if not all(isinstance(block.get("type"), str) for block in row["cut"] or ()):
             raise ValueError("model_calls.cut is no list of blocks")

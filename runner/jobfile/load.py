@@ -21,6 +21,7 @@ from runner.core.context import Context
 from runner.core.conversation import Tool
 from runner.core.hooks import Hook, is_rule
 from runner.core.mcp import PREFIX as MCP_PREFIX
+from runner.core.mcp import Choice
 from runner.core.media import Media
 from runner.core.notify import Notify
 from runner.core.pauses import Breaker, Pilot
@@ -264,6 +265,7 @@ class _Job:
         for at, name in top["tools"]:
             self.named.setdefault(name, at)
         self.mcp = read_servers(top, self.folder)
+        self.mcp_choice: Choice = ()
         self.mcp_notes: list[str] = []
         self.silent: list[str] = []  # prefixes of the tools of servers that cannot be used
         self.tools = (*self._find_tools(resolve_tools), *self._find_mcp_tools(list_mcp_tools))
@@ -378,6 +380,7 @@ class _Job:
             coordinator=self.coordinator,
             hooks=self._hooks(resolve_hooks),
             mcp=self.mcp,
+            mcp_choice=self.mcp_choice,
             pilot=_pilot(top["pilot"]),
             breaker=top["breaker"] and top["breaker"].fill(Breaker),
             notify=_notify(top["notify"]),
@@ -414,7 +417,7 @@ class _Job:
                 at = self.top.at("mcp", server) if written else self.top.at("mcp_from", server)
                 at.note(f"the server cannot be used: {why}")
         self.silent = [f"{MCP_PREFIX}{name}" for name in listed if isinstance(listed[name], str)]
-        tools, self.mcp_notes = choose_tools(self.mcp, listed, names)
+        tools, self.mcp_choice, self.mcp_notes = choose_tools(self.mcp, listed, names)
         return tools
 
     def _named_otherwise(self) -> list[str]:
@@ -618,9 +621,9 @@ class _Job:
         names: dict[str, None] = {}
         for at, written in section["tools"]:
             if written.startswith(MCP_PREFIX):
-                chosen = [tool.name for tool in self.tools if covers(written, tool.name)]
-                names |= dict.fromkeys(chosen)
-                if not chosen and not written.startswith(tuple(self.silent)):
+                names[written] = None  # a tool that the server lists later may be of this name too
+                is_there = any(covers(written, tool.name) for tool in self.tools)
+                if not is_there and not written.startswith(tuple(self.silent)):
                     at.note(f"{shown(written)} is no tool of this job's MCP servers")
                 continue
             name = _own_name(written) if written in self.named else written

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool
-from runner.core.mcp import PREFIX, McpServer, Scope, is_server_name, variables_in
+from runner.core.mcp import (
+    PREFIX,
+    Choice,
+    McpServer,
+    Scope,
+    chosen,
+    is_named,
+    is_server_name,
+    usable,
+    variables_in,
+)
 from runner.jobfile import values
 from runner.jobfile.keys import MCP
 from runner.jobfile.table import Node, Section
 from runner.jobfile.values import BadValueError, kind, shown
-from runner.permissions.rules import covers
 from runner.settings import looks_secret
 
 # Takes servers. Returns, by name, the tools of each, sorted, or why they cannot be told.
 ListMcpTools = Callable[[Sequence[McpServer]], Mapping[str, tuple[Tool, ...] | str]]
 
-_LONGEST_TOOL_NAME = 64  # the API's
 _BOTH_KINDS = {"stdio": "command", "http": "url", "streamable-http": "url"}
 
 
@@ -95,54 +104,36 @@ def choose_tools(
     servers: Sequence[McpServer],
     listed: Mapping[str, tuple[Tool, ...] | str],
     names: Mapping[str, Node],
-) -> tuple[tuple[Tool, ...], list[str]]:
-    """Return the tools of the servers that the job has, and notes of tools that the API does not take.
-    ``names`` of the key ``tools``, with their places, choose some of a server, in their order; of a
-    server that is not mentioned there come all, by name."""
-    found: dict[str, Tool] = {}
+) -> tuple[tuple[Tool, ...], Choice, list[str]]:
+    """Return the tools of the servers that the job has, its choice of those that a server lists later,
+    and notes of tools that the API does not take. ``names`` of the key ``tools``, with their places,
+    choose some of a server, in their order; of a server that is not mentioned there come all."""
     mentioned = {name: _server_of(name) for name in names}
-    usable = {each.name: _usable(listed[each.name]) for each in servers if each.name in listed}
+    found = {
+        each.name: usable(here, values.schema_problem)
+        for each in servers
+        if (here := listed.get(each.name)) is not None and not isinstance(here, str)
+    }
     for name, at in names.items():
-        if (server := mentioned[name]) not in usable:
-            there = ", ".join(usable) or "none"
+        if (server := mentioned[name]) not in listed:
+            there = ", ".join(listed) or "none"
             at.note(f"the job has no MCP server called {shown(server)}; it has {there}")
-            continue
-        tools, refused = usable[server]
-        chosen = {tool.name: tool for tool in tools if covers(name, tool.name)}
-        if name in refused:
-            at.note(refused[name])
-        elif not chosen and not isinstance(listed[server], str):
-            there = ", ".join(tool.name for tool in tools) or "none"
-            at.note(f"the server has no such tool; it has {there}")
-        found |= chosen
-    for server in usable:
-        if server not in mentioned.values():
-            found |= {tool.name: tool for tool in usable[server][0]}
+        elif server in found:
+            tools, refused = found[server]
+            if name in refused:
+                at.note(refused[name])
+            elif not any(is_named([name], tool.name) for tool in tools):
+                there = ", ".join(tool.name for tool in tools) or "none"
+                at.note(f"the server has no such tool; it has {there}")
     notes = [
         f"left out: {shown(name)} {wrong}"
-        for _, refused in usable.values()
+        for _, refused in found.values()
         for name, wrong in refused.items()
     ]
-    return tuple(found.values()), notes
+    others = (each.name for each in servers if each.name not in mentioned.values())
+    choice = ((*names, *(f"{PREFIX}{name}" for name in others)),)
+    return chosen(choice, chain.from_iterable(tools for tools, _ in found.values())), choice, notes
 
 
 def _server_of(name: str) -> str:
     return name.removeprefix(PREFIX).partition("__")[0]
-
-
-def _usable(listed: tuple[Tool, ...] | str) -> tuple[tuple[Tool, ...], dict[str, str]]:
-    """Return the tools of a server that the API takes, and what is wrong with others, by name."""
-    good: dict[str, Tool] = {}
-    refused = {}
-    for tool in () if isinstance(listed, str) else listed:
-        if len(tool.name) > _LONGEST_TOOL_NAME:
-            wrong: str | None = f"is longer than {_LONGEST_TOOL_NAME} characters"
-        elif tool.name in good:
-            wrong = "is the name of two tools"
-        else:
-            wrong = values.schema_problem(tool.input_schema)
-        if wrong:
-            refused[tool.name] = wrong
-        else:
-            good[tool.name] = tool
-    return tuple(good.values()), refused

@@ -28,6 +28,7 @@ from runner.store.run_state import (
     load_conversation,
     progress_from_row,
     with_instructions_of,
+    with_tools_of,
 )
 from runner.store.specs import JobCache
 from runner.store.tables import (
@@ -41,6 +42,7 @@ from runner.store.tables import (
     runs,
     sessions,
     tool_calls,
+    tool_lists,
     tool_outputs,
 )
 
@@ -252,6 +254,8 @@ def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
     def work(connection: Connection) -> ModelRequest:
         run, spec = _run(connection, run_id)
         call = _model_call(connection, run_id, turn)
+        has = tool_lists.c.first_sent_in <= call.number
+        spec = with_tools_of(connection, run_id, spec, has)
         compacted = load_compacted(connection, run_id, sent_in=call.number)
         return ModelRequest(
             model=run.model or spec.model,

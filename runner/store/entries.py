@@ -114,6 +114,16 @@ class Rows:
                     size = len(file.text.encode())
                     columns = {"path": file.path, "sha256": file.sha256, "text": file.text}
                     self._insert(tables.run_instructions, position, size=size, **columns)
+            case entries.ToolsListed(tools):
+                self._insert(
+                    tables.tool_lists,
+                    state.model.tool_lists + 1,
+                    turn=state.turns,
+                    first_sent_in=state.model.calls + 1,
+                    sha256=entry.sha256,
+                    tools=[asdict(tool) for tool in tools],
+                    created_at=self._now,
+                )
             case entries.CallsDecided(decisions):
                 for index, decision in decisions.items():
                     self._decide_call(state, index, decision)

@@ -32,6 +32,7 @@ from runner.exchange.recorded import Recorded
 from runner.store.blobs import blob_of
 from runner.store.conditions import in_tree
 from runner.store.database import Database, reads
+from runner.store.run_state import with_tools_of
 from runner.store.specs import JobCache
 from runner.store.tables import (
     job_events,
@@ -50,7 +51,7 @@ JOB_TABLES = (jobs, metadata.tables["purses"], permission_rules, job_events)
 _OF_RUN = (
     *("runs", "run_items", "permission_rules", "run_workspaces", "blocks", "tool_calls"),
     *("tool_outputs", "approvals", "model_calls", "compactions", "verifications", "hook_runs"),
-    *("run_instructions", "sessions", "session_lines", "events", "queued_messages"),
+    *("run_instructions", "tool_lists", "sessions", "session_lines", "events", "queued_messages"),
 )
 RUN_TABLES = tuple(metadata.tables[name] for name in _OF_RUN)
 FORMATS = {table.name: TableFormat(table) for table in (*JOB_TABLES, *RUN_TABLES)}
@@ -163,7 +164,9 @@ def load_recorded(connection: Connection, run_id: str, prices: PriceList) -> Rec
         at = (child["parent_message"], child["parent_position"])
         place = None if at[1] is None else at
         children[place] = (*children.get(place, ()), child["id"])
-    spec = JobCache().on(connection).spec_of_run(job["id"], run_id)
+    spec = with_tools_of(
+        connection, run_id, JobCache().on(connection).spec_of_run(job["id"], run_id)
+    )
     session = _session(connection, run_id)
     if session is not None and session.system:
         spec = replace(spec, system=session.system)

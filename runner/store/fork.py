@@ -41,6 +41,7 @@ from runner.store.tables import (
     run_items,
     runs,
     tool_calls,
+    tool_lists,
     tool_outputs,
 )
 from runner.store.workspaces import snapshot_after_turn
@@ -65,6 +66,7 @@ class _Turn:
     is_final: bool  # the model has nothing more to do unless a person says something
     tree: str | None  # the workspace's at its end
     split: Split  # as in ``Progress``
+    tool_lists: int  # of MCP servers that the run had followed by its end
 
 
 @writes
@@ -151,6 +153,8 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
     compacted = run_state.load_compacted(connection, run.id, until_turn=number)
     since = tuple(row.content for row in rows if number and row.turn == number)
     call, tool = _model_call(connection, run, number), spec.result_tool
+    query = select(tool_lists.c.turn).where(tool_lists.c.run_id == run.id)
+    listed_in = connection.execute(query.where(tool_lists.c.turn <= number)).scalars().all()
     reason = "" if call is None or not since else call.stop_reason
     is_cut = reason in CUT_REASONS or (reason == "pause_turn" and not calls)
     has_submitted = tool is not None and (tool.name, "succeeded") in calls
@@ -160,11 +164,13 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
         sent=sent_messages(messages, compacted),
         compactions=compacted.count,
         since=since,
-        call=call,
+        # A call of before the tools changed has not counted these.
+        call=None if number in listed_in else call,
         stop=Stop(reason, lowered=False, empty=False) if is_cut else None,
         is_final=has_submitted or bool(since and not calls and not is_cut),
         tree=snapshot_after_turn(connection, run.id, number),
         split=split_of(spec, messages, started),
+        tool_lists=len(listed_in) if number else 0,
     )
 
 
@@ -204,6 +210,10 @@ def _store(
     fork_id = opened.run["id"]
     called = model or run.model or spec.model
     sees = run_state.with_instructions_of(connection, run.id, spec) if turn.number else spec
+    if turn.tool_lists:
+        sees = run_state.with_tools_of(
+            connection, run.id, sees, tool_lists.c.number == turn.tool_lists
+        )
     forked = {"of": run.id, "turn": turn.number, "model": called, "messages": len(turn.messages)}
     happened, texts = [signed_event("forked", author, forked)], list[dict[str, Any]]()
     for by, said in ((RUNNER, _where_it_is(run, spec, turn, fork_id)), (author, text)):
@@ -264,6 +274,8 @@ def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
     run_state.copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
     if turn:  # before the first nothing was said under them: it reads its own
         run_state.copy_rows(connection, run_instructions, run_id, fork_id)
+        lists = tool_lists.c.turn <= turn
+        run_state.copy_rows(connection, tool_lists, run_id, fork_id, lists, first_sent_in=1)
 
 
 def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progress:
@@ -272,7 +284,7 @@ def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progres
     before = run_state.progress_from_row(run)
     return Progress(
         turns=turn.number,
-        model=ModelState(stop=turn.stop),
+        model=ModelState(stop=turn.stop, tool_lists=turn.tool_lists),
         context=_context(before.context, spec, turn, called),
         files=Files(turn.tree, instructed=before.files.instructed and turn.number > 0),
         children=Children(split=turn.split),

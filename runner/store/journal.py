@@ -342,6 +342,8 @@ def _load(
         spec = replace(spec, system=with_instructions(spec.system, read))
         files = replace(progress.files, in_prompt=digests_of(read))
         progress = replace(progress, files=files)
+    if progress.model.tool_lists:
+        spec = run_state.with_tools_of(connection, row.id, spec)
     hooks = progress.hooks
     if hooks.started > hooks.past:
         hooks = replace(hooks, runs=run_state.load_hook_runs(connection, row.id, hooks.past))

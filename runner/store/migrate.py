@@ -35,6 +35,7 @@ REVISIONS = (
     "r16",
     "r15",
     "r17",
+    "r18",
 )
 HEAD = REVISIONS[-1]
 # The schemas before 0.1.0, which no migration starts from.

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, insert, literal, select
 
 from runner.core.context import Compacted, Compaction, TruncatedResult
-from runner.core.conversation import Message, Usage, tool_uses
+from runner.core.conversation import Message, Tool, Usage, tool_uses
 from runner.core.hooks import HookAnswer, HookRun
 from runner.core.spec import JobSpec, decoder
 from runner.core.state import Call, Progress
@@ -26,6 +26,7 @@ from runner.store.tables import (
     hook_runs,
     run_instructions,
     tool_calls,
+    tool_lists,
 )
 
 
@@ -250,6 +251,18 @@ def with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> 
     """The spec with the instructions that a run has read in its system prompt."""
     files = load_instructions(connection, run_id)
     return replace(spec, system=with_instructions(spec.system, files))
+
+
+def with_tools_of(
+    connection: Connection, run_id: str, spec: JobSpec, *conditions: ColumnElement[bool]
+) -> JobSpec:
+    """The spec with the tools of the run's newest list that meets the conditions, if there is one."""
+    listed = tool_lists.c
+    query = select(listed.tools).where(listed.run_id == run_id, *conditions)
+    newest = query.order_by(listed.number.desc()).limit(1)
+    for tools in connection.execute(newest).scalars():
+        return replace(spec, tools=decoder(tuple[Tool, ...])(tools))
+    return spec
 
 
 def copy_rows(

@@ -348,6 +348,17 @@ run_instructions = _table_of_run(
     Column("text", Text, nullable=False),  # no byte order mark, line feeds only, controls escaped
 )
 
+# The tools of a run from a model call on, where MCP servers have changed theirs. Before: those of its job.
+tool_lists = _table_of_run(
+    "tool_lists",
+    Column("number", Integer, primary_key=True),
+    Column("turn", Integer, nullable=False),  # the one that they changed in
+    Column("first_sent_in", Integer, nullable=False),  # the first model call that may have them
+    Column("sha256", Text, nullable=False),  # of ``tools``
+    Column("tools", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
 # Messages from people that the run has not taken into its conversation yet, or has.
 queued_messages = _table(
     "queued_messages",

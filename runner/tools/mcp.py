@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.core.conversation import Tool, ToolOutcome, ToolResult
-from runner.core.mcp import McpServer, source_parts
+from runner.core.mcp import McpServer, source_parts, usable
 from runner.core.media import Media, shown_text
 from runner.core.run import Lease, Outcome
 from runner.core.text import plain
@@ -48,6 +48,7 @@ class McpServers(Observer):
         environment: returns the variables that servers' texts may name.
         path: of the tools, where a server's command is looked for.
         job_of: returns the id of a run's job.
+        schema_problem: returns why the API takes no such ``input_schema``, or None.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class McpServers(Observer):
         environment: Callable[[], Mapping[str, str]],
         path: str,
         job_of: Callable[[str], str],
+        schema_problem: Callable[[Any], str | None],
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._environment = environment
         self._path = path
         self._job_of = job_of
+        self._schema_problem = schema_problem
         self.idle_seconds = idle_seconds
         self._lock = threading.Lock()
         self._held: dict[str, str] = {}  # runs in hand, with their jobs
@@ -83,6 +86,14 @@ class McpServers(Observer):
                 found = _Server(server, owner, self._environment(), self._path)
                 self._servers[owner, server.name] = found
         return found.call(call, parts[1], inside, host, interrupt)
+
+    def listed(self, run_id: str, *, again: bool) -> dict[str, tuple[Tool, ...]]:
+        """Return the tools of a run's servers that have changed theirs; see ``runner.ports.Tools``."""
+        owners = run_id, self._held.get(run_id)
+        with self._lock:
+            mine = [server for (owner, _), server in self._servers.items() if owner in owners]
+        found = {server.name: server.listed(self._schema_problem, again=again) for server in mine}
+        return {name: tools for name, tools in found.items() if tools is not None}
 
     def claimed(self, claimed: Claimed) -> None:
         with self._lock:
@@ -132,9 +143,7 @@ class _Server:
         self._not_before = 0.0  # by the monotonic clock
         self._found: dict[str, str] = {}  # values of variables, by name
         self._containment: str | None = None
-        self._changes_told: dict[
-            str, int
-        ] = {}  # by run: how many of the session's changes it knows
+        self._listed: tuple[Sequence[Any], tuple[Tool, ...]] = (), ()  # as the SDK has it, and we
 
     def call(
         self, call: ToolCall, tool: str, inside: Contained, host: Starter, interrupt: Interrupt
@@ -169,19 +178,29 @@ class _Server:
                 raise ToolFailure(f"{name}: {self._told(str(error))}") from error
             self._losses = 0
             rendered, media = _rendered(result, tool, Opener.of(call, host, interrupt))
-            rendered += self._news(session, call.run_id)
             printed = self._told(rendered).encode("utf-8", "replace")
             kept = printed[:MOST_OUTPUT_BYTES]
             content, output = present(kept, copy, cut=len(printed) > len(kept))
             outcome: ToolOutcome = "failed" if result.is_error else "succeeded"
             return ToolResult(content, outcome, output, media=media)
 
-    def _news(self, session: Session, run_id: str) -> str:
-        """Return how the server's tools have changed since a run was last told; empty if they have not."""
-        news = session.changes[self._changes_told.get(run_id, 0) :]
-        self._changes_told[run_id] = len(session.changes)
-        changed = f"The tools of the MCP server {self._written.name} have changed"
-        return "".join(f"\n[{changed}: {each}]" for each in news)
+    @property
+    def name(self) -> str:
+        return self._written.name
+
+    def listed(
+        self, schema_problem: Callable[[Any], str | None], *, again: bool
+    ) -> tuple[Tool, ...] | None:
+        """Return the tools that the API takes; None without a session, or if they have not changed, unless
+        ``again``."""
+        if (session := self._session) is None or not (session.has_changed() or again):
+            return None
+        given, tools = self._listed
+        if given is not session.tools:
+            given = session.tools
+            tools, _ = usable(_described(self._written, given, self._found), schema_problem)
+            self._listed = given, tools
+        return tools
 
     def close(self) -> None:
         with self._lock:
@@ -203,7 +222,6 @@ class _Server:
             if self._session is None:
                 self._pause(until, interrupt)
                 self._session = self._open(call, inside, until, interrupt)
-                self._changes_told = {}
             return self._session
         finally:
             self._lock.release()
@@ -308,6 +326,13 @@ def _tools_of(written: McpServer, host: ToolHost, path: str) -> tuple[Tool, ...]
         return told(str(error), found)
     except LookupError as error:
         return str(error.args[0])
+    return _described(server, session.tools, found)
+
+
+def _described(
+    server: McpServer, listed: Iterable[Any], found: Mapping[str, str]
+) -> tuple[Tool, ...]:
+    """Return tools of a server as a job stores them, sorted by name; ``found`` are values of variables."""
     described = (
         Tool(
             name=server.tool_name(tool.name),
@@ -318,7 +343,7 @@ def _tools_of(written: McpServer, host: ToolHost, path: str) -> tuple[Tool, ...]
             ),
             source=server.source(tool.name),
         )
-        for tool in session.tools
+        for tool in listed
     )
     return tuple(sorted(described, key=lambda tool: tool.name))
 

@@ -47,8 +47,7 @@ Begin = Callable[[int, Interrupt], Ended]
 _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
 _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
-_MOST_CHANGES = 20  # that a session tells its runs of
-_LIST_PATIENCE = 1.0  # seconds for listing changed tools; less than the patience above
+_LIST_PATIENCE = 2.0  # seconds for listing changed tools
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
 _SESSION_ID = "mcp-session-id"
 _Streams = tuple[Any, Any]
@@ -81,8 +80,9 @@ class Session:
         self._status = 0  # of the last answer over HTTP, if it was an error
         self._client: Client | None = None
         self.tools: list[Tool] = []  # of the server, when it is open
-        self._is_stale = False  # the server has said that its tools have changed
-        self.changes: list[str] = []  # of its tools since it opened, a line each
+        self._is_stale = False  # the server has said that these have changed
+        self._has_changed = False  # … and they were listed again
+        self._listing = threading.Lock()
         self._forgotten = False  # the server has answered that it does not know this session
         self._opened: Future[None] = Future()
         self._stack = ExitStack()
@@ -116,40 +116,25 @@ class Session:
         """Call a tool. One that is cut or takes too long is cancelled, and the session goes on. Raises
         ``SessionLost``, ``SessionForgotten``, ``CallTimedOut``, ``CallFailed``, ``Interrupted``."""
         assert self._client is not None, "the session is open"
-        work = partial(self._call, self._client, tool, arguments, timeout)
+        work = partial(self._client.call_tool, tool, arguments, timeout)
         return self._ask(work, timeout + _ANSWER_PATIENCE, interrupt)
 
-    async def _call(
-        self, client: Client, tool: str, arguments: dict[str, Any], timeout: float
-    ) -> CallToolResult:
-        result = await client.call_tool(tool, arguments, timeout)
-        if self._is_stale:
-            self._is_stale = False
-            # Any error: the call was made, and its result counts.
-            with suppress(Exception), anyio.move_on_after(_LIST_PATIENCE):
-                before, self.tools = self.tools, await _tools_of(client)
-                told = self._difference(before)
-                if told and len(self.changes) < _MOST_CHANGES:
-                    self.changes.append(told)
-        return result
+    def has_changed(self) -> bool:
+        """True if the server has changed its tools since the session opened. If it has said so since they
+        were listed, they are listed again; a server that does not answer soon is asked the next time."""
+        with self._listing:
+            if self._is_stale and self.is_alive and self._client is not None:
+                self._is_stale = False
+                try:
+                    work = partial(_tools_of, self._client)
+                    self.tools = self._ask(work, _LIST_PATIENCE, Interrupt())
+                    self._has_changed = True
+                except (SessionLost, CallFailed):
+                    self._is_stale = True
+            return self._has_changed
 
     async def _hear(self, message: object) -> None:
         self._is_stale |= isinstance(message, ToolListChangedNotification)
-
-    def _difference(self, before: list[Tool]) -> str:
-        """Return in words how the tools differ from those before; empty if they are the same."""
-        old, new = ({tool.name: tool for tool in tools} for tools in (before, self.tools))
-        kinds = {
-            "gone": old.keys() - new.keys(),
-            "changed": {name for name in old.keys() & new.keys() if old[name] != new[name]},
-            "new, for later jobs": new.keys() - old.keys(),
-        }
-        name = self._server.tool_name
-        return "; ".join(
-            f"{kind}: {', '.join(sorted(map(name, names)))}"
-            for kind, names in kinds.items()
-            if names
-        )
 
     def close(self) -> None:
         """End the session, and the server's process with everything below it."""

@@ -50,6 +50,7 @@ class LocalTools:
         stored_output: the whole output of a call by its run and its id, Runner's or the model's, from
             the store; None when there is none.
         job_of: returns the id of a run's job.
+        schema_problem: returns why the API takes no such ``input_schema``, or None.
         watchdog_seconds: tools are killed when ``alive`` was not called for so long.
 
     ``host`` starts every process, in ``environment``; other programs in a run's workspace are
@@ -63,6 +64,7 @@ class LocalTools:
         secrets: Secrets | None = None,
         stored_output: Callable[[str, str], bytes | None] = lambda run_id, name: None,
         job_of: Callable[[str], str] = lambda run_id: run_id,
+        schema_problem: Callable[[Any], str | None] = lambda schema: None,
         watchdog_seconds: float = WATCHDOG_SECONDS,
     ) -> None:
         lock_dir.mkdir(parents=True, exist_ok=True)
@@ -75,7 +77,7 @@ class LocalTools:
         self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
         self.sandboxes = Sandboxes(home, self.environment, job_of, lock_dir)
         path = self.environment.get("PATH", os.defpath)
-        self.servers = McpServers(lambda: os.environ, path, job_of)
+        self.servers = McpServers(lambda: os.environ, path, job_of, schema_problem)
 
     def require(self, sandbox: Sandbox) -> None:
         self.sandboxes.require(sandbox)
@@ -130,6 +132,9 @@ class LocalTools:
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         return read_instructions(Places.of(surroundings, self._home), policy)
+
+    def listed(self, run_id: str, *, again: bool) -> Mapping[str, tuple[Tool, ...]]:
+        return self.servers.listed(run_id, again=again)
 
     def alive(self) -> None:
         """Say that this worker holds its leases. While calls are in hand this has to be said more

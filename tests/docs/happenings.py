@@ -19,6 +19,7 @@ from runner.core.entries import (
     RunSettled,
     SnapshotRecorded,
     ToolFinished,
+    ToolsListed,
     Verified,
 )
 from runner.core.hooks import Hook, HookAnswer, HookResult
@@ -106,6 +107,7 @@ def take_turns(database: Database) -> None:
     attempt = claim(database, submit_one(database))
     attempt.append(ModelCallFailed("overloaded_error", "busy", 529, "req_1", 0, NOW, retry_at=NOW))
     attempt.reply(tool_use(1), tool_use(2, "Bash"), stop="tool_use").finish("one")
+    attempt.append(ToolsListed(()))
     attempt.reply(text("Done."))
 
 

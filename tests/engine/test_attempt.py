@@ -22,6 +22,7 @@ from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import HostFaultError, HostLacks, Interrupted, LeaseLost, ModelCallError
+from runner.jobfile.values import schema_problem
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, ToolCall
@@ -47,7 +48,7 @@ class Silence:
 def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
     clock = DatabaseClock(database)
     (tmp_path / "home").mkdir(exist_ok=True)
-    tools = LocalTools(tmp_path / "home", tmp_path / "locks")
+    tools = LocalTools(tmp_path / "home", tmp_path / "locks", schema_problem=schema_problem)
     yield Ports(
         journal=StoredJournal(database, clock.now, lambda spec: {}),
         models=lambda spec: ScriptedModel(spec.script or {}),

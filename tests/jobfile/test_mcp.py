@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runner.core.conversation import Tool
 from runner.core.mcp import McpServer
+from runner.core.spec import spec_of
 
 from .conftest import Load, Problems
 
@@ -174,3 +177,30 @@ def test_an_agent_has_the_tools_of_servers_that_it_names(load_text: Load) -> Non
     )
     spec = load_text(HEAD + agent).spec
     assert spec.agents[0].tools == ("mcp__github__get_a",)
+
+
+def listing(*names: str) -> list[Tool]:
+    return [Tool(name, name, {"type": "object"}, source=f"mcp:github:{name}") for name in names]
+
+
+def test_a_list_of_a_server_is_taken_as_at_the_submission(load_text: Load) -> None:
+    servers = GITHUB + '[mcp.files]\nurl = "https://files.example.com/mcp"\n'
+    text = 'tools = ["mcp__github__get_*", "Agent"]\n[agents.a]\ndescription = "d"\n'
+    agent = 'tools = ["mcp__github__get_b*"]\n'
+    spec = load_text(HEAD + text + agent + servers).spec
+    files = ["mcp__files__get_a", "mcp__files__get_b"]
+    new = listing("mcp__github__get_c2", "mcp__github__push", "mcp__github__get_c1")
+    now = [tool.name for tool in spec.tools_when({"github": new})]
+    assert now == ["Agent", "mcp__github__get_c1", "mcp__github__get_c2", *files]
+    none = replace(spec, tools=spec.tools_when({"github": []}))
+    assert [tool.name for tool in none.tools] == ["Agent", *files]
+    assert [tool.name for tool in none.tools_when({"github": new})] == now
+    assert spec.tools_when({}) == spec.tools
+
+    child = spec_of(spec, "a")
+    assert [tool.name for tool in child.tools] == ["mcp__github__get_b"]
+    more = {"github": [*new, *listing("mcp__github__get_b2", "mcp__github__get_b")]}
+    names = [tool.name for tool in child.tools_when(more)]
+    assert names == ["mcp__github__get_b", "mcp__github__get_b2"]
+    stored_before = replace(spec, mcp_choice=())
+    assert stored_before.tools_when(more) == spec.tools

@@ -24,6 +24,7 @@ from runner.core.entries import (
     SummaryReplied,
     TimeWorked,
     ToolFinished,
+    ToolsListed,
     Verified,
 )
 from runner.core.fold import fold
@@ -177,12 +178,22 @@ class Driver:
                 output = b"x" * 70_000 if self.random.random() < 0.2 else None
                 text = self.random.choice(["ok", "é\u0000\ud800", ""]) or "(no output)"
                 result = ToolResult(text, "succeeded", output, 0.25, details={"line": text})
-                return [ToolFinished(call.index, result)]
+                return [ToolFinished(call.index, result), *self.listed(state)]
             case Sleep(until):
                 self.now = until
                 return []
             case LocateCalls() | RunVerify() | Deliver() | Done():
                 raise AssertionError(effect)
+
+    def listed(self, state: RunState) -> list[Entry]:
+        """The tools that the run has from now on, if an MCP server has changed its own."""
+        if self.random.random() < 0.8:
+            return []
+        said = self.random.choice(["Less.", "é\u0000\ud800", ""])
+        at = self.random.randrange(len(state.spec.tools))
+        tools = list(state.spec.tools)
+        tools[at] = replace(tools[at], description=said)
+        return [ToolsListed(tuple(tools))]
 
     def compact(self, state: RunState, happened: list[Entry]) -> list[Entry]:
         """A compaction, or the beginning of a call for one, where no other call is under way."""

@@ -103,20 +103,33 @@ def test_a_call_whose_images_cannot_be_opened_has_a_result_and_is_not_made_again
     assert "[image not shown: no program can be started" in given.content
 
 
-def test_each_run_is_told_once_that_tools_have_changed(patient: Workbench) -> None:
+def test_tools_are_listed_again_for_each_run_of_a_server_that_says_so(patient: Workbench) -> None:
     for run_id in ("run_1", "run_2"):
         patient.tools.servers.claimed(Claimed(Lease(run_id, 1, "worker_1"), "job_1", "a"))
+
+    def listed(run_id: str, *, again: bool = False) -> dict[str, str]:
+        tools = patient.tools.listed(run_id, again=again).get("ours", ())
+        assert [*tools] == sorted(tools, key=lambda tool: tool.name)
+        return {tool.name.removeprefix("mcp__ours__"): tool.description for tool in tools}
+
     ours = Ours(patient)
     assert ours.call("say", text="a").content == "a"
-    told = (
-        "[The tools of the MCP server ours have changed: gone: mcp__ours__wrong; changed: "
-        "mcp__ours__say; new, for later jobs: mcp__ours__extra]"
+    assert listed("run_1") == {}
+    before = listed("run_1", again=True)
+    assert {"say", "wrong"} < before.keys()
+    assert ours.call("change").content == "changed"
+    now = listed("run_1")
+    assert (before.keys() - now.keys(), now.keys() - before.keys()) == (
+        {"wrong"},
+        {"extra", "crooked"},
     )
-    assert ours.call("change").content == f"changed\n{told}"
-    assert ours.call("say", text="b").content == "b"
-    assert ours.call("say", run="run_2", text="c").content == f"c\n{told}"
-    assert ours.call("say", run="run_2", text="d").content == "d"
-    assert len(ours.pids(1)) == 1
+    assert now["say"] == "Say a text. Loudly."
+    assert listed("run_2") == now
+    assert listed("run_3") == {}
+    assert ours.call("die", text="b").outcome == "unknown"
+    assert listed("run_1", again=True) == {}
+    assert ours.call("say", text="c").content == "c"
+    assert (listed("run_1"), listed("run_1", again=True)) == ({}, before)
 
 
 def test_a_long_result_is_cut_as_any_tools_and_kept_whole(ours: Ours) -> None:
