@@ -1,7 +1,8 @@
 """Schedules: jobs that are submitted again and again, at the times of a cron expression.
 
 A schedule holds the whole job, read when the schedule was added: the job file's text, prompts,
-items, rules, and the commit that runs begin at. So any worker can submit it, without the file.
+items with their files, rules, and the commit that runs begin at. So any worker can submit it, without
+the file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from sqlalchemy import Connection, Row, insert, select, update
 
+from runner.core.conversation import Block
 from runner.core.events import signed_event
+from runner.core.media import Media, with_bytes, without_bytes
 from runner.core.run import Author
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import UnreachableError, UsageError
@@ -30,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 60.0  # a worker that is alive looks each second
 _MOST_COUNTED = 1_000  # of the times that were missed
+_MOST_MEDIA = 16_000_000  # bytes of its items' files
 
 _SHOWN = (
     *("id", "name", "source", "cron", "zone", "author", "created_at", "next_at", "paused_at"),
@@ -82,9 +86,18 @@ def add(
             raise UsageError(
                 f"{name} {moment} is on one day only: give a scheduled job a time of day, such as 07:00"
             )
-    if submission.media:
+    data = {each.sha256: each.data for each in submission.media}
+    attached = [
+        [with_bytes(each, data.__getitem__, "name") for each in run.attached]
+        for run in submission.runs
+    ]
+    size = sum(
+        len(data[each["source"]["sha256"]]) for run in submission.runs for each in run.attached
+    )
+    if size > _MOST_MEDIA:
         raise UsageError(
-            "a schedule keeps no files: leave out `images`, and let the runs Read them"
+            f"a schedule keeps at most {_MOST_MEDIA // 10**6} MB of files, and its items have "
+            f"{size // 10**6} MB: leave out `images`, and let the runs Read them"
         )
     times.at_submission(now)
     row = {
@@ -100,7 +113,10 @@ def add(
         "workspace_id": workspace_id,
         "spec_text": submission.text,
         "spec": submission.spec.to_json(),
-        "runs": [asdict(run) for run in submission.runs],
+        "runs": [
+            {**asdict(run), "attached": blocks}
+            for run, blocks in zip(submission.runs, attached, strict=True)
+        ],
     }
     database.execute(insert(schedules).values(row))
     return schedule_id
@@ -206,9 +222,10 @@ def _fire(connection: Connection, schedule_id: str, now: float) -> tuple[str | N
     detail = _missed(row.next_at, now, left_out)
     due = datetime.fromtimestamp(row.next_at, UTC)
     about = {"schedule": schedule_id, "due_at": row.next_at, "missed": detail or None}
+    spec, (runs, media) = JobSpec.from_json(row.spec), _runs_of(row)
     job_id = jobs.insert_job(
         connection,
-        Submission(row.source, row.spec_text, JobSpec.from_json(row.spec), _runs_of(row)),
+        Submission(row.source, row.spec_text, spec, runs, media=media),
         now,
         f"{schedule_id} {due:%Y-%m-%dT%H:%MZ}",
         row.workspace_id,
@@ -241,5 +258,13 @@ def _missed(due_at: float, now: float, left_out: int) -> str:
     return f"due at {due}, and no worker was there until {until}{others}"
 
 
-def _runs_of(row: Row[Any]) -> tuple[NewRun, ...]:
-    return tuple(NewRun(**run) for run in row.runs)
+def _runs_of(row: Row[Any]) -> tuple[tuple[NewRun, ...], tuple[Media, ...]]:
+    runs, found = list[NewRun](), list[Media]()
+    for run in row.runs:
+        blocks = list[Block]()
+        for each in run.get("attached", ()):
+            block, media = without_bytes(each)
+            blocks.append(block)
+            found += media
+        runs.append(NewRun(**{**run, "attached": blocks}))
+    return tuple(runs), tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -22,6 +23,7 @@ from runner.llm.prices import load_prices
 from runner.llm.requests import request_body
 from runner.queries.transcript import api_messages, sent_request
 from runner.store import jobs as jobs_store
+from runner.store import schedules
 from runner.store.blobs import load_blob
 from runner.store.control import cancel
 from runner.store.database import Database
@@ -30,7 +32,7 @@ from runner.store.fork import fork
 from runner.store.imports import import_file
 from runner.store.prune import erase, old_jobs
 from runner.store.retry import retry
-from runner.store.schedules import Cron, add
+from runner.store.schedules import Cron, add, fire_due
 from runner.store.sessions import import_session
 from runner.store.tables import blobs, blocks, job_blobs, runs
 from tests.exchange.samples import raw_of
@@ -170,8 +172,18 @@ def test_an_image_goes_to_claude_code_and_comes_back(
         assert [row.used_at for row in other.rows(select(blobs.c.used_at))] == [LATER] * len(found)
 
 
-def test_a_schedule_refuses_files(database: Database) -> None:
+def test_a_schedule_keeps_the_files_of_its_items_up_to_a_size(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = submission("a")
-    given = type(given)(given.source, given.text, given.spec, given.runs, media=(PNG,))
-    with pytest.raises(UsageError, match="keeps no files"):
+    run = replace(given.runs[0], attached=[PNG.block(), PDF.block()])
+    given = replace(given, runs=(run,), media=(PNG, PDF))
+    add(database, given, Cron("0 7 * * *", "UTC"), None, NOW, ANN)
+    (job_id,) = fire_due(database, NOW + 86_400)
+    ((run_id,),) = database.rows(select(runs.c.id).where(runs.c.job_id == job_id))
+    assert data_in(api_messages(database, run_id)) == [PNG.data, PDF.data]
+    begun = claim(database, run_id, NOW + 86_400).state
+    assert begun.messages[0].blocks[1:] == (PNG.block(), PDF.block())
+    monkeypatch.setattr(schedules, "_MOST_MEDIA", 100)
+    with pytest.raises(UsageError, match="keeps at most 0 MB of files"):
         add(database, given, Cron("0 7 * * *", "UTC"), None, NOW, ANN)
