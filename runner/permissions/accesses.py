@@ -66,6 +66,7 @@ class Command(Access):
     hides: str  # why it is not known what it runs, or ""
     complete: bool  # only its arguments hide something: a rule that is equal to it may allow it
     haystack: str  # all the forms, to see fast which patterns cannot match any
+    plain: str  # another text that an allow rule may match, or ""
 
     @classmethod
     def of(cls, part: Part, script: Script) -> Command:
@@ -91,6 +92,7 @@ class Command(Access):
             hides=hides,
             complete=complete,
             haystack="\n".join(every),
+            plain=part.plain,
         )
 
     def _matched(self, specifier: syntax.Specifier) -> str | None:
@@ -106,7 +108,7 @@ class Command(Access):
         if not isinstance(specifier, syntax.CommandPattern):
             return False
         if not self.hides:
-            return self.shown != "" and specifier.matches(self.shown)
+            return any(text and specifier.matches(text) for text in (self.shown, self.plain))
         # It must be this command to the letter, quotes as they were written or taken off.
         text = specifier.literal
         if text is None or not self.complete:

@@ -103,7 +103,12 @@ def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
         return (*words, _REST)
     if not replaced:
         return (_REST,)
-    return tuple(replace(w, exact=False, loose=True) if replaced in w.value else w for w in words)
+    return tuple(
+        replace(word, exact=False, loose=word.value.lstrip("-").startswith(replaced))
+        if replaced in word.value
+        else word
+        for word in words
+    )
 
 
 def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, ...]]:
@@ -360,7 +365,7 @@ def _awk(arguments: Sequence[Word]) -> str:
                 next(words, None)
         elif value.startswith("-"):
             return "awk has an option that is not known"
-        elif not word.exact or programs.AWK_RISKY.search(value.replace("||", "")):
+        elif not word.exact or programs.AWK_RISKY.search(programs.AWK_HARMLESS.sub("", value)):
             break
         else:
             return ""
@@ -386,7 +391,9 @@ def _git(arguments: Sequence[Word]) -> str:
     options, following = git_parts(arguments)
     for option, *value in options:
         inside = option.value == "-C" and value and _is_inside(value[0])
-        if not inside and option.value not in programs.GIT_GLOBAL:
+        sets = option.value == "-c" and value and value[0].exact
+        harmless = sets and programs.GIT_SETTINGS.fullmatch(value[0].value)
+        if not (inside or harmless or option.value in programs.GIT_GLOBAL):
             return f"git reads other configuration by {option.value}"
     if not following:
         return ""

@@ -26,9 +26,10 @@ _HIGH_RISK = re.compile(
 
 # Names that scripts use for their own variables, and that no program reads.
 _OWN = re.compile(
-    r"[A-Z]|(?:NEW_|OLD_|PREV_|CURRENT_|LAST_)?(?:VERSION|BRANCH|SHA|COMMIT|FILES?|COUNT|NAMES?|RESULTS?|OUTPUT|OUT|STATUS|TAGS?"
+    r"[A-Z]|(?:(?:NEW|OLD|PREV|CURRENT|LAST|LATEST|FIRST|BASE|HEAD|TEST|TOTAL|MAX|MIN|CHANGED|BUILD)_)?(?:VERSION|BRANCH|SHA|COMMIT|FILES?|COUNT|NAMES?|RESULTS?|OUTPUT|OUT|STATUS|TAGS?"
     r"|START|END|TOTAL|LINES?|NUM|MSG|RESPONSE|BODY|CODE|PID|ID|URL|DIFF|LOG|SIZE|DATE|NOW|HASH|MERGE_BASE|BASE_SHA|DIRS?"
-    r"|FAILED|FOUND|EXIT_CODE|RC|RET|ERRORS?|RETRIES|ATTEMPTS?|MAX|INDEX|IDX)"
+    r"|PKGS?|PACKAGES?|MODULES?|TARGETS?|SRC|DEST|ROOT|REPO|IMAGE|PODS?|NS|PR|KEY|VALUES?|TEXT|LIST|ITEMS?|TESTS?"
+    r"|CHANGED|DATA|JSON|TITLE|LABEL|PATTERN|REF|BASE|HEAD|ISSUE|FAILED|FOUND|EXIT_CODE|RC|RET|ERRORS?|RETRIES|ATTEMPTS?|MAX|INDEX|IDX)"
 )
 
 
@@ -67,6 +68,26 @@ class Text:
     hides: str = ""  # why it is not known
 
 
+# They look at the shell itself, or change what holds in it alone.
+_OF_SHELL = names("true false shopt test wait shift return")
+
+
+def concerns_shell(program: str, arguments: Sequence[Word]) -> bool:
+    """True for a builtin, one that hides nothing, which neither runs nor shows anything else."""
+    values = [word.value for word in arguments]
+    match program:
+        case "command":
+            return values[:1] == ["-v"]
+        case "exec":  # it redirects
+            return not values
+        case "set":  # without an option it shows variables, or gives the script arguments
+            return bool(values) and all(
+                (v[:1] in ("-", "+") and v != "--") or v in _SET_NAMES for v in values
+            )
+        case _:
+            return program in _OF_SHELL
+
+
 def runs_text(program: str, arguments: Sequence[Word]) -> Text | None:
     """Return the script in the arguments, None for a command that runs none."""
     if program in _SHELLS:
@@ -93,7 +114,7 @@ def _shell(program: str, arguments: Sequence[Word]) -> Text | None:
     while at < len(arguments):
         word = arguments[at]
         if not word.exact:
-            return unclear
+            break
         if word.value in ("--version", "--help"):
             return None
         if word.value in ("--", "-"):
@@ -108,6 +129,9 @@ def _shell(program: str, arguments: Sequence[Word]) -> Text | None:
             at += 2 if word.value.endswith("o") else 1
         else:
             return unclear
+    only_reads = any(re.fullmatch(r"-[euxvf]*n", word.value) for word in arguments[:at])
+    if only_reads and at < len(arguments) and not run_text and not arguments[at].loose:
+        return None
     if at >= len(arguments) or not arguments[at].exact:
         return unclear
     if run_text:

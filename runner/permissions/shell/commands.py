@@ -17,6 +17,7 @@ from runner.permissions.shell.arguments import (
 from runner.permissions.shell.builtins import (
     Risk,
     builtin_hides,
+    concerns_shell,
     names_set,
     runs_text,
     variable_risk,
@@ -26,7 +27,7 @@ from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use
 from runner.permissions.shell.mentions import is_unknown, knows_operands, mentioned, scripts
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
-from runner.permissions.shell.spellings import is_option, spellings
+from runner.permissions.shell.spellings import git_parts, is_option, spellings
 from runner.permissions.shell.words import Assignment, Word, names, path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
@@ -200,6 +201,10 @@ class Commands:
             findings.calls.append(Part(command.text, tuple(forms)))  # no rule has to allow it
             return
         reason = self._note_builtin(program, arguments)
+        builtin = not (reason or command.hides or command.kept or command.level)
+        if builtin and concerns_shell(command.words[0].value, arguments):
+            findings.calls.append(Part(command.text, (command.text, *forms)))
+            return
         hiding = program in HIDING and not is_harmless_use(program, arguments)
         hides = f"{program} runs what its arguments say" if hiding else command.hides
         executing = executed_by_find(arguments) if program == "find" else None
@@ -227,7 +232,7 @@ class Commands:
             seen = self._executed(words, executing.starts if executing else (), command.level)
             hides = hides or seen.unanalyzable
             inner += seen.parts
-        findings.add(command.text, forms, hides, inner)
+        findings.add(command.text, forms, hides, inner, _plain(program, command))
 
     def _executed(self, words: Sequence[Word], starts: Sequence[Word], level: int) -> Script:
         """Note the files of a command that find runs on what is below ``starts``. Return its analysis."""
@@ -299,6 +304,15 @@ class Commands:
                 forms.update(dict.fromkeys(raw_forms(values[at])))
                 forms.update(dict.fromkeys(raw_forms(re.sub(r"^-[A-Za-z]", "", values[at]))))
         forms.pop("", None)
+
+
+def _plain(program: str, command: _Command) -> str:
+    """Return a command of git without the options before its subcommand, "" if it has none."""
+    options, following = git_parts(command.words[1:]) if program == "git" else ((), ())
+    if not options or not following:
+        return ""
+    words = (command.words[0], *following)
+    return " ".join([*command.kept, *(word.shown for word in words)])
 
 
 def _risks(assigned: Sequence[Assignment], words: Sequence[Word]) -> list[tuple[Assignment, Risk]]:

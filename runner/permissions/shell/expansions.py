@@ -12,7 +12,7 @@ from types import MappingProxyType
 from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
-from runner.permissions.shell.harmless import printed
+from runner.permissions.shell.harmless import passes_on, printed
 from runner.permissions.shell.script import INTEGERS
 from runner.permissions.shell.tree import EXPANSIONS, WORDS, Tree
 from runner.permissions.shell.words import Printed, Reader, UnclearError, Word, names
@@ -180,14 +180,19 @@ class Expansions(Tree):
             return ""  # one may have the name of a program
         if re.fullmatch(r"\$(?:HOME|PWD|\{HOME\}|\{PWD\})", text):
             return "path"
-        if named := re.fullmatch(r"\s*\$\{?([a-z_][a-z0-9_]*)\}?", text):
-            return self.known.get(named[1], "")
+        if named := re.fullmatch(r"\s*\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", text):
+            # What a program may have in its environment can hold anything before it is set.
+            own = variable_risk(named[1], exported=False) == "none"
+            return self.known.get(named[1], "") if own else ""
         if node.type != "command_substitution" or text.startswith("`"):
             return "number" if text in ("$#", "$?", "$$") else ""
         inside = [child for child in node.children if child.is_named]
         last = inside[0] if len(inside) == 1 else node
         if last.type == "pipeline":
-            last = last.children[-1]
+            commands = last.named_children
+            while len(commands) > 1 and passes_on(self.text_of(commands[-1])):
+                commands.pop()
+            last = commands[-1]
         if last.type == "redirected_statement" and all(
             re.fullmatch(r"<[^<>&()]+|2> ?/dev/null", self.text_of(child))
             for child in last.children[1:]

@@ -19,6 +19,8 @@ _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
 _FILE_URL = re.compile(r"(?<![a-z0-9])file:(?://[^/]*(?=/))?([^?#]*)", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
+# What a glob may match above the folder that it starts from.
+_UPWARDS = re.compile(r"(?:^|/)\.(?:\.|[*?\[][^/]*)(?=/|$)")
 _HOME = re.compile(r"^\$(?:HOME|\{HOME\})(?=/|$)")
 _HERE = re.compile(r"^(?:\$(?:(?:OLD)?PWD|\{(?:OLD)?PWD\})|~[+-])(?=/|$)")
 _ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
@@ -317,6 +319,8 @@ def matching(glob: str, deep: bool = False) -> Below:
     """Return the paths that a glob may become."""
     before = _PATTERN.split(glob, maxsplit=1)[0]
     folder, slash, _ = before.rpartition("/")
+    if _UPWARDS.search(glob, len(folder)):
+        return _ANYWHERE
     name, below, _ = glob[len(folder + slash) :].partition("/")
     return Below(folder or slash or ".", name, deep or bool(below))
 

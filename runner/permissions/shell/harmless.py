@@ -17,7 +17,7 @@ from runner.permissions.shell.words import Printed, Word, by_name, names
 _ANY_VALUE = names("""
     CI DEBUG NODE_ENV LANG LANGUAGE TZ TERM COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE
     RUST_BACKTRACE RUST_LOG PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED LOG_LEVEL VERBOSE
-    COVERAGE HEADLESS CGO_ENABLED GOOS GOARCH BABEL_ENV MIX_ENV
+    COVERAGE HEADLESS CGO_ENABLED GOOS GOARCH BABEL_ENV MIX_ENV PGPASSWORD PGUSER PGDATABASE
     GIT_AUTHOR_NAME GIT_AUTHOR_EMAIL GIT_AUTHOR_DATE GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL
     GIT_COMMITTER_DATE""")
 _SWITCH = r"[0-9]*|true|false|yes|no|on|off"
@@ -36,7 +36,8 @@ _SWITCHES = names("""
     TOKENIZERS_PARALLELISM HF_HUB_OFFLINE TRANSFORMERS_OFFLINE TF_CPP_MIN_LOG_LEVEL TF_IN_AUTOMATION
     DOTNET_NOLOGO DOTNET_CLI_TELEMETRY_OPTOUT STORYBOOK_DISABLE_TELEMETRY ASTRO_TELEMETRY_DISABLED
     GATSBY_TELEMETRY_DISABLED GENERATE_SOURCEMAP TESTING QUIET RUN_SLOW TF_INPUT
-    FLASK_DEBUG DJANGO_DEBUG PORT SOURCE_DATE_EPOCH HOMEBREW_NO_AUTO_UPDATE MALLOC_ARENA_MAX""")
+    FLASK_DEBUG DJANGO_DEBUG PORT SOURCE_DATE_EPOCH HOMEBREW_NO_AUTO_UPDATE MALLOC_ARENA_MAX
+    DISABLE_SPRING""")
 _COMPILE = (
     r"-(?:O[0-3sgz]?|g[0-3]?|W|W[a-z][a-z0-9=-]*|std=[a-z0-9+]+|f(?:PIC|pic|PIE|no-[a-z-]+|sanitize=[a-z,]+)"
     r"|m(?:arch|tune)=[a-z0-9-]+|D[A-Za-z_][A-Za-z0-9_]*(?:=[A-Za-z0-9_]+)?|pthread|pipe|v)"
@@ -90,6 +91,23 @@ _VALUES = {
         ":",
     ),
     "FLASK_APP": r"[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?",
+    "GODEBUG": _list_of(
+        r"(?:gctrace|inittrace|schedtrace|scheddetail|madvdontneed|http2debug|netdns)=[a-z0-9]+",
+        ",",
+    ),
+    "GOWORK": "off",
+    "RUBYOPT": r"-w|-W[0-2]?|-W:no-[a-z]+",
+    "JAVA_HOME": r"/usr/lib/jvm/[A-Za-z0-9_.+-]+",
+    "MAVEN_OPTS GRADLE_OPTS JAVA_OPTS JAVA_TOOL_OPTIONS SBT_OPTS": _list_of(
+        r"-X(?:m[sxn]|ss)[0-9]+[kmgKMG]|-XX:[+-]?[A-Za-z0-9]+(?:=[0-9]+[kmgKMG]?)?"
+        r"|-Dfile\.encoding=[A-Za-z0-9-]+|-Duser\.timezone=[A-Za-z/_]+|-Dorg\.gradle\.[a-z.]+=[a-z0-9]+"
+    ),
+    "CARGO_TARGET_DIR": r"(?:\./)?target(?:[/-][a-z0-9_-]+)*",
+    "XDEBUG_MODE": "[a-z,]+",
+    "ASPNETCORE_ENVIRONMENT DOTNET_ENVIRONMENT": "[A-Za-z]+",
+    "AWS_REGION AWS_DEFAULT_REGION COMPOSE_PROJECT_NAME SKIP WANDB_MODE": r"[a-z0-9_,-]+",
+    "SETUPTOOLS_SCM_PRETEND_VERSION": r"[0-9a-z.+]+",
+    "HOST": r"localhost|127\.0\.0\.1|0\.0\.0\.0",
     "DISPLAY": r":[0-9]+(?:\.[0-9])?",
     "LOGLEVEL PYTHONLOGLEVEL": "[A-Za-z]+",
 }
@@ -115,6 +133,18 @@ _DATABASE = re.compile(
     r"|sqlite(?:\+[a-z0-9]+)?://(?:/?(?P<memory>:memory:))?"
 )
 _FOR_TESTS = re.compile(r"(?:[a-z0-9_]*_)?tests?(?:db)?(?:_[a-z0-9_]*)?|:memory:")
+# Variables that name a program: with its usual names, as in an argument of make.
+_COMPILERS = names("CC CXX CPP AR LD FC F77 HOSTCC PYTHON")
+# Names of a project's own, by what they begin with.
+_FAMILIES = [
+    (re.compile(r"(?:VITE|NEXT_PUBLIC|REACT_APP)_\w+"), re.compile(r"(?!-)[\w.:/-]*")),
+    (
+        re.compile(
+            r"(?:RUN|TEST|VERBOSE|SHOW|LOG|TRACE)_[A-Z0-9_]+|UPDATE_(?:SNAPSHOTS?|GOLDENS?)"
+        ),
+        re.compile(_SWITCH),
+    ),
+]
 _TEST_RUNNERS = re.compile(r"py\.?test|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest")
 _OF_PROJECT = re.compile(
     r"py\.?test|tox|nox|coverage|uv|poetry|pdm|hatch|pipenv|python(?:3(?:\.[0-9]+)?)?"
@@ -135,7 +165,11 @@ def is_harmless(name: str, value: Word | None, program: str = "") -> bool:
         called = database and (database["name"] or database["memory"] or "")
         tests = _TEST_RUNNERS.fullmatch(program) or _FOR_TESTS.fullmatch(called or "")
         return bool(database and tests)
+    if name in _COMPILERS and value.exact:
+        return is_make_assignment(f"{name}={value.value}")
     harmless = _HARMLESS_VALUES.get(name)
+    if harmless is None:
+        harmless = next((value for pattern, value in _FAMILIES if pattern.fullmatch(name)), None)
     return harmless is not None and value.exact and harmless.fullmatch(value.value) is not None
 
 
@@ -336,7 +370,9 @@ _PRINTS: dict[Printed, tuple[str, ...]] = {
         rf"git rev-parse(?: (?:--short(?:=[0-9]+)?|-q|--quiet))* --verify(?: --short)? {_REF}",
         "git branch --show-current",
         rf"git describe(?: --(?:tags|always|long|dirty|abbrev=[0-9]+))*(?: {_REF})?",
-        rf"git rev-list (?:-n ?1|-1|--max-parents=0|--max-count=1)(?: {_REF})",
+        r"git rev-list(?: (?:-n ?[0-9]+|-[0-9]+|--max-parents=0|--max-count=[0-9]+|--reverse"
+        rf"|--(?:no-)?merges|--first-parent|--all|{_REF}))+",
+        r"go list(?: -m)?(?: (?:\.|\./[A-Za-z0-9_/.-]*|all))*",
         rf"git log -1 --(?:format|pretty)=(?:format:)?['\"]?%[Hh]['\"]?(?: {_REF})?",
         rf"date \+['\"]?{_DATE}['\"]?", "uname -[smrn]", "id -un", "whoami", "arch", "go env GO(?:OS|ARCH)",
     ),
@@ -356,6 +392,15 @@ def printed(command: str) -> Printed:
 _END_OF_PIPE = re.compile(
     r"(?:head|tail)(?: -[0-9]+| -[nc] ?[-+]?[0-9]+| --(?:lines|bytes)=[-+]?[0-9]+)*"
 )
+_PASSES_ON = re.compile(
+    rf"(?:head|tail)(?: -[0-9]+| -n ?[0-9]+)*|grep(?: -[viEFwx]+)*(?: -e)? (?:{_QUOTED})"
+    r"|sort(?: -[ruVn]+)?|uniq|tac"
+)
+
+
+def passes_on(command: str) -> bool:
+    """True for a command that prints whole lines of its input and nothing else."""
+    return _PASSES_ON.fullmatch(command) is not None
 
 
 def is_end_of_pipe(command: str) -> bool:

@@ -262,7 +262,7 @@ _RISKY = {
     "install": "--strip-program",
     "dpkg": "-i --install --unpack --configure --pre-invoke --post-invoke",
     "apt apt-get": "-o --option --config-file",
-    "jq": "ANY -L --from-file* --rawfile* --slurpfile*",
+    "jq": "ANY -L --from-file*",
     "curl": "-K --config --engine",
     "shuf iconv": "-o --output",
     "bat batcat": "--pager --config-file --diagnostic",
@@ -394,6 +394,7 @@ USES = {name: re.compile(pattern) for name, pattern in by_name(_USES).items()}
 
 NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
+AWK_HARMLESS = re.compile(r"\|\||> ?\"/dev/stderr\"(?=[ \t]*(?:[;}\n]|\Z))")
 AWK_RISKY = re.compile(r"system|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
 
 # --- git (https://git-scm.com/docs).
@@ -404,6 +405,18 @@ GIT_GLOBAL = names("""
 GIT_GLOBAL_VALUED = names("""
     -C -c --git-dir --work-tree --namespace --exec-path --config-env --super-prefix --attr-source
     --list-cmds""")
+# Settings for one command (``git -c NAME=VALUE``) by which git neither runs nor writes anything else.
+GIT_SETTINGS = re.compile(
+    r"(?i:color\.[a-z.]+|column\.ui)=(?:always|never|auto|true|false)"
+    r"|(?i:core\.(?:quotepath|filemode|autocrlf|ignorecase|longpaths|precomposeunicode)|advice\.[a-z]+"
+    r"|(?:commit|tag)\.gpgsign|log\.showsignature|diff\.(?:noprefix|mnemonicprefix|renames)|pull\.(?:rebase|ff)"
+    r"|fetch\.prune|rebase\.(?:autostash|autosquash)|rerere\.enabled)=(?:false|off|no|0|input)"
+    r"|(?i:core\.quotepath|fetch\.prune|pull\.(?:rebase|ff)|rebase\.auto(?:stash|squash)|diff\.renames)=(?:true|on|only)"
+    r"|(?i:(?:core\.)?pager(?:\.[a-z]+)?)=(?:cat|false)?|(?i:core|sequence)\.editor=(?:true|:)"
+    r"|(?i:user)\.name=[\w .-]*|(?i:user)\.email=[\w.@+-]*|(?i:init\.defaultbranch)=[\w-]+"
+    r"|(?i:gc\.auto|diff\.context|diff\.renamelimit|core\.abbrev|protocol\.version)=[0-9]+"
+    r"|(?i:merge\.conflictstyle|diff\.algorithm|log\.date)=[a-z0-9-]+"
+)
 # Subcommands that can run any command.
 GIT_RUNS = names("""
     checkout-index send-pack http-push difftool mergetool filter-branch filter-repo daemon instaweb
@@ -428,9 +441,7 @@ _GIT_OPTIONS = Options(
         filters exec-path output-directory config-env upload-archive strategy"""),
     pattern=re.compile(r"(?:ext|fd)::", re.IGNORECASE),  # an URL that runs a command
 )
-_GIT_LETTERS = _letters(
-    "rebase:xs grep:O clone:uc ls-remote:u archive:o format-patch:o am:i merge:s pull:s"
-)
+_GIT_LETTERS = _letters("rebase:xs grep:O clone:uc ls-remote:u format-patch:o am:i merge:s pull:s")
 _GIT_LONG = {"update-index": ("cacheinfo", "index-info"), "apply": ("unsafe-paths",)}
 # Other names of the same: deny and ask rules see both.
 GIT_SYNONYMS = {

@@ -43,6 +43,7 @@ class Part:
     hides: str = ""  # why no rule with a * may allow it (it runs what its arguments say), or ""
     # The commands that it runs (``find -exec``): a rule with a * that allows it does not allow them.
     inner: tuple[Part, ...] = ()
+    plain: str = ""  # what an allow rule may match instead: without harmless options before
 
 
 class Target(NamedTuple):
@@ -132,10 +133,15 @@ class Findings:
         return Target(path, _LAST if self.deferred else moment, pipe)
 
     def add(
-        self, text: str, forms: dict[str, None], hides: str = "", inner: tuple[Part, ...] = ()
+        self,
+        text: str,
+        forms: dict[str, None],
+        hides: str = "",
+        inner: tuple[Part, ...] = (),
+        plain: str = "",
     ) -> None:
         forms.setdefault(text)
-        self.parts.append(Part(text, tuple(forms), hides, inner))
+        self.parts.append(Part(text, tuple(forms), hides, inner, plain))
 
     def add_outer(self, before: int, forms: dict[str, None], hides: str = "") -> None:
         """Add a command's forms to the first part that it runs, which is at ``before``."""

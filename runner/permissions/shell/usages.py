@@ -298,7 +298,7 @@ _USAGES = {
     # --- git, by subcommand.
     _GIT_SHOWS: "REVISIONS reads:* reads:-L",
     "git-blame": "REVISIONS reads:* reads:--contents,--ignore-revs-file",
-    "git-archive": "reads:--add-file,2+ values:--format,--prefix may:-o,--output",
+    "git-archive": "reads:--add-file,2+ values:--format,--prefix writes:-o,--output",
     "git-rm": "PATHSPECS changes!--cached,-n,--dry-run:* trees@-r:* unpacks@--pathspec-from-file:",
     "git-mv": "moves!-n,--dry-run:*",
     "git-restore": "PATHSPECS trees!-S,--staged:* trees@-W,--worktree:* values:-s,--source "

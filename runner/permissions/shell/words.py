@@ -114,7 +114,6 @@ class Reader:
 
     def _double(self, at: int, end: int) -> int:
         """Read what is between double quotes. Return the position behind the closing one."""
-        first = not self.pieces
         while at < end:
             character, following = self.text[at], self.text[at + 1 : at + 2]
             if character == '"':
@@ -122,8 +121,8 @@ class Reader:
                 return at + 1
             if character == "`" or (character == "$" and at in self.expansions):
                 many = self.text.startswith(("$@", "${"), at) and "@" in self.text[at:end]
-                known = first and not any(self.pieces) and self._becomes(at)
-                self.loose = self.loose or many or (first and not any(self.pieces) and not known)
+                begins = not "".join(self.pieces).strip("-")  # with what it becomes, or a dash
+                self.loose = self.loose or many or (begins and not self._becomes(at))
                 at = self._expansion(at, end)
             elif character == "\\":
                 if following == "\n":
