@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +24,12 @@ from runner.app.transcript import (
     request_as_sent,
     session_facts,
 )
-from runner.core.agents import place_of
+from runner.core.agents import lineage, place_of
 from runner.core.prices import Spending
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
-from runner.queries.costs import CallCost, call_costs
+from runner.queries.costs import CallCost, call_costs, costs_by
 from runner.store import changes
 
 TURNS = 12  # of a page
@@ -59,9 +60,11 @@ class Head:
         ended = run["ended_at"] or None
         took = ended - run["started_at"] if ended and run["started_at"] else None
         below = run["below"]
+        limits = f" of {run['max_turns']:,}", f" of {run['token_ceiling']:,}"
+        of_turns, of_tokens = ("", "") if self.session else limits  # a session had none
         found = (
-            ("turns", f"{run['turns']:,} of {run['max_turns']:,}"),
-            ("tokens", f"{run['charged_tokens']:,} of {run['token_ceiling']:,}"),
+            ("turns", f"{run['turns']:,}{of_turns}"),
+            ("tokens", f"{run['charged_tokens']:,}{of_tokens}"),
             ("cost", humanize.cost_line(self.spending)),
             ("took", humanize.duration(took)),
             ("denied", f"{run['denials']:,}" if run["denials"] else ""),
@@ -171,10 +174,14 @@ def _placed(turn: Turn, message: Message) -> Iterator[Piece]:
 
 
 def tree_rows(app: App, head: Head) -> list[Mapping[str, Any]]:
-    """Return the runs of the tree that a run is in, each after its parent, with a state to show."""
+    """Return the runs of the tree that a run is in, each after its parent, with a state to show, and the
+    ``cost`` of it and all below it."""
     root, job_id = head.run["root"], head.run["job_id"]
     found = jobs.list_runs(app.database, job_id, whole_trees=True, among=[root])
-    spent = runs.charged_costs(app.database, [run["id"] for run in found])
+    spent: defaultdict[str, Spending] = defaultdict(Spending)
+    for cost in costs_by(app.database, app.prices(), "run", trees=(root,)):
+        for above in lineage(cost.key):
+            spent[above] += cost.spending
     found = workers.with_shown_states(app.database, app.now(), found)
     return [{**run, "cost": spent[run["id"]]} for run in found]
 

@@ -43,7 +43,8 @@ Turns = tuple[int, int]  # the first and the last
 @dataclass(frozen=True, slots=True)
 class Text:
     text: str  # what the model or a person said
-    by: str = ""  # of a user's words in an imported session: machine or peer, where no person spoke
+    # Of a user's words in an imported session: machine or peer; person after anything else.
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,8 @@ class _Composer:
                 beside.append(((turn, ENDED, 1, at, 0), [_verification(verification)]))
         for compaction in stored.compactions_of_run(database, run_id):
             if shown(turn := compaction["turn"]):
-                beside.append(((turn, REPLIED, -1, 0.0, 0), [self._compaction(compaction)]))
+                at = compaction["created_at"]
+                beside.append(((turn - 1, ENDED, 1, at, 3), [self._compaction(compaction)]))
         messages = stored.messages_of_run(database, run_id, self._turns)
         own = _own_messages(messages) if self._run["parent"] else messages
         spoken = ((_place_of_message(each), self._message(each)) for each in own)
@@ -396,7 +398,7 @@ class _Composer:
             role=first["role"],
             turn=first["turn"],
             at=first["created_at"],
-            pieces=tuple(map(self._piece, message)),
+            pieces=tuple(_without_plain_speakers(map(self._piece, message))),
             words=humanize.call_cost_line(spent),
         )
         if is_reply:
@@ -407,8 +409,7 @@ class _Composer:
         content, call = block["content"], block["call"]
         match content["type"]:
             case "text":
-                by = block["spoken_by"]
-                return Text(content["text"], "" if by in (None, "person") else cell(by))
+                return Text(content["text"], cell(block["spoken_by"] or ""))
             case "thinking" | "redacted_thinking":
                 return Thinking(content.get("thinking", ""))
             case "tool_use" if call is not None:
@@ -458,6 +459,21 @@ class _Composer:
             notes=humanize.compaction_notes(compaction),
             text=compaction["text"],
         )
+
+
+def _without_plain_speakers(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces of a message; only words of a person that follow something else name the person."""
+    before: Piece = Text("", "person")
+    for piece in pieces:
+        if (
+            isinstance(piece, Text)
+            and isinstance(before, Text)
+            and piece.by == before.by == "person"
+        ):
+            yield replace(piece, by="")
+        else:
+            yield piece
+        before = piece
 
 
 def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[StoredBlock]]:

@@ -199,7 +199,7 @@ def _part(part: told.Part, is_folded: bool) -> Iterator[Line]:
             style = _ROLES.get(part.role, _HEADING)
             yield _heading(f"{part.role}{turn}", part.at, part.words, style)
             for index, piece in enumerate(part.pieces):
-                if index and isinstance(piece, told.ToolResult):
+                if index and told.ToolResult in (type(piece), type(part.pieces[index - 1])):
                     yield []
                 yield from _piece(piece, is_folded)
         case told.Compaction():
@@ -233,7 +233,7 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
         case told.Text():
             if piece.by:
                 yield [(f"[by a {piece.by}]", "dim")]
-            yield from _text(piece.text, is_folded and bool(piece.by))
+            yield from _text(piece.text, is_folded and piece.by not in ("", "person"))
         case told.Thinking():
             yield [("[thinking]", "dim")]
             yield from _text(piece.text or "(kept by the API)", is_folded, "dim")

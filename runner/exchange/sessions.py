@@ -32,7 +32,7 @@ from runner.exchange.session_messages import (
     usage_of,
 )
 
-READER = 4  # this reader's version: files that an older one has read are read again
+READER = 5  # this reader's version: files that an older one has read are read again
 TABLES = ("sessions", "blocks", "tool_calls", "tool_outputs", "model_calls", "compactions")
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.
@@ -392,14 +392,15 @@ class SessionRun:
     def _add_reply(self, reply: SessionMessage, number: int) -> None:
         self.turns += 1
         self._add_blocks(number, "assistant", reply.said)
-        if reply.model == SYNTHETIC or self.turns in self._shared:
-            # It marks where the events after this turn begin.
-            self._add_event(reply.lines[-1].at, "turn_ended", {"turn": self.turns})
-        else:
+        if reply.model != SYNTHETIC and self.turns not in self._shared:
             self._under_reported += reply.is_under_reported()
             self._add_model_call(reply)
         for position, call in enumerate(reply.calls):
             self._add_call(number, position, call)
+        results = [call.result for call in reply.calls if call.result]
+        if reply is not self._talk.messages[-1] or len(results) == len(reply.calls):
+            ended_at = max([reply.lines[-1].at, *(result.at for result in results)])
+            self._add_event(ended_at, "turn_ended", {"turn": self.turns})
 
     def _add_model_call(self, reply: SessionMessage) -> None:
         ended_at, usage = max(line.at for line in reply.lines), reply.usage()

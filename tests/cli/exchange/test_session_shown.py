@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from runner.app.handle import App
-from runner.app.run_page import head_of
+from runner.app.run_page import head_of, tree_rows
 from runner.store.database import Database
 from tests.cli.conftest import Result
-from tests.exchange.samples import SESSION, text, use, usual
+from tests.exchange.samples import SESSION, Session, text, use, usual
 from tests.store.exchange.files import SETTINGS
 
 Command = Callable[..., Result]
@@ -42,7 +42,7 @@ def test_the_transcript_has_what_is_to_be_known(command: Command, session: Path)
         f"session    {SESSION}",
         "too low    1 reply states fewer tokens of output than its text has",
         "(image, image/png, about 297 bytes)",
-        "And the tests.",
+        "[by a person]\n  Look.\n  And the tests.",
         "[denied: by the user: No.]",
         "[by a machine]\n  <task-notification>done",
         "local command: <command-name>/model</command-name>",
@@ -53,14 +53,39 @@ def test_the_transcript_has_what_is_to_be_known(command: Command, session: Path)
     assert (refused.code, "does not say what Claude Code sent" in refused.err) == (2, True)
 
 
+def test_what_happened_beside_the_conversation_is_shown_where_it_happened(
+    command: Command, folder: Path
+) -> None:
+    made = Session()
+    made.user("Go on.")
+    made.reply("msg_1", use("toolu_1", "Bash", command="make"))
+    made.result("toolu_1", "built")
+    made.add("system", subtype="api_error", error={"message": "overloaded"})
+    made.reply("msg_2", text("Finished."), stop="end_turn")
+    made.add("system", subtype="compact_boundary", compactMetadata={"preTokens": 900})
+    made.user("Summed up.", isCompactSummary=True)
+    made.user("<command-name>/exit</command-name>")
+    path = folder / f"{SESSION}.jsonl"
+    path.write_bytes(made.file().getvalue())
+    command("import", str(path))
+    shown = command("transcript", SESSION).out
+    words = ("  built", "overloaded", "Finished.", "Summed up.", "/exit", "• succeeded: end_turn")
+    assert sorted(words, key=shown.index) == list(words)
+
+
 @pytest.mark.slow
 def test_lists_pages_and_searches_have_the_title(
     command: Command, session: Path, database: Database
 ) -> None:
     (run,) = command("import", str(session), "--json").json["runs"]
     assert "Mending the cart" in command("list", run["job_id"]).out
-    facts = dict(head_of(App(SETTINGS, database), run["run_id"]).facts)
+    app = App(SETTINGS, database)
+    head = head_of(app, run["run_id"])
+    facts = dict(head.facts)
     assert (facts["title"], facts["session"]) == ("Mending the cart", SESSION)
+    assert (facts["turns"], facts["tokens"]) == ("3", "1,262")
+    (row,) = tree_rows(app, head)
+    assert row["cost"].usd > 0
     for words, role, count in (
         ("Mending cart", None, 1),
         ("tests", "person", 1),

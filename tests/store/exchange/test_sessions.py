@@ -79,7 +79,9 @@ def test_a_session_is_a_run_of_the_job_claude_code(database: Database) -> None:
         "tool_started",
         "tool_done",
         "tool_done",
+        "turn_ended",
         "model_call_ended",
+        "turn_ended",
         "done",
     ]
     roles = [message["role"] for message in transcript.api_messages(database, brought.run_id)]
@@ -132,10 +134,12 @@ def test_a_session_that_has_gone_on_is_added_to(database: Database) -> None:
     assert (call["interrupted"], call["outcome"]) == (False, "succeeded")
     run = run_row(database, first.run_id)
     assert (run.turns, run.message_count, run.revision) == (4, 8, revision + 1)
-    assert event_types(database, first.run_id)[-4:] == [
+    assert event_types(database, first.run_id)[-6:] == [
         "session_continued",
         "tool_done",
+        "turn_ended",
         "model_call_ended",
+        "turn_ended",
         "done",
     ]
     assert [each.what for each in bring(database, whole)] == ["there"]
