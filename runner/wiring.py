@@ -18,7 +18,6 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.core.spec import PLATFORMS
 from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
 from runner.settings import Settings, tool_environment
@@ -69,6 +68,8 @@ def load_prices(settings: Settings) -> PriceList:
 
 def missing_credentials(provider: Provider) -> str | None:
     """Return what this host lacks to call a provider and what to do, in one line; None: nothing."""
+    from runner.core.spec import PLATFORMS
+
     if provider in PLATFORMS:
         from runner.llm.platforms import lacks
 
@@ -453,6 +454,8 @@ def models(
     script. It raises ``HostLacks`` if the extra of the job's provider is not installed here.
     ``answers`` receives what the API says about its limits; ``blobs`` returns the bytes of a digest."""
     one_at_a_time = threading.Lock()  # lru_cache alone lets all first callers make a client
+
+    from runner.core.spec import PLATFORMS
 
     @cache
     def anthropic(provider: Provider, region: str | None, project: str | None) -> Model:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from runner.app.costs import total_of
+from runner.app import costs
 from runner.app.handle import App
 from runner.app.humanize import plural, usd_of
 from runner.core.budget import BILLIONTHS, DayCap
@@ -16,9 +16,6 @@ from runner.core.commands import Change
 from runner.core.run import Author
 from runner.core.times import bounds_of, day_of
 from runner.errors import UsageError
-from runner.jobfile.times import zone_named
-from runner.jobfile.values import BadValueError
-from runner.queries.costs import costs_by
 from runner.store import caps
 from runner.store.tables import model_calls
 
@@ -100,14 +97,16 @@ def waits(app: App) -> str | None:
 def set_cap(app: App, usd: float, zone: str | None, author: Author) -> CapStatus | None:
     """Set the cap of each day, in a time zone: by default that of the cap before, or this host's.
     Raises ``UsageError``."""
+    from runner.jobfile.times import zone_named  # late: lists only tell the cap
+    from runner.jobfile.values import BadValueError
+
     row = caps.cap_row(app.database)
     try:
         zone = row.zone if row is not None and zone is None else zone_named(zone)
     except BadValueError as error:
         raise UsageError(f"--tz {error}") from error
     began, _ = bounds_of(day_of(app.now(), zone))
-    today = (model_calls.c.started_at >= began,)
-    spent = total_of(costs_by(app.database, app.prices(), "job", conditions=today))
+    spent = costs.spending_of(app, conditions=(model_calls.c.started_at >= began,))
     so_far = int((spent.usd + spent.at_most) * BILLIONTHS)
     return _changed(app, usd, zone, so_far, author)
 

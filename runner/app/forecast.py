@@ -12,17 +12,15 @@ from sqlalchemy import Row
 
 from runner.app.handle import App
 from runner.app.humanize import dollars, moment, plural
-from runner.core.prices import Spending
 from runner.core.run import ENDED
-from runner.core.spec import JobSpec
-from runner.core.times import Window
 from runner.queries import jobs as queries
-from runner.queries.costs import costs_by
 from runner.queries.workers import live_workers
 from runner.store.tables import runs
 
 if TYPE_CHECKING:
     from runner.core.forecast import Item, Range
+    from runner.core.prices import Spending
+    from runner.core.times import Window
 
 # A cancelled item says nothing of what it would cost.
 _FINISHED = ("succeeded", "failed", "stopped")
@@ -84,6 +82,8 @@ def forecasts(app: App, jobs: Iterable[Mapping[str, Any]]) -> dict[str, JobForec
     }
     if not wanted:
         return {}
+    from runner.queries.costs import costs_by  # late: few lists have a forecast
+
     database, by_job, ids = app.database, defaultdict[str, list[Row[Any]]](list), list(wanted)
     for row in queries.begun_trees(database, ids):
         by_job[row.job_id].append(row)
@@ -107,7 +107,8 @@ def _forecast(
     now: float,
     is_worked: bool,
 ) -> JobForecast | None:
-    from runner.core import forecast as core  # late: it slows the start of other commands
+    from runner.core import forecast as core  # late: they slow the start of other commands
+    from runner.core.spec import JobSpec
 
     window = JobSpec.from_json(times.spec).times.window
     finished: list[Item] = []
@@ -117,7 +118,7 @@ def _forecast(
         if row.started_at is not None:  # else it was cancelled while it was queued
             is_other = row.id in afresh or row.state == "cancelled"
             kind = others if is_other else finished if row.state in _FINISHED else begun
-            kind.append(_item(row, spent.get(row.id, Spending()), window, now))
+            kind.append(_item(row, spent.get(row.id), window, now))
     unpriced = any(spent[row.id].unpriced for row in rows if row.id in spent)
     unbegun = sum(job["runs"].values()) - sum(row.id not in afresh for row in rows)
     found = core.forecast(job["id"], finished, begun, unbegun, others)
@@ -137,14 +138,14 @@ def _forecast(
     )
 
 
-def _item(row: Row[Any], spending: Spending, window: Window | None, now: float) -> Item:
+def _item(row: Row[Any], spending: Spending | None, window: Window | None, now: float) -> Item:
     from runner.core.forecast import Item  # late: it slows the start of other commands
 
     until = now if row.ended_at is None else row.ended_at
     seconds = max(0.0, until - row.started_at)
     return Item(
         # As a budget counts: a call of unknown usage with the most that it can have cost.
-        usd=float(spending.usd + spending.at_most),
+        usd=float(spending.usd + spending.at_most) if spending else 0.0,
         tokens=int(row.tokens),
         seconds=seconds if window is None else window.open_between(row.started_at, until),
         began=row.started_at,

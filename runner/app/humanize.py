@@ -14,14 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import reduce
 from itertools import islice
+from operator import add
 from typing import TYPE_CHECKING, Any, Literal
 
-from runner.core.losses import Loss, Losses
-from runner.core.prices import Spending
 from runner.core.text import visible
 
 if TYPE_CHECKING:
+    from runner.core.losses import Loss, Losses
+    from runner.core.prices import Spending
     from runner.queries.costs import CallCost
     from runner.queries.decisions import DeniedCall
     from runner.queries.runs import Verification
@@ -356,7 +358,7 @@ def call_cost_line(calls: Sequence[CallCost]) -> str:
     """Return usage and cost: ``12,345 in (98% from the cache), 210 out, $0.0123, 4.2s``."""
     if not calls:
         return ""
-    total = sum((call.spending for call in calls), Spending())
+    total = reduce(add, (call.spending for call in calls))
     share = f" ({total.cache_share:.0%} from the cache)" if total.cache_share else ""
     told = (
         f"{total.usage.prompt_tokens:,} in{share}",

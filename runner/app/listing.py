@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.app import costs, times
+from runner.app import times
+from runner.app.budgets import budget_of, how_to_raise, is_out_of_budget, waits_for_budget
 from runner.app.handle import App
 from runner.app.humanize import duration, plural, usd_of, verdict
 from runner.core.budget import billionths, is_near
@@ -40,8 +41,8 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
         job_id = wait["job_id"]
         if wait["reason"] == "approval":
             answers[job_id] = f"calls wait: runner approvals {job_id}"
-        elif costs.is_out_of_budget(wait):
-            how = costs.how_to_raise(job_id, costs.budget_of(app, job_id))
+        elif is_out_of_budget(wait):
+            how = how_to_raise(job_id, budget_of(app, job_id))
             answers.setdefault(job_id, f"runs wait for the budget: {how}")
         if wait["state"] == idle.get(job_id):
             first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
@@ -67,16 +68,19 @@ def pause_line(job: Mapping[str, Any]) -> str:
 
 def what_holds_back(app: App, job_ids: Collection[str]) -> dict[str, str]:
     """Return, by job, how many items do not begin, why, and what to do about it."""
+    limited = jobs.that_may_wait(app.database, job_ids)
+    if not limited:
+        return {}
     from runner.store.depth import held_back  # late: it slows the start of other commands
 
-    held = held_back(app.database, job_ids, app.now())
+    held = held_back(app.database, limited, app.now())
     return {job_id: _held_line(app, job_id, *each) for job_id, each in held.items()}
 
 
 def _held_line(app: App, job_id: str, count: int, by: str) -> str:
     items = plural(count, "item does not begin", "items do not begin")
     if by == "budget":
-        how = costs.how_to_raise(job_id, costs.budget_of(app, job_id))
+        how = how_to_raise(job_id, budget_of(app, job_id))
         return f"{items}: what is left of the budget covers the begun ones: {how}"
     if by == "cap":
         how = "raise it with `runner budget --all --usd N`, or wait for midnight"
@@ -199,7 +203,7 @@ def what_runs_wait_for(app: App, runs: Sequence[Mapping[str, Any]]) -> dict[str,
     waiting = [run for run in runs if run["state"] in ("queued", "waiting") and run["reason"]]
     if not waiting:
         return {}
-    found = costs.waits_for(app, waiting) | times.waits_for_times(app, waiting)
+    found = waits_for_budget(app, waiting) | times.waits_for_times(app, waiting)
     if any(run["reason"] == "batch" for run in waiting):
         from runner.app.lanes import waits_for_batches  # late: few commands need it
 

@@ -18,7 +18,8 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from runner.app import humanize, workspaces
-from runner.app.costs import budget_of, cost_fields, losses_of
+from runner.app.budgets import budget_of
+from runner.app.costs import cost_fields, losses_of
 from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.app.listing import pause_line

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row
 
 from runner.app.handle import App
 from runner.app.humanize import moment
 from runner.core.run import Author
-from runner.core.spec import JobSpec
-from runner.core.times import Moment
 from runner.errors import UsageError
-from runner.jobfile.times import read_moment
-from runner.jobfile.values import BadValueError
 from runner.queries.jobs import times_of
-from runner.store import times
+
+if TYPE_CHECKING:
+    from runner.core.times import Moment
 
 _LATER = ("not_before", "window")
 _CAP = "the cap of the day: runner budget --all"
@@ -35,6 +33,11 @@ class Moved:
 
 def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
     """Let model calls of a job begin until a time such as ``09:00``. Raises ``UsageError``."""
+    # Late: lists tell only what waits for a time.
+    from runner.jobfile.times import read_moment
+    from runner.jobfile.values import BadValueError
+    from runner.store import times
+
     job_id, now = app.find_job(name), app.now()
     try:
         until = read_moment(text).after(now)
@@ -70,6 +73,8 @@ def waits_for_times(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, st
 
 def _words(job_id: str, job: Row[Any]) -> dict[str, str]:
     """Return, by reason, what runs of a job wait for, in words."""
+    from runner.core.spec import JobSpec  # late: it slows the start of other commands
+
     set_for = JobSpec.from_json(job.spec).times
     past = f"no model call begins since finish_by {job.finish_by_text}: {how_to_move(job_id)}"
     own = {name: f"{name} {getattr(set_for, name)}" for name in _LATER}

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from runner.app import caps, handle
+from runner.app import budgets, caps, handle
 from runner.app import costs as app_costs
 from runner.app.humanize import (
     at_most,
@@ -164,7 +164,7 @@ def budget(
         raise UsageError("--write-off is of one job: name it")
     if per or zone or remove:
         raise UsageError("--per, --tz and --remove are for the cap on all jobs: add --all")
-    status = app_costs.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)
+    status = budgets.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)
     if as_json:
         say_json(status.as_json())
     else:
@@ -178,11 +178,11 @@ def budget(
     note_unworked(status.unworked_job)
 
 
-def _say_budget(status: app_costs.BudgetStatus) -> None:
+def _say_budget(status: budgets.BudgetStatus) -> None:
     none = [("budget", "none: each run has its own limits, the job has none")]
     waits = None
     if status.waiting:
-        how = app_costs.how_to_raise(status.job_id, status.budget)
+        how = budgets.how_to_raise(status.job_id, status.budget)
         waits = f"{plural(status.waiting, 'run waits', 'runs wait')} for it: {how}"
     lines = list(_budget_lines(status.budget)) or none
     told = (

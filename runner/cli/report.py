@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from runner.app import costs, handle, report_page, times
+from runner.app import budgets, handle, report_page, times
 from runner.app import report as app_report
 from runner.app.humanize import (
     cell,
@@ -155,9 +155,9 @@ def _say_waiting(report: app_report.Report) -> None:
         waits = plural(sum(report.waiting.values()), "tool call waits", "tool calls wait")
         runs = plural(len(report.waiting), "run")
         say(f"{waits} for an answer, in {runs}: runner approvals {job_id}")
-    if count := sum(costs.is_out_of_budget(each.run) for each in report.runs):
+    if count := sum(budgets.is_out_of_budget(each.run) for each in report.runs):
         waits = plural(count, "run waits", "runs wait")
-        say(f"{waits} for the job's budget: {costs.how_to_raise(job_id, report.budget)}")
+        say(f"{waits} for the job's budget: {budgets.how_to_raise(job_id, report.budget)}")
     if count := sum(times.is_past_finish(each.run) for each in report.runs):
         waits = plural(count, "run waits", "runs wait")
         say(f"{waits} since the job's finish_by: {times.how_to_move(job_id)}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.core.conversation import Usage
 from runner.core.entries import WARMS_CACHE
-from runner.core.spec import JobSpec
+from runner.core.spec import LEAST_CACHED_TOKENS, JobSpec
 from runner.core.state import Rounds, RunState
 from runner.core.times import Times
 from runner.errors import ModelCallError
@@ -42,7 +42,6 @@ GOES_ALONE: Mapping[str, Any] = {"type": WARMS_CACHE}  # it was not sent
 
 CACHE_SECONDS = 3600.0  # in this lane, a prefix stays cached so long after its last use
 MOST_WARMING_SECONDS = 600.0  # the longest wait of a job's calls for the one that goes alone
-LEAST_CACHED_TOKENS = 1_024  # no model caches a shorter prefix
 
 
 def refusal(error: ModelCallError) -> Mapping[str, Any]:

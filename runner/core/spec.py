@@ -35,6 +35,7 @@ class Patience:
 
 
 Provider = Literal["anthropic", "bedrock", "vertex", "scripted"]
+LEAST_CACHED_TOKENS = 1_024  # no model caches a shorter prefix
 PLATFORMS: tuple[Provider, ...] = ("bedrock", "vertex")  # that serve Anthropic's models
 ParallelTools = Literal["safe", "all", "off"]
 Lane = Literal["realtime", "batch", "auto"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.core.agents import Child, Split
 from runner.core.budget import Ceiling, Charged, DayCap, JobBudget, Limits, Reservation
@@ -21,7 +21,9 @@ from runner.core.run import Outcome
 from runner.core.spec import JobSpec, Lane
 from runner.core.workspace import Digests, Verification
 from runner.permissions import Answer, Decision, ToolContext
-from runner.permissions.decisions import Policy
+
+if TYPE_CHECKING:  # reads of stored states need no parser of commands
+    from runner.permissions.decisions import Policy
 
 # Not every field of the parts of ``Progress`` is stored as JSON in ``runs.progress``: one with this
 # metadata has a column or rows of its own. A field with ``compare=False`` is transient: only the

@@ -14,7 +14,7 @@ from runner.core import entries
 from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
-from runner.core.events import about_call, about_hook, about_verification
+from runner.core.entry_events import about_call, about_hook, about_verification
 from runner.core.hook_decisions import in_folder, kept_as_edited, with_unusable_input
 from runner.core.hooks import Said, read_answer
 from runner.core.hosts import Connection

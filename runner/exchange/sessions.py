@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from runner.core import events as audit
 from runner.core.agents import child_id, place_columns, place_of
 from runner.core.conversation import ToolResult, Usage
+from runner.core.entry_events import about_result
 from runner.core.events import Event
 from runner.core.media import shown_text
 from runner.core.text import shorten, visible
@@ -459,7 +460,7 @@ class SessionRun:
             if whole := call.whole_output(_LARGEST_OUTPUT):
                 compressed = zlib.compress(whole)
                 self._add("tool_outputs", **place, size=len(whole), compressed=compressed)
-            self._add_event(ended_at, "tool_done", about | audit.about_result(told))
+            self._add_event(ended_at, "tool_done", about | about_result(told))
         self._add("tool_calls", **row)
 
     def _add_compaction(self, boundary: Boundary, ends: Sequence[int]) -> None:

@@ -23,6 +23,7 @@ from runner.store.database import Database, reads
 from runner.store.tables import (
     blocks,
     compactions,
+    day_cap,
     job_budgets,
     job_events,
     job_pauses,
@@ -229,6 +230,20 @@ def times_of(database: Database, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
     """Return the current ``finish_by``, its text and the ``spec`` of jobs, by id."""
     query = select(jobs.c.id, jobs.c.finish_by, jobs.c.finish_by_text, jobs.c.spec)
     return {row.id: row for row in database.rows_in(query, jobs.c.id, job_ids)}
+
+
+def that_may_wait(database: Database, job_ids: Collection[str]) -> list[str]:
+    """Return the jobs whose items may wait before they begin: for a budget, a time or the cap of a day."""
+    has_budget = exists().where(job_budgets.c.job_id == jobs.c.id)
+    is_limited = has_budget | exists().where(day_cap.c.usd.is_not(None))
+    query = select(jobs.c.id, jobs.c.finish_by, jobs.c.spec, is_limited.label("is_limited"))
+    return [
+        row.id
+        for row in database.rows_in(query, jobs.c.id, job_ids)
+        if row.is_limited
+        or row.finish_by is not None
+        or (row.spec.get("times") or {}).get("window")
+    ]
 
 
 def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from sqlalchemy import (
     select,
 )
 
-from runner.core.rate_limits import PREFETCH, Pool, PoolKey, Report, minute_limit
 from runner.core.run import LEASE_SECONDS
 from runner.store.conditions import IS_ITEM_RUN, is_live
 from runner.store.database import Database, reads
@@ -211,6 +210,9 @@ PoolEventRow: TypeAlias = dict[str, Any]
 
 def pools(database: Database, now: float) -> list[PoolSummary]:
     """Return the pools in use that can hold calls back."""
+    # Late: lists need the rest of this module.
+    from runner.core.rate_limits import PREFETCH, Pool, PoolKey, Report, minute_limit
+
     used = rate_pools.c.changed_at > now - IN_USE_SECONDS
     names = ("organisation", "model_group")
     held = (

@@ -29,12 +29,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from runner.core.batches import LEAST_CACHED_TOKENS
 from runner.core.budget import NOTICE_SECONDS, Charged, JobBudget, billionths, in_usd, written_in
 from runner.core.commands import Change
 from runner.core.events import Event
 from runner.core.run import RUNNER, Author
-from runner.core.spec import JobSpec, Submission
+from runner.core.spec import LEAST_CACHED_TOKENS, JobSpec, Submission
 from runner.errors import UsageError
 from runner.store import caps
 from runner.store.changes import queued, resume, resumed_event, tell_of_job

@@ -17,7 +17,6 @@ from runner.core.commands import Change
 from runner.core.events import CONNECTION, Event, connection_events, signed_event
 from runner.core.hosts import Connection as HostConnection
 from runner.core.run import FRESH, INTERRUPTED, TRANSITIONS, Author, Lease, RunStatus
-from runner.core.spec import JobSpec
 from runner.errors import LeaseLost, UsageError
 from runner.store.database import Database, in_lots, writes
 from runner.store.tables import events, job_events, jobs, runs
@@ -222,6 +221,8 @@ def store_connections(
 
 def record_read(database: Database, run_id: str, now: float, author: Author) -> None:
     """Append to a run that a person read its transcript, if its job wants that recorded."""
+    from runner.core.spec import JobSpec  # late: lists need the rest of this module
+
     query = select(jobs.c.spec).join(runs, runs.c.job_id == jobs.c.id).where(runs.c.id == run_id)
     if not any(JobSpec.from_json(row.spec).record_reads for row in database.rows(query)):
         return

@@ -16,7 +16,8 @@ from runner.core import entries
 from runner.core.calls import changes_files, interrupted_by, outcome_question
 from runner.core.context import Compaction
 from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
-from runner.core.events import INPUT_SUMMARY_LENGTH, events_of, summarise_input
+from runner.core.entry_events import events_of
+from runner.core.events import INPUT_SUMMARY_LENGTH, summarise_input
 from runner.core.fold import Applied
 from runner.core.hook_decisions import asks, replaced
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
@@ -17,12 +17,14 @@ from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import REMEMBERED, Rule
-from runner.permissions.decisions import Policy
 from runner.store import ids
 from runner.store.changes import tell_of_job
 from runner.store.database import Database, writes
 from runner.store.specs import JobReader
 from runner.store.tables import approvals, jobs, permission_rules
+
+if TYPE_CHECKING:
+    from runner.permissions.decisions import Policy
 
 _RULE_SUMMARY_LENGTH = 300
 _COLUMNS = [column for column in permission_rules.c if column.name != "job_id"]
@@ -81,6 +83,8 @@ def policy_for(
 ) -> Policy:
     """Return the policy of a run: the ``rules`` of its job (of ``rules_at``), its own, its
     parents', and the job's default; a sub-agent's ``types`` (of ``agent_types``) restrict it."""
+    from runner.permissions.decisions import Policy  # late: most commands decide nothing
+
     line = (None, *lineage(run_id))
     own = tuple(rule for rule in rules if rule.run_id in line)
     policy = Policy(own, spec.asking.default, snapshot, trusts_contained=spec.trusts_contained)

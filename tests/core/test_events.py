@@ -23,13 +23,8 @@ from runner.core.entries import (
     VerificationStarted,
     Verified,
 )
-from runner.core.events import (
-    INPUT_SUMMARY_LENGTH,
-    OUTPUT_SUMMARY_LENGTH,
-    Event,
-    events_of,
-    summarise_input,
-)
+from runner.core.entry_events import events_of
+from runner.core.events import INPUT_SUMMARY_LENGTH, OUTPUT_SUMMARY_LENGTH, Event, summarise_input
 from runner.core.fold import fold
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.hosts import Connection

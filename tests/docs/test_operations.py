@@ -17,15 +17,15 @@ from sqlalchemy import DDL, Connection, text
 import runner
 from runner import settings
 from runner.app import doctor
-from runner.app.costs import BudgetStatus, cost_fields
+from runner.app.budgets import BudgetStatus
+from runner.app.costs import cost_fields
 from runner.cli import exit_codes
 from runner.core import context, model_calls
-from runner.core.batches import LEAST_CACHED_TOKENS
 from runner.core.budget import Ceiling, JobBudget
 from runner.core.notify import Notify
 from runner.core.prices import Spending
 from runner.core.run import LEASE_SECONDS, STATES, Requeued, WaitReason
-from runner.core.spec import Asking, Patience
+from runner.core.spec import LEAST_CACHED_TOKENS, Asking, Patience
 from runner.engine import dispatcher, worker
 from runner.llm import stream
 from runner.llm.anthropic import AnthropicModel

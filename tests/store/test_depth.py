@@ -19,11 +19,12 @@ from runner.core.run import BEGUN, FRESH, UNKNOWN
 from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Times, Window
+from runner.queries.jobs import that_may_wait
 from runner.store import control, depth, jobs, runs, statements
 from runner.store.budgets import set_budget, wake_overdue
 from runner.store.caps import set_cap
 from runner.store.database import Database
-from runner.store.depth import held_back, items_of
+from runner.store.depth import HeldBy, held_back, items_of
 from runner.store.retry import retry
 from runner.store.specs import JobCache
 from runner.store.tables import day_cap
@@ -72,6 +73,11 @@ def hold(database: Database, job_id: str, spec: JobSpec = BUDGETED, now: float =
     return next(load for load in loads if load.job_id == job_id)
 
 
+def held(database: Database, job_id: str, now: float = NOW) -> dict[str, tuple[int, HeldBy]]:
+    """What ``list`` tells of a job."""
+    return held_back(database, that_may_wait(database, [job_id]), now)
+
+
 @pytest.mark.slow
 def test_four_items_begin_until_three_have_finished(database: Database) -> None:
     _, ids = submit(database, 9)
@@ -94,7 +100,7 @@ def test_an_item_begins_only_while_the_budget_covers_the_begun_ones(database: Da
     half_done(database, ids[9])  # 200,000, and they need 200,000
     assert is_refused(database, ids[10])
     assert hold(database, job_id).due == 0
-    assert held_back(database, [job_id], NOW) == {job_id: (2, "budget")}
+    assert held(database, job_id) == {job_id: (2, "budget")}
 
 
 @pytest.mark.slow
@@ -139,7 +145,7 @@ def test_items_that_wait_begin_when_others_needed_less(database: Database) -> No
     half_done(database, ids[9])
     set_run(database, ids[9], state="waiting", reason="paused", worker_id=None)
     hold(database, job_id)
-    assert held_back(database, [job_id], NOW) == {job_id: (2, "budget")}
+    assert held(database, job_id) == {job_id: (2, "budget")}
     control.cancel(database, Target("run", ids[9]), NOW)
     depth.wake_held(database, NOW)  # one always may, where none is in progress
     states = [run_row(database, run_id).state for run_id in ids[10:]]
@@ -168,13 +174,14 @@ def test_no_item_begins_that_would_not_end_before_finish_by(database: Database) 
     job_id, ids = submit(database, 9, SPEC)
     finish(database, *ids[:3], seconds=600.0)
     of_job = update(job_table).where(job_table.c.id == job_id)
+    assert that_may_wait(database, [job_id]) == []
     database.execute(of_job.values(finish_by=NOW + 601))
     assert hold(database, job_id, SPEC).due == 6
     database.execute(of_job.values(finish_by=NOW + 599))
     assert hold(database, job_id, SPEC).due == 1  # one always may
     half_done(database, ids[3])
     assert hold(database, job_id, SPEC).due == 0
-    assert held_back(database, [job_id], NOW) == {job_id: (5, "finish_by")}
+    assert held(database, job_id) == {job_id: (5, "finish_by")}
 
 
 def test_no_item_begins_that_would_not_end_before_the_window_closes(database: Database) -> None:
@@ -185,6 +192,7 @@ def test_no_item_begins_that_would_not_end_before_the_window_closes(database: Da
     half_done(database, ids[3])
     assert hold(database, job_id, spec).due == 5
     assert hold(database, job_id, spec, NOW + 1_800).due == 0
+    assert held(database, job_id, NOW + 1_800) == {job_id: (5, "window")}
     for run_id in ids[:3]:  # longer than the whole window
         progress = run_row(database, run_id).progress | {"worked": 7_200.0}
         set_run(database, run_id, progress=progress)
@@ -203,10 +211,10 @@ def test_no_item_begins_that_the_cap_of_the_day_does_not_cover(database: Databas
     database.execute(spend())
     half_done(database, ids[3])  # 45 cents are left, and it needs ten of them
     assert hold(database, job_id, SPEC).due == 3
-    assert held_back(database, [job_id], NOW) == {}
+    assert held(database, job_id) == {}
     database.execute(spend(spent_cost=billionths(0.85)))
     assert hold(database, job_id, SPEC).due == 0
-    assert held_back(database, [job_id], NOW) == {job_id: (8, "cap")}
+    assert held(database, job_id) == {job_id: (8, "cap")}
     assert hold(database, job_id, SPEC, NOW + 86_400).due == 8
     control.cancel(database, Target("run", ids[3]), NOW)
     assert hold(database, job_id, SPEC).due == 1  # one always may

@@ -12,7 +12,7 @@ from runner.core.agents import AgentType
 from runner.core.budget import Charged, Limits
 from runner.core.calls import in_doubt, undo_needed
 from runner.core.entries import ChildrenStarted, Entry, HookFinished, SnapshotRecorded, ToolsStarted
-from runner.core.events import events_of
+from runner.core.entry_events import events_of
 from runner.core.fold import apply, fold
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.prices import FREE

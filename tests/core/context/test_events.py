@@ -10,7 +10,8 @@ from runner.core.budget import JobBudget, Reservation
 from runner.core.context import Compaction, TruncatedResult
 from runner.core.conversation import ModelReply, Usage
 from runner.core.entries import ContextCompacted, ModelCallStarted, SummaryReplied
-from runner.core.events import Event, events_of
+from runner.core.entry_events import events_of
+from runner.core.events import Event
 from runner.core.fold import fold
 from tests.core.story import Story, a_run, changed, says, uses
 

@@ -13,7 +13,8 @@ from runner.core.entries import (
     ToolFinished,
     Verified,
 )
-from runner.core.events import Event, events_of
+from runner.core.entry_events import events_of
+from runner.core.events import Event
 from runner.core.fold import Applied, apply
 from runner.core.state import RunState
 from runner.core.workspace import Verify
