@@ -181,6 +181,21 @@ class Executing:
     commands: list[list[Word]]  # these
     starts: list[Word]  # the folders that it looks in
 
+    @property
+    def names(self) -> list[str]:
+        """Globs for the names that it finds, as bash has them; "**" for any."""
+        values = [word.value for word in self.own]
+        found = [
+            value
+            for before, test, value in zip(["", *values], values, values[1:], strict=False)
+            if test in ("-name", "-iname") and before not in ("!", "-not")
+        ]
+        ways = sum(value in ("-o", "-or", ",") for value in values) + 1
+        if len(found) < ways:
+            return ["**"]
+        # ``*`` stands for what starts with a dot too.
+        return [each for name in found for each in (name, name.lstrip("*"), f".{name}") if each]
+
 
 def executed_by_find(arguments: Sequence[Word]) -> Executing | None:
     """Return the arguments of find and the commands in them, None when they are not understood. What

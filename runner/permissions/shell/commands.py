@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from runner.permissions.shell.arguments import (
     MOST_READINGS,
+    Executing,
     arguments_hide,
     executed_by_find,
     inner_commands,
@@ -228,14 +229,15 @@ class Commands:
         findings.unknown = findings.unknown or is_unknown(program, arguments)
         hides = hides or self._runner(program, command, forms)
         inner: tuple[Part, ...] = ()
-        for words in executing.commands if executing else ():
-            seen = self._executed(words, executing.starts if executing else (), command.level)
-            hides = hides or seen.unanalyzable
-            inner += seen.parts
+        if executing is not None:
+            for words in executing.commands:
+                seen = self._executed(words, executing, command.level)
+                hides = hides or seen.unanalyzable
+                inner += seen.parts
         findings.add(command.text, forms, hides, inner, _plain(program, command))
 
-    def _executed(self, words: Sequence[Word], starts: Sequence[Word], level: int) -> Script:
-        """Note the files of a command that find runs on what is below ``starts``. Return its analysis."""
+    def _executed(self, words: Sequence[Word], executing: Executing, level: int) -> Script:
+        """Note the files of a command that find runs on what it finds. Return its analysis."""
         findings, seen = self.findings, Findings(here=self.findings.here)
         Commands(seen, self.nested)._add(_Command(words, level=level + 1), {})
         script = seen.script("")
@@ -248,9 +250,15 @@ class Commands:
         named = [replace(word, exact=word.exact or "{}" in word.value) for word in words]
         files = Findings(here=findings.here)
         Commands(files, self.nested)._add(_Command(named, level=level + 1), {})
-        folders = list(map(path_of, starts))
+        folders = list(map(path_of, executing.starts))
         for path in files.operands:
             findings.operands += [path] if "{}" not in path else folders
+        if any("{}" in path for path in (*files.operands, *files.mentions)):
+            findings.below += [
+                Below(folder, name, deep=True, reads=True)
+                for folder in folders
+                for name in executing.names
+            ]
         for path in files.changes:
             before, found, _ = path.partition("{}")
             if not found:

@@ -17,7 +17,7 @@ from runner.permissions.shell.words import DEVICES, Word, path_of
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
-_FILE_URL = re.compile(r"(?<![a-z0-9])file:(?://[^/]*(?=/))?([^?#]*)", re.IGNORECASE)
+_FILE_URL = re.compile(r"(?<![a-z0-9])(?<!\$\{)file:(?://[^/]*(?=/))?([^?#]*)", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
 # What a glob may match above the folder that it starts from.
 _UPWARDS = re.compile(r"(?:^|/)\.(?:\.|[*?\[][^/]*)(?=/|$)")
@@ -33,6 +33,8 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_BRACES = 64
 _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
 _EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
+_DEFAULT = re.compile(r"\$\{\w+:?[-+=]([^${}]*)\}")
+_PROCESS = re.compile(r"/proc/(?:\$\$|\$\w+|\$\{\w+\}|[][0-9*?!^-]+)/")
 _SIGNS = re.compile(r"[=,:@#]")
 _LONGEST = 2000  # characters of an argument that is taken apart
 # Options whose value is not looked at.
@@ -207,6 +209,9 @@ def _note(files: Files, role: Role, call: _Call) -> None:
             _read(files, words)
             if "REVISIONS" in call.usage.flags:
                 files.reads += filter(None, (path.rpartition(":")[2] for path in literal(words)))
+        case "gathers":
+            for word in words:
+                _gather(files, word)
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
@@ -241,6 +246,11 @@ def _read(files: Files, words: Sequence[Word]) -> None:
     ]
 
 
+def _gather(files: Files, word: Word) -> None:
+    """Note that all that is below a folder is read."""
+    files.below += [Below(path, "**", deep=True, reads=True) for path in literal([word])]
+
+
 def _readings(word: Word) -> list[str]:
     """Return the paths that a word may be, globs as written; "" for one that is not known."""
     if word.exact:
@@ -271,7 +281,8 @@ def decoded(word: Word) -> list[str]:
     if word.exact:
         return [word.value]
     text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), word.value)
-    return _without_braces(_EXPANSION.sub("", text))
+    texts = dict.fromkeys((text, _DEFAULT.sub(r"\1", text)))
+    return [each for text in texts for each in _without_braces(_EXPANSION.sub("", text))]
 
 
 def literal(words: Iterable[Word]) -> list[str]:
@@ -281,7 +292,7 @@ def literal(words: Iterable[Word]) -> list[str]:
         found.append(path_of(word))
         text = word.value
         if not word.exact:
-            text = _HERE.sub(".", _HOME.sub("~", text))
+            text = _PROCESS.sub("/proc/self/", _HERE.sub(".", _HOME.sub("~", text)))
             text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), text)
         if (text != word.value and "$" not in text) or "{" in text:
             found += _without_braces(text)
@@ -343,6 +354,8 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
     if deep and not {"-T", "--no-target-directory"}.isdisjoint(call.given):
         _change(files, target, deep=True)
     _read(files, sources or [target])
+    for source in sources if deep and not call.valued(("--exclude", "--filter")) else ():
+        _gather(files, source)
     if does == "moves":
         for source in sources:
             _change(files, source, deep=True)

@@ -35,6 +35,10 @@ _INTERPRETERS = re.compile(
     r"(?:python|pypy|node|nodejs|ruby|perl|php|lua|luajit|deno|bun|tclsh|Rscript|R|julia|osascript|elixir|groovy"
     r"|scala|ghc|[a-z]*tex|r?vim?|nvim|g?view|vimdiff|ex|red?|emacs|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
 )
+# They take queries in which a file may be named; a name without a dot or slash is that of a table.
+_QUERIED = names("""
+    sqlite3 sqlite duckdb psql mysql mariadb clickhouse clickhouse-local q textql dsq csvsql sqlcmd usql
+    jsonnet gdb""")
 _TEXT_TOKEN = re.compile(r"[^\s'\"`(){}\[\],;=<>|&]+")
 _WRITES = re.compile(
     r"['\"](?:[wxa]b?\+?|rb?\+)['\"]|writ|append|unlink|remove|rename|replace|rmtree|rmdir|rmSync|chmod|touch|truncate|copy"
@@ -49,6 +53,7 @@ _INPUT = re.compile(
     r"-+[\w.-]*(?:root|test|source|src|include|project|work|config|input|loglevel)", re.I
 )
 _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
+_NAMES_FILE = re.compile(r"--[a-z-]*(?:file|from|input|include|list)")
 # The value of these options is a command.
 _COMMAND = re.compile(r"-[cC]|--(?:command|cmd|exec|run|scripts|parameters)")
 _LISTED = re.compile(r"['\"]\s*,\s*['\"]|[\[\]]")  # ``["rm", "x"]`` is ``rm x``
@@ -100,7 +105,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     reads: list[str] = []
     writes: list[str] = []
     # Of a program that hides what it runs, a script may be in any argument.
-    interprets = is_interpreter(program) or program in HIDING or program in WRAPPERS
+    interprets = is_interpreter(program) or program in HIDING | _QUERIED or program in WRAPPERS
     knows = program in _NAMING | _KNOWN or knows_operands(program)
     before = ""
     for word in arguments:
@@ -110,6 +115,9 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
         before = word.value if "=" not in word.value else ""
         if given and LEFT_OUT.match(option):
             continue
+        listed = _NAMES_FILE.match(option) or word.value.startswith("@")
+        if knows and program not in _NAMING and listed:
+            reads += found
         if not knows:
             bare = program in _SUBCOMMANDS and not given
             reads += [path for path in found if not bare or re.search(r"[./]", path)]
@@ -117,6 +125,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
             writes += found
         if interprets and re.search(r"[\s'\"({\\]", word.value) and len(word.value) <= _LONGEST:
             tokens = [each.split("\\")[0] for each in _TEXT_TOKEN.findall(word.value)]
+            tokens = [each for each in tokens if program not in _QUERIED or re.search("[./]", each)]
             reads += tokens
             writes += tokens if _WRITES.search(word.value) else []
     return _paths(reads), _paths(writes)

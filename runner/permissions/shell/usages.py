@@ -6,7 +6,8 @@ Collected from the programs' manuals. An entry is a list of roles, each ``what:w
   ``may`` changes a file if that is named literally, ``packs`` also the one without the name's last
   suffix, ``trees`` all that is below a folder. ``copies``, ``moves`` and ``links`` take sources and a
   target, at the end or by the option after ``into``. ``unpacks`` changes anything below the folder after
-  the option, or below the current one. ``offered`` takes texts with ``@file`` in them. What is read is
+  the option, or below the current one. ``gathers`` reads all that is below
+  folders, ``offered`` takes texts with ``@file`` in them. What is read is
   also looked for ``within`` a folder. ``values`` is no file.
 - Where: options (``-o,--output``) that name the file, or positions among the operands: ``1``, ``2+`` from
   the second on, ``*`` all of them, ``$`` the last, or ``of=`` for what follows it. ``recursive`` has
@@ -180,10 +181,12 @@ _USAGES = {
     "changes:--log-file,--backup-dir,--partial-dir,--write-batch,--only-write-batch",
     # --- Archives.
     "tar bsdtar gtar": f"BUNDLE changes@{_TAR_WRITES}:-f,--file reads!{_TAR_WRITES}:-f,--file "
-    f"reads@{_TAR_WRITES}:* unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L "
+    f"reads@{_TAR_WRITES}:* gathers@{_TAR_WRITES}!--exclude,-C,--directory:* "
+    "unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L "
     "within:-C,--directory values:--exclude,--strip-components,--transform,--format,--owner,--group,"
     "--mode,--mtime reads:-T,-X,--files-from,--exclude-from changes:-g,--listed-incremental,--index-file",
-    "zip": "changes:1 reads:2+ trees@-m,--move:2+ values:-x,-i,-b,-P,-n,-t,-tt changes:-O,--out",
+    "zip": "changes:1 reads:2+ gathers@-r!-x,-i:2+ trees@-m,--move:2+ "
+    "values:-x,-i,-b,-P,-n,-t,-tt changes:-O,--out",
     "unzip": "unpacks!-l,-t,-v,-p,-Z,-z:-d reads:1",
     "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: trees@-sdel:3+ SINGLE changes@a,u,d,m:2 reads@a,u:3+ "
     "reads@x,e,l,t:2",
@@ -221,7 +224,8 @@ _USAGES = {
     "--save-cookies,-d,--dir",
     "npm pnpm yarn bun": "may:-C,--modules-folder reads@publish,pack:2+",
     "aws gsutil gcloud rclone": "may:$",
-    "aws-s3": "copies@cp:2+ moves@mv:2+ copies@sync:2+ recursive:--recursive trees@sync,--recursive:$",
+    "aws-s3": "copies@cp:2+ moves@mv:2+ copies@sync:2+ recursive:--recursive,sync "
+    "trees@sync,--recursive:$ values:--exclude,--include",
     "kubectl oc": "changes@cp:2+",
     "restic": "may:-t,--target",
     # --- Compilers and builds: they write their results wherever they are told.
