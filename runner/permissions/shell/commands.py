@@ -140,6 +140,8 @@ class Commands:
         program = name.rpartition("/")[2]
         if program in ("cd", "pushd", "popd"):
             findings.move(next(iter(literal(words[-1:])), "") if len(words) > 1 else "")
+            simple = program == "cd" and len(words) == 2 and words[1].exact
+            findings.lost = findings.lost or not simple or values[1][:1] in ("-", "+")
         too_deep = command.level > _DEEPEST
         if too_deep or (name in _RESERVED and not (name == "time" and len(words) > 1)):
             reason = "it is nested too deeply" if too_deep else f"{name} is out of place"

@@ -98,6 +98,8 @@ class Findings:
     deferred: bool = False  # it is in a function or a trap, and runs at any later time
     moved: Moment | None = None  # the first change of the folder
     folders: list[str] = field(default_factory=list)  # literal ones that it may be
+    enters: bool = False  # all of the script runs in the first of them, if it is the only one
+    lost: bool = False  # it may be another
     unread: list[str] = field(default_factory=list)  # texts that may hold redirects
     sources_written: bool = False  # an output of the shell may lead to a file opened for reading
     targets_read: bool = False  # its input may lead to a file opened for writing
@@ -213,22 +215,23 @@ class Findings:
     def _located(
         self, targets: Sequence[Target], operator: re.Pattern[str]
     ) -> tuple[list[str], list[str], bool]:
-        """Return the paths of targets, "" for one whose place is not known; the relative ones whose
-        folder is not known; and True if a "" may be any file. ``operator`` finds a redirect to such a
+        """Return the paths of targets, "" for one whose place is not known; the relative ones after a
+        cd; and True if a "" may be any file. ``operator`` finds a redirect to such a
         target in a text that was not understood."""
         paths: list[str] = []
         after_cd: list[str] = []
+        entered = self.enters and len(self.folders) == 1 and not self.lost
         for path, moment, _ in targets:
             moved = self.moved is not None and moment > self.moved
             if path and moved and not path.startswith(("/", "~/")):
                 after_cd.append(path)
-                path = ""
+                path = joined(self.folders[0], path) if entered else ""
             paths.append(path)
         unread = any(map(operator.search, self.unread))
         if unread:
             paths.append("")
         anywhere = any(not target.path and not target.pipe for target in targets)
-        return paths, after_cd, unread or anywhere or bool(after_cd)
+        return paths, after_cd, unread or anywhere or (bool(after_cd) and not entered)
 
 
 def _unique(*lists: Iterable[str]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ _LOOPS = names("for_statement c_style_for_statement while_statement")
 # What a redirect after it belongs to for sure.
 _ALONE = _LOOPS | names("command compound_statement subshell if_statement case_statement")
 _BODIES = names("do_group compound_statement")
+_WHOLE = names("program redirected_statement subshell")  # they hold one statement
 _FUNCTION_BODIES = names("compound_statement subshell if_statement while_statement")
 _DASH = re.compile(r"[ \t]+-[ \t]+(?=[<>&0-9])")
 _END = re.compile(r"[ \t]*(?:[|;)\n`]|&&|\Z)|[ \t]+#")
@@ -74,6 +75,7 @@ class Walk(Expansions):
             self.findings.defines_functions = True
         elif not self.base:
             self.know_variables()
+            self.findings.enters = self._enters()
         if root.has_error:
             self.findings.give_up("it cannot be parsed as bash", self.text)
         if self.shell != "bash" and not is_portable(root):
@@ -81,6 +83,26 @@ class Walk(Expansions):
         self.gap(0, root.start_byte, lines=True)
         self.gap(root.end_byte, len(self.text), lines=True)
         self.visit(root)
+
+    def _enters(self) -> bool:
+        """True if all of the script runs after a ``cd`` that did not fail: ``cd sub && make``."""
+        node = self.root
+        while node.type in _WHOLE:
+            bodies = [
+                child
+                for child in node.named_children
+                if child.type != "comment" and not child.type.endswith("_redirect")
+            ]
+            if len(bodies) != 1:
+                return False
+            node = bodies[0]
+        chained = node.type == "list"
+        # The redirect of a command is behind the list that ends with it.
+        while node.type == "redirected_statement" or (
+            node.type == "list" and node.children[1].type == "&&"
+        ):
+            node = node.children[0]
+        return chained and node.type == "command" and self.text_of(node).startswith("cd ")
 
     def visit(self, node: Node) -> None:
         self.depth += 1
