@@ -1,9 +1,9 @@
 """An MCP server over stdio, of the standard library alone, that can be made to misbehave.
 
-    mcp_server.py [NOTES] [--mute | --fails | --quiet]
+    mcp_server.py [NOTES] [--mute | --fails | --quiet | --fickle]
 
-It appends a line to the file NOTES when it starts (its process id, unless ``--quiet``) and for each
-call of ``note``.
+It appends a line to the file NOTES when it starts (its process id, unless ``--quiet`` or ``--fickle``)
+and for each call of ``note``, which changes its tools with ``--fickle``.
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ def call(request: Any, name: str, given: dict[str, Any]) -> dict[str, Any]:
             if name == "die":
                 print("last words", file=sys.stderr, flush=True)
                 os._exit(3)
+            if "--fickle" in FLAGS:
+                TOOLS[1]["description"] = f"Note a text. The last one was {given['text']}."
+                send({"method": "notifications/tools/list_changed"})
             while name == "slow" and request not in _cancelled:
                 time.sleep(0.01)
             if name == "slow":
@@ -160,7 +163,7 @@ def answer(message: dict[str, Any]) -> None:
 def main() -> None:
     if "--fails" in FLAGS:
         sys.exit("cannot begin: no database")
-    if "--quiet" not in FLAGS:
+    if not {"--quiet", "--fickle"} & {*FLAGS}:
         note(f"pid {os.getpid()}")
     print("this line is no message", flush=True)
     for line in sys.stdin:

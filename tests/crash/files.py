@@ -131,6 +131,11 @@ def _check_outside(record: Record, path: Path) -> None:
             times = done[call.tool_use_id.removeprefix("toolu_").replace("_", ".")]
             known = times == 1 or call.outcome == "unknown"
             hold(known and times <= 1, "an effect outside happened otherwise", call, times)
+    heard = [
+        call for call in record.calls if (call.name, call.outcome) == (SERVED.name, "succeeded")
+    ]
+    changed = [event for event in record.events if event.type == "tools_changed"]
+    hold(len(changed) == len(heard), "the server's tools were followed otherwise", changed, heard)
 
 
 def _check_branch(record: Record, found: dict[str, bytes]) -> None:

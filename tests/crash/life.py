@@ -241,7 +241,9 @@ def live(task: Task) -> int:
     ports = Ports(
         journal=Counted("journal", journal, boundaries, _in_a_transaction),
         models=lambda spec: model,
-        tools=Counted("tools", tools, boundaries, _in_this_process, ("locate", "problem")),
+        tools=Counted(
+            "tools", tools, boundaries, _in_this_process, ("listed", "locate", "problem")
+        ),
         workspaces=Counted("workspaces", RunWorkspaces(database, home, tools), boundaries),
         live=NobodyFollows(boundaries),
         clock=clock,
