@@ -20,7 +20,7 @@ from tests.store.exchange.test_round_trip import brought, exported
 from tests.store.forking import LATER, SAID, begun, copied, forked
 
 EXTRA = Tool("mcp__ours__extra", "One more. " * 99, {"type": "object"}, source="mcp:ours:extra")
-MORE, LESS = (*SPEC.tools, EXTRA), SPEC.tools[:1]
+MORE, LESS = (*SPEC.tools, EXTRA), (EXTRA,)
 
 
 def changed(database: Database) -> Attempt:
