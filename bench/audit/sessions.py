@@ -12,7 +12,6 @@ from runner.core.run import Author
 from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
 from runner.exchange.sessions import EmptySessionError
-from runner.llm.prices import load_prices
 from runner.store.database import Database
 from runner.store.exports import load_recorded
 from runner.store.sessions import import_session
@@ -39,9 +38,8 @@ def bring(record: str, url: str, most: int) -> int:
 
 
 def _sessions_of(record: str) -> Iterator[tuple[str, list[bytes]]]:
-    prices = load_prices()
     with closing(Database(record)) as database:
         query = select(runs.c.id).where(runs.c.parent_run.is_(None)).order_by(runs.c.id.desc())
         for row in database.rows(query):
-            recorded = load_recorded(database, row.id, prices)
+            recorded = load_recorded(database, row.id)
             yield row.id, [encoded(line).strip() for line in session_lines(recorded, "bench")]

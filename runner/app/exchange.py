@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,6 +24,7 @@ from runner.exchange.lines import LONGEST_LINE, encoded, parsed_object
 from runner.exchange.recorded import Recorded
 from runner.exchange.session_lines import UnreadableLineError, as_ascii
 from runner.exchange.sessions import EmptySessionError
+from runner.queries.costs import known_costs
 from runner.queries.names import Found
 from runner.queries.transcript import api_messages, show_run
 from runner.store import exports
@@ -121,7 +122,6 @@ def export_runs(
     """Yield a run, or the runs of a job, in a format of another program: its id, a name for a file,
     and the parts of the content. A trajectory contains its sub-agents' trajectories. Raises
     ``UsageError`` if two runs would have the same name: they are the same session."""
-    prices = app.prices()
     if found.kind == "run":
         keys = [(found.id, str(show_run(app.database, found.id)["item_key"]))]
     else:
@@ -132,7 +132,7 @@ def export_runs(
         ]
     names, written = file_names(keys, _SUFFIXES[format]), set[str]()
     for run_id, name in names.items():
-        recorded = exports.load_recorded(app.database, run_id, prices)
+        recorded = exports.load_recorded(app.database, run_id)
         if format == "claude-code":  # it finds a session by its file's name
             agent = agent_id(recorded)
             if agent and found.kind == "job" and recorded.session and not recorded.lines:
@@ -165,7 +165,8 @@ def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes
 
 def _trajectory(app: App, recorded: Recorded) -> dict[str, Any]:
     below = [
-        _trajectory(app, exports.load_recorded(app.database, child, recorded.prices))
+        _trajectory(app, exports.load_recorded(app.database, child))
         for child in sorted(chain.from_iterable(recorded.children.values()), key=tree_order)
     ]
-    return trajectory(recorded, runner.__version__, below)
+    costs = known_costs(app.database, app.prices(), recorded.id)
+    return trajectory(replace(recorded, costs=costs), runner.__version__, below)

@@ -135,7 +135,7 @@ class _Steps:
         other = [block for block in blocks if block["type"] not in known]
         extra = step.pop("extra") | ({"other_blocks": other} if other else {})
         if call is not None:
-            cost, metrics = self._recorded.cost(call), {}
+            cost, metrics = self._recorded.costs.get(call["number"]), {}
             if call["input_tokens"] is not None:
                 usage = usage_of(call)
                 metrics = {
@@ -233,9 +233,8 @@ def _totals(
     """Return sums over the steps. Calls and costs include those of sub-agents, and the calls that wrote
     summaries or failed."""
     metrics = [step["metrics"] for step in steps if "metrics" in step]
-    costs = [recorded.cost(call) for call in recorded.model_calls]
-    known = [cost for cost in costs if cost is not None]
-    extra = {"model_calls": len(costs), "calls_without_known_cost": len(costs) - len(known)}
+    count, known = len(recorded.model_calls), [*recorded.costs.values()]
+    extra = {"model_calls": count, "calls_without_known_cost": count - len(known)}
     for below in (each["final_metrics"] for each in subagents):
         known += [below["total_cost_usd"]] if "total_cost_usd" in below else []
         extra = {name: count + below["extra"][name] for name, count in extra.items()}

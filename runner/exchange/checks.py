@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -277,12 +277,11 @@ def spec_of(row: Row) -> JobSpec:
 
 class RunCheck:
     """Checks the rows of a run against each other. Raises ``ValueError`` at what does not fit.
-    ``run`` is its own row, checked by itself; ``known`` are the runs before it in the file, each
-    with its ``starts``."""
+    ``run`` is its own row, checked by itself; ``known`` are the runs before it in the file, with the
+    calls that may have started sub-agents. It adds itself to them."""
 
-    def __init__(self, run: Row, spec: JobSpec, known: Mapping[str, Collection[Place]]) -> None:
-        self.starts: set[Place] = set()  # the calls that may have started sub-agents
-        self.has_open_approvals = False
+    def __init__(self, run: Row, spec: JobSpec, known: dict[str, set[Place]]) -> None:
+        self._has_open_approvals = False
         self._run = run
         self._spec = spec
         self._events = 0
@@ -298,17 +297,17 @@ class RunCheck:
         for name in ("fresh_of", "fork_of", "parent_run"):
             if run[name] is not None and run[name] not in known:
                 raise ValueError(f"runs.{name} names no run that is in the file before it")
-        if run["parent_position"] is None:
-            return
-        if run["parent_run"] is None:
-            raise ValueError("runs.parent_position is for sub-agents")
-        if (run["parent_message"], run["parent_position"]) not in known[run["parent_run"]]:
-            raise ValueError("runs.parent_position is of no call of its parent that starts one")
+        if run["parent_position"] is not None:
+            if run["parent_run"] is None:
+                raise ValueError("runs.parent_position is for sub-agents")
+            if (run["parent_message"], run["parent_position"]) not in known[run["parent_run"]]:
+                raise ValueError("runs.parent_position is of no call of its parent that starts one")
+        self._starts = known[run["id"]] = set[Place]()
 
     @property
     def has_ended(self) -> bool:
         """True if no part of the run goes on or waits."""
-        return self._run["state"] in ENDED and not self.has_open_approvals
+        return self._run["state"] in ENDED and not self._has_open_approvals
 
     def add(self, table: str, row: Row) -> None:
         """Check the next row. Raises ``ValueError``."""
@@ -328,7 +327,7 @@ class RunCheck:
             case "tool_calls":
                 self._add_call(row)
             case "approvals":
-                self.has_open_approvals |= row["answer"] is None
+                self._has_open_approvals |= row["answer"] is None
             case "hook_runs":
                 hooks = self._spec.hooks
                 if row["hook"] >= len(hooks) or hooks[row["hook"]].event != row["event"]:
@@ -376,4 +375,4 @@ class RunCheck:
         self._calls[message] = position + 1
         # A call of a tool that the job does not have is refused before anything waits for it.
         if self._spec.tool(row["name"]) is None or self._spec.starts_children(row["name"]):
-            self.starts.add((message, position))
+            self._starts.add((message, position))

@@ -10,7 +10,6 @@ from typing import Any
 
 from runner.core.agents import place_of
 from runner.core.conversation import Usage
-from runner.core.prices import Calls, PriceList, Terms, spending
 from runner.core.spec import JobSpec
 
 Row = Mapping[str, Any]
@@ -48,11 +47,12 @@ class Recorded:
     model_calls: tuple[Row, ...]
     compactions: tuple[Row, ...]
     verifications: tuple[Row, ...]
-    prices: PriceList  # of its model calls
     # The runs that it started, by message and position of the tool call that asked for them (None: no
     # call did).
     children: Mapping[tuple[int, int] | None, tuple[str, ...]] = field(default_factory=dict)
     lines: tuple[bytes, ...] = ()  # of the file that an imported session was read from
+    # The costs of its model calls in USD, by number, as far as they are known and wanted.
+    costs: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -85,19 +85,6 @@ class Recorded:
             for call in self.model_calls
             if call["purpose"] == "turn" and call["stop_reason"] is not None
         }
-
-    def cost(self, call: Row) -> float | None:
-        """Return the cost of a model call in USD; None if its price or its usage is unknown."""
-        if call["input_tokens"] is None:
-            return None
-        usage = usage_of(call)
-        own = call["purpose"] == "turn" or self.spec.context.summary_model in (None, self.model)
-        terms = Terms.of(self.spec.provider, self.spec.model_options, own_model=own)
-        terms = terms.of_call(call["hour_cache"], call["batch"])
-        passed = (each for each in self.prices.thresholds if usage.prompt_tokens > each)
-        calls = Calls(call["model"], terms, max(passed, default=0), 1, usage)
-        spent = spending(self.prices, calls)
-        return None if spent.unpriced else float(spent.usd)
 
 
 def usage_of(call: Row) -> Usage:

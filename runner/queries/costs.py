@@ -105,6 +105,15 @@ def call_costs(
     return [CallCost(row.number, row.turn, row.purpose, row.latency, cost) for row, cost in priced]
 
 
+def known_costs(database: Database, prices: PriceList, run_id: str) -> dict[int, float]:
+    """The costs in USD of a run's model calls, by number: of those with a known usage and a price."""
+    call = model_calls.c
+    calls = _ended_calls(prices, literal("")).add_columns(literal(1).label("calls"), call.number)
+    query = calls.where(runs.c.id == run_id, call.input_tokens.is_not(None))
+    priced = database.read(lambda connection: _priced(connection, prices, query))
+    return {row.number: float(cost.usd) for row, cost in priced if not cost.unpriced}
+
+
 def priced_calls(database: Database, prices: PriceList, job_id: str) -> list[PricedCall]:
     """Return the model calls of a job that have ended, by run and number."""
     call, root = model_calls.c, runs.alias()

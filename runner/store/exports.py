@@ -25,7 +25,6 @@ from sqlalchemy import (
 
 from runner.core.agents import lineage, tree_order
 from runner.core.media import with_bytes
-from runner.core.prices import PriceList
 from runner.errors import NotFoundError
 from runner.exchange.lines import TableFormat, file_lines
 from runner.exchange.recorded import Recorded
@@ -145,8 +144,8 @@ def _selected(
 
 
 @reads
-def load_recorded(connection: Connection, run_id: str, prices: PriceList) -> Recorded:
-    """Return a run with its calls' prices. Raises ``NotFoundError`` and ``UnreachableError``."""
+def load_recorded(connection: Connection, run_id: str) -> Recorded:
+    """Return a run with all that is recorded of it. Raises ``NotFoundError`` and ``UnreachableError``."""
     found = _rows(connection, runs, runs.c.id == run_id)
     if not found:
         raise NotFoundError(f"no run is named {run_id}: look with `runner list`")
@@ -180,7 +179,6 @@ def load_recorded(connection: Connection, run_id: str, prices: PriceList) -> Rec
         model_calls=model_calls,
         compactions=compactions,
         verifications=verifications,
-        prices=prices,
         children=children,
         lines=tuple(_own_lines(connection, session)),
     )

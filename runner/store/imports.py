@@ -100,11 +100,11 @@ class _FileCheck:
     def add(self, start: int, table: str, written: Any) -> None:
         if table not in FORMATS:
             raise ValueError(f"there is no table {table[:60]!a}: the file may be of a newer Runner")
+        row = FORMATS[table].row(written)
         if table in ("jobs", "runs"):
-            self._begin_section(start, table, written)
+            self._begin_section(start, table, row["id"])
         elif not self.sections:
             raise ValueError("the first row is not the job's")
-        row = FORMATS[table].row(written)
         self._check_order(table, row)
         check_row(table, row)
         if row.get("job_id", self._reader.job_id) != self._reader.job_id:
@@ -140,13 +140,10 @@ class _FileCheck:
                 f"{run_id} has given its whole task to a sub-agent, which is not in the file"
             )
 
-    def _begin_section(self, start: int, table: str, written: Any) -> None:
+    def _begin_section(self, start: int, table: str, id_: str) -> None:
         self._end_section()
         if (table == "jobs") == bool(self.sections):
             raise ValueError("a file has one job, and its row comes first")
-        id_ = written.get("id") if isinstance(written, dict) else None
-        if not isinstance(id_, str):
-            raise ValueError(f"{table}.id is no text")
         self.sections.append(Section("job" if table == "jobs" else "run", id_, start))
         self._last = (-1, [])
         self._digest = hashlib.sha256()
@@ -159,7 +156,6 @@ class _FileCheck:
         if self._run is not None:
             self._run.end()
             section.has_ended = self._run.has_ended
-            self._known[section.id] = self._run.starts
 
     def _check_order(self, table: str, row: dict[str, Any]) -> None:
         """Check that a row is in its section once and in the order in which exports are written."""

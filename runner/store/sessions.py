@@ -30,7 +30,7 @@ from runner.exchange.sessions import READER, TABLES, Files, Happened, Session, S
 from runner.store import ids
 from runner.store.blobs import store_bytes
 from runner.store.changes import tell_of_job
-from runner.store.database import Database
+from runner.store.database import Database, in_lots
 from runner.store.exports import lines_of_sessions
 from runner.store.imports import ImportedRun, ImportOutcome, refusing_conflicts
 from runner.store.jobs import SESSIONS
@@ -48,7 +48,6 @@ from runner.store.tables import (
 )
 
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
-_IDS_AT_ONCE = 500
 _READ_BY = f"{READER}:"  # prefix of the digest of a session's files
 
 
@@ -251,8 +250,7 @@ class _Import:
         """Return the replies that other runs have, by the API's id, with the first of these runs."""
         found: dict[str, str] = {}
         column = model_calls.c.message_id
-        for start in range(0, len(reply_ids), _IDS_AT_ONCE):
-            some = reply_ids[start : start + _IDS_AT_ONCE]
+        for some in in_lots(reply_ids):
             query = select(column, model_calls.c.run_id).where(column.in_(some))
             for row in self._connection.execute(query.order_by(model_calls.c.run_id.desc())):
                 if row.run_id not in own:

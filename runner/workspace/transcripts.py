@@ -12,12 +12,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from threading import Lock
 
 import runner
-from runner.core.prices import PriceList
 from runner.exchange.claude_code import Line, Session
 from runner.exchange.lines import encoded
 from runner.exchange.recorded import Recorded
@@ -25,8 +23,6 @@ from runner.store.database import Database
 from runner.store.exports import load_recorded, load_since
 
 _MOST_KEPT = 256  # runs; the file of another is written anew
-
-_NO_PRICES = PriceList(date.min, "", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class Transcripts:
 
     def _write(self, path: Path, run_id: str) -> _Written:
         """Put a whole transcript in the place of whatever is there."""
-        recorded = load_recorded(self._database, run_id, _NO_PRICES)
+        recorded = load_recorded(self._database, run_id)
         session = Session(recorded, runner.__version__, named=run_id)
         for each in (path.parent.parent, path.parent):  # not RUNNER_HOME: another would be empty
             each.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from runner.llm.prices import load_prices
 from runner.queries import decisions, transcript
 from runner.queries.accesses import file_rows
 from runner.queries.calls import command_rows, tool_rows
-from runner.queries.costs import cost_rows, model_rows
+from runner.queries.costs import cost_rows, known_costs, model_rows
 from runner.queries.decisions import approval_rows, decision_rows
 from runner.queries.filters import Filters
 from runner.queries.problems import error_rows, limit_rows
@@ -77,8 +77,9 @@ def look_everywhere(database: Database, run_id: str) -> None:
     transcript.compactions_of_run(database, run_id)
     decisions.denied_calls(database, run_id)
     changes_of_job(database, run["job_id"])
-    recorded = load_recorded(database, run_id, PRICES)
-    json.dumps(trajectory(recorded, "1"))
+    recorded = load_recorded(database, run_id)
+    costs = known_costs(database, PRICES, run_id)
+    json.dumps(trajectory(replace(recorded, costs=costs), "1"))
     json.dumps(list(session_lines(recorded, "1")))
     read = transcript_of(App(SETTINGS, database), run_id, NOW)
     parts = list(read.parts)

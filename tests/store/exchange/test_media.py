@@ -19,7 +19,6 @@ from runner.core.run import UNKNOWN, Author
 from runner.core.steps import RunTools
 from runner.errors import UsageError
 from runner.exchange.claude_code import session_lines
-from runner.llm.prices import load_prices
 from runner.llm.requests import request_body
 from runner.queries.transcript import api_messages, sent_request
 from runner.store import jobs as jobs_store
@@ -160,7 +159,7 @@ def test_another_database_imports_an_export_unchanged(
 def test_an_image_goes_to_claude_code_and_comes_back(
     make_database: MakeDatabase, database: Database
 ) -> None:
-    recorded = load_recorded(database, look(database, PNG), load_prices())
+    recorded = load_recorded(database, look(database, PNG))
     lines = list(session_lines(recorded, "1"))
     said = [line["message"] for line in lines if "toolUseResult" in line]
     assert data_in(said) == [PNG.data]

@@ -18,6 +18,7 @@ from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
 from runner.llm.prices import load_prices
+from runner.queries.costs import known_costs
 from runner.store.database import Database
 from runner.store.exports import load_recorded, run_ids
 from runner.store.fork import fork
@@ -39,7 +40,8 @@ USAGE = Usage(input_tokens=10, cache_read_tokens=200, cache_creation_tokens=30, 
 
 def atif(database: Database, run_id: str) -> dict[str, Any]:
     """A run's trajectory, which is one."""
-    made = trajectory(load_recorded(database, run_id, PRICES), "1.2.3")
+    costs = known_costs(database, PRICES, run_id)
+    made = trajectory(replace(load_recorded(database, run_id), costs=costs), "1.2.3")
     found: dict[str, Any] = json.loads(json.dumps(made))
     assert problems(found) == []
     return found
@@ -47,7 +49,7 @@ def atif(database: Database, run_id: str) -> dict[str, Any]:
 
 def session(database: Database, run_id: str) -> list[dict[str, Any]]:
     """A run's session, each line of which follows another."""
-    lines = list(session_lines(load_recorded(database, run_id, PRICES), "1.2.3"))
+    lines = list(session_lines(load_recorded(database, run_id), "1.2.3"))
     before = None
     for line in lines:
         boundary = line.get("subtype") == "compact_boundary"

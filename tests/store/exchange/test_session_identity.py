@@ -103,7 +103,7 @@ def test_a_whole_file_after_one_without_its_first_lines_is_in_its_own_order(
         "continued",
         2,
     )
-    lines = load_recorded(database, run.run_id, PRICES).lines
+    lines = load_recorded(database, run.run_id).lines
     assert list(lines) == session.raw()
 
 
@@ -163,7 +163,7 @@ def test_forks_count_the_same_in_whatever_order_they_come(
     counted = [
         (name, call["turn"], call["output_tokens"])
         for name in files
-        for call in load_recorded(database, found[name], PRICES).model_calls
+        for call in load_recorded(database, found[name]).model_calls
     ]
     assert counted == [("origin", 1, 40), ("origin", 2, 9), ("fork", 3, 1), ("fork of it", 4, 2)]
     places = {name: run_row(database, run_id) for name, run_id in found.items()}
@@ -213,7 +213,7 @@ def test_a_session_that_an_older_reader_read_is_read_again(database: Database) -
 def test_a_run_of_ours_that_is_imported_here_is_there(database: Database) -> None:
     run_id = submit_one(database)
     claim(database, run_id).reply(text("Done."))
-    lines = list(session_lines(load_recorded(database, run_id, PRICES), "1"))
+    lines = list(session_lines(load_recorded(database, run_id), "1"))
     assert [(each.what, each.run_id) for each in bring(database, lines)] == [("there", run_id)]
     assert count(database) == 1
 
@@ -234,7 +234,7 @@ def test_what_was_sent_in_a_session_is_not_made_up(database: Database) -> None:
     with pytest.raises(UsageError, match="does not say what Claude Code sent"):
         sent_request(database, run.run_id, 1)
     assert system_prompt(database, run.run_id) == "You are brief."
-    first, *_ = trajectory(load_recorded(database, run.run_id, PRICES), "1")["steps"]
+    first, *_ = trajectory(load_recorded(database, run.run_id), "1")["steps"]
     assert (first["source"], first["message"]) == ("system", "You are brief.")
 
 

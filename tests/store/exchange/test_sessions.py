@@ -187,10 +187,10 @@ def test_a_run_of_ours_comes_back_from_a_session_with_all_that_was_said(
     run_id = submit_one(database)
     attempt = compact(use_tool(claim(database, run_id), "read"), stand_in(2))
     attempt.reply(text("Done."))
-    recorded = load_recorded(database, run_id, PRICES)
+    recorded = load_recorded(database, run_id)
     lines = list(session_lines(recorded, "1"))
     (brought,) = import_session(elsewhere, {"": raw_of(lines)}, "session.jsonl", ANN, NOW)
-    again = load_recorded(elsewhere, brought.run_id, PRICES)
+    again = load_recorded(elsewhere, brought.run_id)
     assert said(again.blocks) == said(recorded.blocks)
     for name in ("input_tokens", "output_tokens", "model", "stop_reason", "turn"):
         assert [c[name] for c in again.model_calls] == [c[name] for c in recorded.model_calls]
@@ -236,7 +236,7 @@ def test_whatever_was_said_in_a_session_is_stored_and_exported_as_it_was(
         raw = [encoded(line).strip() for line in session.lines]
         (found,) = sessions.Session({"": raw}).runs({}, {})
         (brought,) = import_session(target, {"": raw}, "session.jsonl", ANN, NOW)
-        recorded = load_recorded(target, brought.run_id, PRICES)
+        recorded = load_recorded(target, brought.run_id)
         assert list(recorded.lines) == raw
         written = [encoded(line).strip() for line in session_lines(recorded, "1")]
         (again,) = sessions.Session({"": written}).runs({}, {})

@@ -17,7 +17,6 @@ from runner.core.steps import CallModel
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
-from runner.llm.prices import load_prices
 from runner.queries.jobs import list_jobs
 from runner.queries.runs import children_of
 from runner.store.control import cancel
@@ -34,8 +33,6 @@ from tests.store.exchange.conftest import MakeDatabase
 from tests.store.exchange.files import Lines, lines_of, look_everywhere, signed
 from tests.store.exchange.test_round_trip import KINDS, brought, exported
 from tests.store.family import end_child, parent_with_two, start_child
-
-PRICES = load_prices()
 
 
 def ended_tree(database: Database) -> tuple[str, str, str, str]:
@@ -262,7 +259,7 @@ def test_what_a_snapshot_holds_asks_for_no_rows_of_calls(make_database: MakeData
     child = start_child(first, parent, 3, snapshot=("Said.", "Replied."))
     content = exported(first, run_id=parent)
     brought(second, content)
-    steps = trajectory(load_recorded(second, child, PRICES), "1")["steps"]
+    steps = trajectory(load_recorded(second, child), "1")["steps"]
     copied = [step["message"] for step in steps if step.get("is_copied_context")]
     assert copied == ["Said.", "Replied."]
 
@@ -271,7 +268,7 @@ def test_a_trajectory_has_those_of_its_sub_agents_in_it(database: Database) -> N
     parent, first, second, grandchild = ended_tree(database)
 
     def made(run_id: str) -> dict[str, Any]:
-        recorded = load_recorded(database, run_id, PRICES)
+        recorded = load_recorded(database, run_id)
         below = [made(child) for started in recorded.children.values() for child in started]
         return trajectory(recorded, "1", below)
 
@@ -281,7 +278,7 @@ def test_a_trajectory_has_those_of_its_sub_agents_in_it(database: Database) -> N
     calls = [
         each["final_metrics"]["extra"]["model_calls"] for each in found["subagent_trajectories"]
     ]
-    own = len(load_recorded(database, parent, PRICES).model_calls)
+    own = len(load_recorded(database, parent).model_calls)
     assert found["final_metrics"]["extra"]["model_calls"] == own + sum(calls) > own
     (below,) = found["subagent_trajectories"][1]["subagent_trajectories"]
     assert (below["trajectory_id"], below["session_id"]) == (grandchild, parent)
@@ -296,7 +293,7 @@ def test_a_trajectory_has_those_of_its_sub_agents_in_it(database: Database) -> N
 
 def test_a_session_has_its_sub_agents_as_sidechains(database: Database) -> None:
     parent, first, _, grandchild = ended_tree(database)
-    of = {run_id: load_recorded(database, run_id, PRICES) for run_id in (parent, first, grandchild)}
+    of = {run_id: load_recorded(database, run_id) for run_id in (parent, first, grandchild)}
     assert len({session_id(recorded) for recorded in of.values()}) == 1
     assert agent_id(of[parent]) is None
     assert len({agent_id(recorded) for recorded in of.values()}) == 3
