@@ -108,7 +108,7 @@ class Command(Access):
         if not isinstance(specifier, syntax.CommandPattern):
             return False
         if not self.hides:
-            return any(text and specifier.matches(text) for text in (self.shown, self.plain))
+            return any(text and specifier.allows(text) for text in (self.shown, self.plain))
         # It must be this command to the letter, quotes as they were written or taken off.
         text = specifier.literal
         if text is None or not self.complete:

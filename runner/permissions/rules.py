@@ -18,6 +18,7 @@ from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 from runner.permissions.paths import PathPattern, fold, path_pattern
+from runner.permissions.shell.prefixes import stays_below
 from runner.permissions.values import Effect, Rule
 
 UNANALYZABLE = (
@@ -66,6 +67,13 @@ class CommandPattern:
     def matches(self, command: str) -> bool:
         """True if a simple command, its words joined by one blank, fits."""
         return any(glob.matches(command) for glob in self.globs)
+
+    def allows(self, command: str) -> bool:
+        """True if it fits, and goes on below the folder or address that the only ``*`` is in."""
+        pieces = self.globs[0].pieces if self.globs else ()
+        if len(pieces) != 2 or not pieces[0].endswith("/"):
+            return self.matches(command)
+        return self.matches(command) and stays_below(command, pieces[0], pieces[1] == "")
 
 
 @dataclass(frozen=True, slots=True)

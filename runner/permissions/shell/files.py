@@ -90,6 +90,12 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
     )
 
 
+def operands_of(program: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that are neither options nor values of options."""
+    _, operands, _ = _parse([Word(value, value) for value in arguments], usage_of(program))
+    return [word.value for word in operands]
+
+
 def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
     """Return a name of git's subcommand, the folder it is in, and its arguments."""
     options, following = git_parts(arguments)
