@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from runner.app.handle import App
+from runner.core.agents import lineage
 from runner.core.losses import Losses, losses
 from runner.core.losses import as_json as losses_as_json
 from runner.core.prices import By, PriceList, Spending
@@ -66,6 +68,15 @@ def total_of(costs: Iterable[Cost]) -> Spending:
 def spending_of(app: App, **of: Any) -> Spending:
     """Return what calls cost together: those that ``of`` selects, as ``costs_by`` takes it."""
     return total_of(costs_by(app.database, app.prices(), "job", **of))
+
+
+def costs_of_trees(app: App, roots: Collection[str]) -> Mapping[str, Spending]:
+    """Return what the runs of items and their sub-agents cost, each with all below it, by id."""
+    found: defaultdict[str, Spending] = defaultdict(Spending)
+    for each in costs_by(app.database, app.prices(), "run", trees=roots):
+        for above in lineage(each.key):
+            found[above] += each.spending
+    return found
 
 
 def with_costs(app: App, by: By, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

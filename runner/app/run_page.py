@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runner.app import humanize, outputs
-from runner.app.costs import spending_of
+from runner.app.costs import costs_of_trees, spending_of
 from runner.app.event_words import event_note
 from runner.app.handle import App
 from runner.app.listing import what_runs_wait_for
@@ -24,12 +23,12 @@ from runner.app.transcript import (
     request_as_sent,
     session_facts,
 )
-from runner.core.agents import lineage, place_of
+from runner.core.agents import place_of
 from runner.core.prices import Spending
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
-from runner.queries.costs import CallCost, call_costs, costs_by
+from runner.queries.costs import CallCost, call_costs
 from runner.store import changes
 
 TURNS = 12  # of a page
@@ -178,10 +177,7 @@ def tree_rows(app: App, head: Head) -> list[Mapping[str, Any]]:
     ``cost`` of it and all below it."""
     root, job_id = head.run["root"], head.run["job_id"]
     found = jobs.list_runs(app.database, job_id, whole_trees=True, among=[root])
-    spent: defaultdict[str, Spending] = defaultdict(Spending)
-    for cost in costs_by(app.database, app.prices(), "run", trees=(root,)):
-        for above in lineage(cost.key):
-            spent[above] += cost.spending
+    spent = costs_of_trees(app, [root])
     found = workers.with_shown_states(app.database, app.now(), found)
     return [{**run, "cost": spent[run["id"]]} for run in found]
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.app import approvals
+from runner.app.costs import costs_of_trees
 from runner.app.handle import App
 from runner.app.people import Role
 from runner.core.agents import lineage
 from runner.core.commands import Answered, Change, Raised, Reply, Target
 from runner.core.run import STATES, Author
 from runner.errors import UsageError
-from runner.queries import decisions, jobs, runs, workers
+from runner.queries import decisions, jobs, workers
 from runner.queries.run_table import SORTS, RunFilters, count_up_to, reasons, run_ids
 from runner.store import control, questions, retry
 
@@ -92,8 +93,8 @@ def runs_page(
     app: App, job_id: str, filters: RunFilters, sorting: Sorting, after: str | None
 ) -> RunsPage:
     """Return some of the runs of a job's items, those ``after`` the ones before. Each has its state to
-    show (``shown_state``), its ``cost`` with its sub-agents in billionths of a USD, and how many calls wait
-    for an answer (``waiting``). Raises ``UsageError``."""
+    show (``shown_state``), its ``cost`` with its sub-agents, and how many calls wait for an answer
+    (``waiting``). Raises ``UsageError``."""
     database = app.database
     options: Any = {"sort": sorting.by, "descending": sorting.descending, "limit": ROWS + 1}
     key = _read_key(after) if after else None
@@ -102,7 +103,7 @@ def runs_page(
     next_after = _write_key(found[ROWS - 1]) if len(found) > ROWS else None
     listed = jobs.list_runs(database, job_id, among=ids)
     by_id = {run["id"]: run for run in workers.with_shown_states(database, app.now(), listed)}
-    costs = runs.charged_costs(database, ids) if ids else {}
+    costs = costs_of_trees(app, ids)
     waiting = decisions.open_approval_counts(database, job_id)
     rows = [
         {**by_id[run_id], "cost": costs[run_id], "waiting": waiting.get(run_id, 0)}

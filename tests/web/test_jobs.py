@@ -15,7 +15,10 @@ from runner.app.run_table import ROWS, Sorting, filters_of, runs_page
 from runner.core.run import Author
 from runner.store.batches import set_lane
 from runner.store.database import Database
+from runner.store.sessions import import_session
+from tests.exchange.samples import usual
 from tests.store.audit.played import PLAYED, Job, play, submit
+from tests.store.examples import NOW
 from tests.web.browser import Browser
 
 
@@ -95,6 +98,16 @@ def test_the_charts_page_groups_failures_with_an_example(browser: Browser, job: 
     assert "No such model" in page.words
     assert "For example b.py" in page.words
     assert '<svg class="chart"' in page.text
+
+
+def test_sessions_of_one_project_are_told_apart_by_title_and_cost(
+    browser: Browser, database: Database
+) -> None:
+    (run,) = import_session(database, {"": usual().raw()}, "session.jsonl", Author("ann"), NOW)
+    page = browser.get(f"/jobs/{run.job_id}")
+    cost = page.text.partition('data-label="cost">')[2]
+    assert "Mending the cart" in page.words
+    assert cost.startswith("$0.0")
 
 
 @pytest.mark.slow
