@@ -48,6 +48,8 @@ async def forget() -> str:
 async def grow(context: Context) -> str:
     """Offer one more tool."""
     server.add_tool(lambda: "grown", name="grown", description="One more.")
+    await context.notify_tools_changed()
+    await context.session.send_tool_list_changed()  # to sessions of the older protocol
     return "grown"
 
 

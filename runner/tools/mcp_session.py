@@ -21,6 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
@@ -48,6 +49,7 @@ _LONGEST_MESSAGE = 64 * 2**20  # bytes
 _MOST_PAGES = 100
 _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cannot be sent
 _LIST_PATIENCE = 2.0  # seconds for listing changed tools
+_LISTEN_PAUSE = 2.0  # seconds before a server is listened to again
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
 _SESSION_ID = "mcp-session-id"
 _Streams = tuple[Any, Any]
@@ -81,7 +83,7 @@ class Session:
         self._client: Client | None = None
         self.tools: list[Tool] = []  # of the server, when it is open
         self._is_stale = False  # the server has said that these have changed
-        self._has_changed = False  # … and they were listed again
+        self._has_changed = False  # … and they are others now
         self._listing = threading.Lock()
         self._forgotten = False  # the server has answered that it does not know this session
         self._opened: Future[None] = Future()
@@ -127,14 +129,28 @@ class Session:
                 self._is_stale = False
                 try:
                     work = partial(_tools_of, self._client)
-                    self.tools = self._ask(work, _LIST_PATIENCE, Interrupt())
-                    self._has_changed = True
+                    before, self.tools = self.tools, self._ask(work, _LIST_PATIENCE, Interrupt())
+                    self._has_changed |= self.tools != before
                 except (SessionLost, CallFailed):
                     self._is_stale = True
             return self._has_changed
 
     async def _hear(self, message: object) -> None:
         self._is_stale |= isinstance(message, ToolListChangedNotification)
+
+    async def _listen(self, client: Client) -> None:
+        """Let a server of the protocol of 2026 say that its tools change; older ones do so unasked."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        self._is_stale = True
+            except SubscriptionLost:
+                pass
+            except Exception:  # of any kind: it has no such thing
+                return
+            await anyio.sleep(_LISTEN_PAUSE)
+            self._is_stale = True  # what it said meanwhile is lost
 
     def close(self) -> None:
         """End the session, and the server's process with everything below it."""
@@ -208,7 +224,10 @@ class Session:
                     self.tools = await _tools_of(self._client)  # the SDK checks results by them
                     scope.deadline = float("inf")
                     self._opened.set_result(None)
-                    await self._over.wait()
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(self._listen, self._client)
+                        await self._over.wait()
+                        group.cancel_scope.cancel()
             if not self._opened.done():
                 raise TimeoutError(f"it has not answered in {seconds:g} s")
         except BaseException as error:

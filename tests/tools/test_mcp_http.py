@@ -18,7 +18,7 @@ from runner.permissions.decisions import Authorization
 from runner.ports import Interrupt, ToolCall
 from runner.tools.mcp import list_tools
 
-from .conftest import Workbench
+from .conftest import Workbench, wait_until
 
 SERVER = Path(__file__).parents[1] / "mcp_http_server.py"
 HEADERS = {"Authorization": "Bearer ${DOCS_TOKEN}"}
@@ -80,6 +80,25 @@ def test_a_call_that_is_refused_with_its_session_is_made_in_a_new_one(
     for _ in range(2):
         assert call(patient, server, "forget").content == "forgotten"
         assert call(patient, server, "add", a=5, b=6).content == "11"
+
+
+@pytest.mark.parametrize(
+    "protocol", [pytest.param("?old", marks=pytest.mark.slow), pytest.param("", id="of 2026")]
+)
+def test_tools_that_change_over_http_are_listed_again(
+    patient: Workbench, served: tuple[subprocess.Popen[str], McpServer], protocol: str
+) -> None:
+    server = replace(served[1], url=f"{served[1].url}{protocol}")
+
+    def listed() -> list[str]:
+        tools = patient.tools.listed("run_1", again=False).get("docs", ())
+        return [tool.name.removeprefix("mcp__docs__") for tool in tools]
+
+    assert call(patient, server, "add", a=1, b=2).content == "3"
+    assert listed() == []
+    assert call(patient, server, "grow").content == "grown"
+    wait_until(lambda: "grown" in listed(), "the new tool")
+    assert listed() == ["add", "die", "forget", "grow", "grown", "slow"]
 
 
 def test_a_server_that_refuses_or_is_not_there_says_so(
