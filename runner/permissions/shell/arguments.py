@@ -225,6 +225,10 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
     if reason := _project_elsewhere(name, arguments) or _reads_commands(name, arguments):
         return reason
     values = [word.value for word in arguments]
+    if name not in programs.ELSEWHERE and (
+        told := [v for v in values if programs.RUNS_VALUE.fullmatch(v)]
+    ):
+        return f"{name} runs what {told[0]} says"
     if name in programs.USES and programs.USES[name].search(" ".join(values)):
         return f"{name} runs or writes what its arguments say"
     match name:

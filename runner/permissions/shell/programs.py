@@ -61,7 +61,7 @@ HIDING = names("""
     plink pdsh dsh clush ansible run0 heaptrack reptyr incrond watchexec nodemon reflex when-changed
     xdotool xdg-open sensible-pager sensible-editor sensible-browser run-one run-this-one flatpak-spawn
     distrobox-enter minijail0 pivot_root switch_root tini-static msgfilter grc multitime pexec genie
-    openvt nix-shell run-mailcap dmsetup check_by_ssh tmate jtag openvpn logrotate""")
+    openvt autossh sshuttle nix-shell run-mailcap dmsetup check_by_ssh tmate jtag openvpn logrotate""")
 
 # --- Runners: they run another program as their everyday use. People write allow rules for them
 # (``Bash(uv run pytest *)``), so such a command stays what it is; deny and ask rules see the command
@@ -188,7 +188,8 @@ _RISKY = {
     "sqlmap": "ANY --eval --os-*",
     "gem": "ANY -e --editor",
     "ninja": "ANY -f",
-    "hg": "--config",
+    "hg": "-e --config --ssh --remotecmd",
+    "jj": "ANY --config --config-file --config-toml",
     "svn": "--config-option --editor-cmd --diff-cmd --diff3-cmd --config-dir",
     "javac": "-processor* -J* -Xplugin* @* --processor*",
     "npm": _NPM,
@@ -245,10 +246,26 @@ _RISKY = {
     "--overwrite*",
     "dotnet msbuild": "ANY @* -logger:* /logger:* -l:* /l:*",
     "aria2c": "ANY --on-* --conf-path*",
-    "yt-dlp youtube-dl": "ANY --exec* --config-location* --postprocessor-args* --downloader*",
+    "yt-dlp youtube-dl": "ANY --exec* --config-location* --postprocessor-args* --downloader* "
+    "--netrc-cmd*",
     "rclone restic": "ANY --password-command* --config*",
     "lynx": "ANY -cfg* -editor*",
     "gnuplot": "ANY -e*",
+    "fzf sk peco": "ANY --preview* --bind* --exec*",
+    "busctl systemctl loginctl": "ANY --address* --host -H",
+    "ssh-copy-id ssh-keyscan sshfs": "ANY -oFf",
+    "mail mailx": "ANY -S --exec*",
+    "just": "ANY -ec --command --shell --shell-arg --chooser --edit",
+    "unison": "ANY -sshcmd* -rshcmd* -servercmd*",
+    "java": "ANY -XX:OnError* -XX:OnOutOfMemoryError* -XX:Flags* @*",
+    "mpv": "ANY --script* --input-conf* --config-dir*",
+    "scrot": "ANY -e --exec",
+    "nginx": "ANY -g",
+    "apache2ctl httpd": "ANY -cC",
+    "kustomize": "ANY --enable-exec --enable-alpha-plugins --helm-command",
+    "dnf yum": "ANY -c --config --setopt=plugin*",
+    "debugfs mlr sqlcmd clickhouse clickhouse-client clickhouse-local smbclient sbt nx rtorrent "
+    "nix nix-build nix-instantiate glab restic csvtool": "ANY",
     "psql yq ffmpeg ffprobe gh gs sox": "ANY",
     "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay* -gccgoflags* "
     "--gccgoflags*",
@@ -317,7 +334,29 @@ _PATTERNS = {
     "latexmk": re.compile(r"^-[er]$"),
     "openssl": re.compile(r"^engine$|\.(?:so|dylib|dll)\b|SO_PATH"),
     "go": re.compile(r"-extld[\s=\"']|-extldflags.*(?:\s-B|-wrapper|-plugin|fuse-ld=[./])"),
-    "gh": re.compile(r"^(?:alias|extensions?|ext|config)$"),
+    "gh glab": re.compile(r"^(?:alias|extensions?|ext|config)$"),
+    "mlr": re.compile(
+        r"\b(?:system|exec)\s*\(|\b(?:tee|emit\w*|print|dump)\b.*[>|]|^(?:tee|split)$"
+    ),
+    "clickhouse clickhouse-client clickhouse-local": re.compile(
+        r"\b(?:executable|file|url|s3|hdfs)\s*\(|\binto\s+outfile\b", re.IGNORECASE
+    ),
+    "sqlcmd": re.compile(
+        r"^\s*:?(?:!!|:(?:out|error|perftrace|r)\b)", re.MULTILINE | re.IGNORECASE
+    ),
+    "debugfs smbclient": re.compile(r"^\s*!|;\s*!|^-w|^(?:dump|rdump|write|put|get|mget|mput)\b"),
+    "sbt": re.compile(r"^!|\beval\b"),
+    "nx": re.compile(r"run-commands"),
+    "rtorrent": re.compile(r"execute|^import="),
+    "nix nix-build nix-instantiate": re.compile(r"allow-unsafe"),
+    "restic": re.compile(r"sftp\.command"),
+    "csvtool": re.compile(r"^call$"),
+    "mvn mvnw": re.compile(r"^exec:exec$|exec-maven-plugin:(?:.*:)?exec$"),
+    "dotnet msbuild": re.compile(
+        r"^[-/]p(?:roperty)?:.*(?:(?:Pre|Post)\w*(?:Build|Link|Compile)\w*|Custom(?:Before|After)\w*)=",
+        re.IGNORECASE,
+    ),
+    "pandoc": re.compile(r"\.lua$"),
     "gs": re.compile(r"%pipe|NOSAFER"),
     "sox": re.compile(r"^\|"),
     "curl": re.compile(r"^--proto-d|^--(?:abstract-)?unix|%output\{"),
@@ -367,6 +406,12 @@ _PROJECT_OPTIONS = {
 }
 PROJECT_OPTIONS = {name: names(text) for name, text in by_name(_PROJECT_OPTIONS).items()}
 
+# Options whose value most programs run, and programs whose options of that kind concern other machines.
+RUNS_VALUE = re.compile(
+    r"--(?!no-)[\w-]*(?:-hook|-cmd|-command|-program|remote-schema|rsh|pager|editor|plugin-dir)(?:=.*)?"
+)
+ELSEWHERE = names("docker podman nerdctl docker-compose kubectl oc gcloud az aws fly flyctl git gh")
+
 # Patterns for a program's joined arguments; with a match it runs or writes what they say.
 _USES = {
     "npm": r"^(?:(?:c|config) )?set (?:-\S+ )*(?:git|editor|viewer|browser|prefix|shell|python|node-gyp)\b"
@@ -374,11 +419,16 @@ _USES = {
     "yarn": r"^set version [./~]|^config set (?:-\S+ )*(?:yarnPath|plugins)",
     "bundle bundler": r"^open\b",
     "service": r"^\S*/",
+    "jj": r"^(?:-\S+ )*util exec",
+    "composer": r"^config .*\bscripts",
+    "cargo": r"^watch .*(?:-s|--shell)\b",
+    "redis-cli": r"(?i)\bconfig set (?:dir|dbfilename)\b|\bmodule load\b|\bslaveof\b|\breplicaof\b",
     "docker podman nerdctl": r"(?:(?:^| )(?:-[A-Za-z]*v|--volume)[ =]?|[ ,=](?:source|src)=)(?:"
     r"/(?:etc|root|var|usr|bin|sbin|proc|sys|dev|boot|lib|run)?(?=[:/, ]|$)"
     r"|/home(?:/[^/:, ]*)?/?(?=[:, ]|$)"
     r"|/(?:[^:, ]*/)?\.|~|\$HOME)|docker\.sock"
     r"|(?:^| )--device[ =]/dev/(?!(?:dri|snd|kvm)\b)"
+    r"|(?:^| )--(?:runtime|conmon)[= ][./]|(?:^| )--(?:hooks-dir|rootfs)\b"
     r"|(?:^| )--(?:privileged|cap-add|security-opt)\b|--(?:pid|userns|ipc)[= ]host\b"
     r"|^(?:-\S+ (?:[^-\s]\S* )?)*(?:-H|-c|--host|--config|--context|--connection)\b",
     "kubectl oc": r"(?:^| )--kubeconf|^(?:(?! -- ).)*(?:(?:^| )(?:--server\b|-s[ =h]|--enable-exec"
