@@ -77,11 +77,7 @@ def import_file(
     try:
         runs = import_session(app.database, files, source, author, now, modified)
     except UnreadableLineError as error:
-        where = (
-            f"{source}, line {error.number}"
-            if not error.file
-            else f"{error.file}, line {error.number}"
-        )
+        where = f"{error.file or source}, line {error.number}"
         raise UsageError(f"{where}: {error}; nothing was imported") from error
     except EmptySessionError as error:
         if skips_empty:

@@ -229,12 +229,9 @@ def check_row(table: str, row: Row) -> None:
             raise ValueError("blocks.content is no block of that type")
         check_block(block)
     elif table == "tool_lists":
-        parse = decoder(tuple[Tool, ...])
-        what = "tool_lists.tools are none"
-        if (
-            ToolsListed(check_value(row["tools"], parse, tuple[Tool, ...], what)).sha256
-            != row["sha256"]
-        ):
+        kind, what = tuple[Tool, ...], "tool_lists.tools are none"
+        tools = check_value(row["tools"], decoder(kind), kind, what)
+        if ToolsListed(tools).sha256 != row["sha256"]:
             raise ValueError("tool_lists.sha256 is not that of the tools")
     elif table == "model_calls":
         if not all(isinstance(block.get("type"), str) for block in row["cut"] or ()):

@@ -99,15 +99,15 @@ def _digest(files: Files) -> str:
 def _there(connection: Connection, condition: Any) -> list[ImportedSession]:
     """Return the runs of a session that is here as it is."""
     known = select(sessions.c.session_id).where(condition)
-    query = (
-        select(runs.c.id, runs.c.job_id, runs.c.state, runs.c.item_key)
-        .join(sessions, sessions.c.run_id == runs.c.id)
-        .where(sessions.c.session_id.in_(known))
-    )
-    rows = sorted(connection.execute(query), key=lambda row: tree_order(row.id))
+    of_session = select(sessions.c.run_id).where(sessions.c.session_id.in_(known))
+    return _stored(connection, runs.c.id.in_(of_session))
+
+
+def _stored(connection: Connection, condition: Any) -> list[ImportedSession]:
+    query = select(runs.c.id, runs.c.job_id, runs.c.state, runs.c.item_key).where(condition)
     return [
         ImportedSession(row.id, row.job_id, "there", row.state, item_of(row.id, row.item_key))
-        for row in rows
+        for row in sorted(connection.execute(query), key=lambda row: tree_order(row.id))
     ]
 
 
@@ -115,13 +115,8 @@ def _own_run(connection: Connection, session_id: str) -> list[ImportedSession]:
     """Return the run of Runner's own that a session is an export of, if it is here."""
     if session_id[14:15] != "5":  # the version of the ids that exports give
         return []
-    query = select(runs.c.id, runs.c.job_id, runs.c.state, runs.c.item_key)
-    query = query.where(runs.c.parent_run.is_(None))
-    return [
-        ImportedSession(row.id, row.job_id, "there", row.state, row.item_key)
-        for row in connection.execute(query)
-        if session_id_of(row.id) == session_id
-    ]
+    ids = connection.scalars(select(runs.c.id).where(runs.c.parent_run.is_(None)))
+    return _stored(connection, runs.c.id.in_([i for i in ids if session_id_of(i) == session_id]))
 
 
 def _sessions_job(connection: Connection, author: Author, now: float) -> str:
