@@ -51,6 +51,13 @@ run's row are HOT already, and a `fillfactor` of 70 made the table larger (344 t
 20 turns). It takes one of these, and none is worth its code yet: an HTTP client in C below
 the SDK, statements without SQLAlchemy's transactions, or a worker's runs spread over two processes,
 because all of the threads share one interpreter lock.
+
+A turn with 1.4 KB of content adds 4.0 KB on SQLite and 5.1 on Postgres, means of turns 10 to 190: its three
+blocks 2.0 and 2.0 (0.4 are ends of pages too short for a result), its seven events 1.4 and 1.5, the rows of
+its two calls 0.3 and 0.7, indexes 0.2 and 0.8 (all are primary keys). Less would take events without totals
+and ids of calls (0.2 KB), or a number in place of the run's id of 30 characters (0.4 and 0.6 KB). Of 1.6 ms
+that Postgres works for a turn, 1.4 execute its two statements and 0.1 plan them: a `prepare_threshold` of 1
+and generic plans change nothing (in crowds 2.4, 2.1, 2.7 ms before; then 2.4, 2.1, 2.9 and 2.1, 2.3, 2.7).
 """
 
 # Takes conversations to work; returns when they began and ended, and the processor time of the process.

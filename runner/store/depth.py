@@ -271,15 +271,12 @@ def _lacks_time(
 def held_back(
     database: Database, job_ids: Collection[str], now: float
 ) -> dict[str, tuple[int, HeldBy]]:
-    """Return, by job, how many due items may not begin and why; jobs without any are left out."""
-    if not job_ids:
-        return {}
+    """Return, by job, how many due items may not begin and why; jobs without any are left out.
+    ``queries.jobs.that_may_wait`` says which jobs to ask about."""
     of_cap = left_today(database, now)
 
     def of_job(connection: Connection, job_id: str, job: Any) -> tuple[int, HeldBy] | None:
         spec = JobSpec.from_json(job.spec)
-        if not _is_limited(spec, job.finish_by, of_cap):
-            return None
         count = select(func.count()).where(runs.c.job_id == job_id)
         wait = connection.execute(count.where(_IS_HELD)).scalar_one()
         due = connection.execute(count.where(_IS_FRESH, runs.c.due_at <= now)).scalar_one()
