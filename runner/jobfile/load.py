@@ -563,8 +563,8 @@ class _Job:
             return
 
         for node, rule in rules:
-            agent = parse(rule.text).specifier
-            if name_of(rule.text).startswith(tuple(self.silent)):
+            agent, name = parse(rule.text).specifier, name_of(rule.text)
+            if name.startswith(tuple(self.silent)) or (name == f"{MCP_PREFIX}*" and self.silent):
                 continue
             if not any(concerns(rule.text, tool) for tool in self.listed):
                 node.note(said("tool", name_of(rule.text), self.listed))

@@ -145,8 +145,9 @@ def test_a_file_of_claude_code_with_problems_is_refused(
 def test_a_server_with_a_problem_is_refused(
     text: str, expected: str, problems_of: Problems
 ) -> None:
-    (problem,) = problems_of(HEAD + text)
-    assert expected in problem
+    for rules in ("", '[permissions]\ndeny = ["mcp__*"]\n'):
+        (problem,) = problems_of(HEAD + text + rules)
+        assert expected in problem
 
 
 def test_tools_and_rules_of_servers_must_be_about_tools_that_there_are(
