@@ -35,7 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
     if then else elif fi do done while until for case esac select function coproc in { } ! [[ ]] time""")
 _RUNS_NOTHING = re.compile(r"(?:break|continue|exit)(?: [0-9]+| \$\?)?|:")
-_VERSIONED = re.compile(r"(?<=^pip)[0-9.]+$|\.exe$", re.IGNORECASE)  # ``pip3.12`` is ``pip``
+_VERSIONED = re.compile(
+    r"(?<=^pip)[0-9.]+$|(?<=^python3)\.[0-9]+$|\.exe$", re.IGNORECASE
+)  # ``pip3.12`` is ``pip``
 _DEEPEST = 8
 _LONGEST_FORMS = 40
 _SPELLED = 12
@@ -341,8 +343,9 @@ def _spell(forms: Forms, values: list[str], shown: str) -> None:
     """Add a command's forms: unquoted, as shown, without the program's folder, other spellings."""
     forms |= {" ".join(values): None, shown: None}
     name = values[0].rpartition("/")[2]
-    if name.startswith("git-"):
-        _spell(forms, ["git", name.removeprefix("git-"), *values[1:]], shown)
+    for program in ("git", "docker"):
+        if name.startswith(f"{program}-"):
+            _spell(forms, [program, name.removeprefix(f"{program}-"), *values[1:]], shown)
     plain = _VERSIONED.sub("", values[0].rstrip("/").rpartition("/")[2])
     if plain != values[0]:
         values = [plain, *values[1:]]

@@ -514,6 +514,7 @@ _OTHER_NAMES = {
     "uninstall:un,unlink,remove,rm,r exec:x test:t,tst,tes,it,cit ci:clean-install,ic,install-clean,cit,"
     "sit,install-ci-test,clean-install-test "
     "update:up,upgrade,udpate publish:pub,publ,publi,publis unpublish:unp,unpub config:c",
+    "helm": "uninstall:un,del,delete install:i upgrade:up",
     "cargo": "build:b check:c run:r test:t doc:d remove:rm",
     "docker podman nerdctl": "rm:container~rm run:container~run exec:container~exec stop:container~stop "
     "kill:container~kill cp:container~cp start:container~start rmi:image~rm build:image~build,buildx~build "
@@ -553,6 +554,29 @@ WGET_NO_FILE = names("-O --output-document --spider --version --help -V -h")
 WGET_PLAIN = names("""
     -q -n -v -d -c --no-verbose --quiet --continue --show-progress --tries --timeout -t -T --header
     --post-data --post-file --body-file --body-data --method --load-cookies --user-agent -U""")
+
+# --- Options that have several names, for deny and ask rules.
+
+_SAME_OPTIONS = {
+    "sed gsed": "-i,--in-place",
+    "npm pnpm": "-g,--global,--location=global",
+    "base64 base32": "-d,-D,--decode",
+    "node nodejs": "-e,-p,--eval,--print",
+    "kill": "-9,-KILL,-SIGKILL",
+    "docker podman": "-d,--detach -v,--volume",
+    "curl": "-k,--insecure -X,--request",
+    "chmod": "-R,--recursive",
+}
+SAME_OPTIONS = {
+    program: [group.split(",") for group in text.split()]
+    for program, text in by_name(_SAME_OPTIONS).items()
+}
+# What follows their first operand is not theirs.
+PASSES_ON = re.compile(
+    r"(?:python|pypy|ruby|perl|php|node|lua|deno|bun)[0-9.]*|npx|bunx|uvx|(?:ba|da|z|k)?sh|env|xargs"
+)
+# Each of their operands is something to do.
+BUILDERS = names("make gmake just rake rails gradle gradlew mvn ninja task")
 
 # --- Short options that deny and ask rules see in every order.
 

@@ -8,7 +8,7 @@ readings count: ``kubectl -n prod delete`` is also ``kubectl prod delete`` and `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, permutations
 
 from runner.permissions.shell import programs
@@ -31,12 +31,19 @@ def spellings(values: Sequence[str]) -> Iterator[list[str]]:
     whole = list(values)
     if any(value[:1] in _SIGNS for value in whole):
         yield from islice(_shortened(whole[:1], whole[1:], _DEEPEST), _MOST)
+        yield from islice(_hoisted(whole), _MOST)
+    if values[0] in programs.BUILDERS:
+        for at, value in enumerate(whole[2:], 2):
+            if not is_option(value):
+                yield [whole[0], value, *whole[1:at], *whole[at + 1 :]]
     for at in starts(whole[1:]) if values[0] in programs.OTHER_NAMES else ():
         for many in (1, 2):
             name = " ".join(whole[1 + at : 1 + at + many])
             for other, same in programs.OTHER_NAMES[values[0]]:
                 if name == other:
-                    yield [values[0], same, *whole[1 + at + many :]]
+                    renamed = [values[0], same, *whole[1 + at + many :]]
+                    yield renamed
+                    yield from islice(_hoisted(renamed), _MOST)
     if values[0] == "git":
         for at in starts(whole[1:]):
             yield from _git_spellings(["git", *whole[1 + at :]])
@@ -86,6 +93,36 @@ def _shortened(head: list[str], rest: list[str], deep: int) -> Iterator[list[str
         yield from _shortened([*head, rest[at]], rest[at + 1 :], deep - 1)
 
 
+def _hoisted(values: list[str]) -> Iterator[list[str]]:
+    """Yield the command with each option in front, behind the program and behind its first operand, by
+    each of its names: ``sed p -ni.bak x`` is ``sed -i p x``."""
+    first = next((at for at, value in enumerate(values) if at and not is_option(value)), 0)
+    last = first if first and programs.PASSES_ON.fullmatch(values[0]) else len(values)
+    same = programs.SAME_OPTIONS.get(values[0], ())
+    for at, value in enumerate(values[1:last], 1):
+        if value == "--":
+            return
+        if not is_option(value):
+            continue
+        letters = re.match("-[A-Za-z]+", value)
+        short = (
+            [f"-{letter}" for letter in letters[0][1:]] if letters else [value.partition("=")[0]]
+        )
+        others = [each for place, each in enumerate(values[1:], 1) if place not in (at, first)]
+        operand = values[first : first + 1] if first else []
+        for option in dict.fromkeys((value, *short[:_MOST_LETTERS])):
+            for name in (option, *_other_names(option, same)):
+                yield [values[0], name, *operand, *others]
+                yield [values[0], *operand, name, *others]
+
+
+def _other_names(option: str, same: Collection[Sequence[str]]) -> Iterator[str]:
+    for group in same:
+        short = len(option) > 3 and option.startswith("--")
+        if option in group or (short and any(name.startswith(option) for name in group)):
+            yield from group
+
+
 def _bundled(values: list[str]) -> Iterator[list[str]]:
     """Yield the short options in every order, in one word: ``rm -r -f`` as ``rm -rf``, ``rm -fr``."""
     letters: dict[str, None] = {}
@@ -125,6 +162,11 @@ def _git_spellings(values: Sequence[str]) -> Iterator[list[str]]:
     for at in options:
         if plain[at] in long:
             yield [*head, long[plain[at]], *others[at]]
+    given = set(plain)
+    if head[1] == "branch" and given & {"-d", "--delete"} and given & {"-f", "--force"}:
+        yield [*head, "-D", *plain]
+    if head[1] == "push" and any(value.startswith("+") for value in plain):
+        yield [*head, "--force", *plain]
     default = _default(head[1], plain)
     if default:
         yield [*head, default, *plain]
