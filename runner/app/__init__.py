@@ -21,3 +21,13 @@ if not TYPE_CHECKING:  # type checkers read the modules themselves
         module = sys.modules[spec.name] = globals()[name] = module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
+
+
+def load_all() -> None:
+    """Load the modules of this package that were imported and not used yet. For servers: of two threads
+    that use one first, the second would find it empty (https://github.com/python/cpython/issues/114763)."""
+    modules = [each for each in globals().values() if isinstance(each, ModuleType)]
+    if lazy := [each for each in modules if type(each) is not ModuleType]:
+        for module in lazy:
+            vars(module)
+        load_all()  # they import others

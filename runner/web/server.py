@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from runner.app import approvals, people
+from runner.app import approvals, load_all, people
 from runner.app.handle import App
 from runner.app.people import Role
 from runner.errors import UsageError
@@ -54,6 +54,7 @@ _WRITES: tuple[tuple[str, Handler, Role], ...] = (
 
 def web_app(app: App, access: Access, sessions: Sessions, hub: Hub) -> ASGIApp:
     """Return the app: its routes behind the guard."""
+    load_all()
 
     def extra(app: App) -> Mapping[str, Any]:
         return {"inbox": approvals.waiting_count(app), "auth": access.auth}

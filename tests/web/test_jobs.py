@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -141,3 +143,21 @@ def test_a_list_of_many_jobs_takes_as_many_queries_as_one_of_few(
     for _ in range(overview.JOBS):
         submit(database, "a.py", "b.py", spec=PLAYED)
     assert queries() == few
+
+
+@pytest.mark.slow
+def test_the_first_pages_may_be_asked_for_at_the_same_moment() -> None:
+    """Their threads find what they use loaded: the second one to load a module lazily finds it empty."""
+    code = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from runner.web import server
+from runner.web.asking import report
+server.web_app(None, SimpleNamespace(auth="users"), None, None)
+together = threading.Barrier(8)
+with ThreadPoolExecutor(8) as threads:
+    list(threads.map(lambda _: (together.wait(), report.failure_groups), range(8)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
