@@ -27,6 +27,7 @@ def session(folder: Path) -> Path:
     made.reply("msg_3", text("word " * 400), use("toolu_3", "Bash", command="rm"), output_tokens=1)
     made.result("toolu_3", "No.", is_error=True, toolDenialKind="user-rejected")
     made.user("<task-notification>done</task-notification>", origin={"kind": "task-notification"})
+    made.user("Well?", origin={"kind": "human"})
     made.add("system", subtype="local_command", content="<command-name>/model</command-name>")
     path = folder / f"{SESSION}.jsonl"
     path.write_bytes(made.file().getvalue())
@@ -44,7 +45,7 @@ def test_the_transcript_has_what_is_to_be_known(command: Command, session: Path)
         "(image, image/png, about 297 bytes)",
         "[by a person]\n  Look.\n  And the tests.",
         "[denied: by the user: No.]",
-        "[by a machine]\n  <task-notification>done",
+        "[by a machine]\n  <task-notification>done</task-notification>\n[by a person]\n  Well?",
         "local command: <command-name>/model</command-name>",
     ):
         assert words in shown
