@@ -159,7 +159,7 @@ def full_port() -> Iterator[int]:
 def test_call_is_cut_while_it_connects(full_port):
     model = AnthropicModel(base_url=f"http://127.0.0.1:{full_port}", api_key=API_KEY)
     calling = Calling(model)
-    while not any(thread.name == "connect" for thread in threading.enumerate()):
+    while not any(thread.name == "apart" for thread in threading.enumerate()):
         assert calling.outcome is None
     assert isinstance(calling.cut(), Interrupted)
     model.close()
