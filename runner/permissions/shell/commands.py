@@ -141,7 +141,8 @@ class Commands:
             return
         program = name.rpartition("/")[2]
         if program in ("cd", "pushd", "popd"):
-            findings.move(next(iter(literal(words[-1:])), "") if len(words) > 1 else "")
+            home = "~" if program == "cd" else ""
+            findings.move(next(iter(literal(words[-1:])), "") if len(words) > 1 else home)
             simple = program == "cd" and len(words) == 2 and words[1].exact
             findings.lost = findings.lost or not simple or values[1][:1] in ("-", "+")
         too_deep = command.level > _DEEPEST

@@ -22,6 +22,7 @@ _PATTERN = re.compile(r"[*?\[]")
 # What a glob may match above the folder that it starts from.
 _UPWARDS = re.compile(r"(?:^|/)\.(?:\.|[*?\[][^/]*)(?=/|$)")
 _HOME = re.compile(r"^\$(?:HOME|\{HOME\})(?=/|$)")
+_LIKE_HOME = re.compile(r"^(?:\$\{HOME[^\w{}][^{}]*\}|~[a-z_][a-z0-9_-]*)(?=/|$)")
 _HERE = re.compile(r"^(?:\$(?:(?:OLD)?PWD|\{(?:OLD)?PWD\})|~[+-])(?=/|$)")
 _ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE = re.compile(
@@ -110,7 +111,8 @@ def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
 
 def joined(folder: str, path: str) -> str:
     """Return where a path leads from a folder; from "" it is the same."""
-    return path if not folder or path.startswith(("/", "~/")) else f"{folder}/{path}"
+    absolute = path == "~" or path.startswith(("/", "~/"))
+    return path if not folder or absolute else f"{folder}/{path}"
 
 
 @dataclass(slots=True)
@@ -287,8 +289,10 @@ def decoded(word: Word) -> list[str]:
     if word.exact:
         return [word.value]
     text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), word.value)
-    texts = dict.fromkeys((text, _DEFAULT.sub(r"\1", text)))
-    return [each for text in texts for each in _without_braces(_EXPANSION.sub("", text))]
+    texts = [_EXPANSION.sub("", each) for each in dict.fromkeys((text, _DEFAULT.sub(r"\1", text)))]
+    if text.startswith("$") and texts[0].startswith("/"):  # ``$folder/.env``
+        texts += [f".{texts[0]}", f"~{texts[0]}"]
+    return [each for text in texts for each in _without_braces(text)]
 
 
 def literal(words: Iterable[Word]) -> list[str]:
@@ -298,7 +302,8 @@ def literal(words: Iterable[Word]) -> list[str]:
         found.append(path_of(word))
         text = word.value
         if not word.exact:
-            text = _PROCESS.sub("/proc/self/", _HERE.sub(".", _HOME.sub("~", text)))
+            text = _HERE.sub(".", _LIKE_HOME.sub("~", _HOME.sub("~", text)))
+            text = _PROCESS.sub("/proc/self/", text)
             text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), text)
         if (text != word.value and "$" not in text) or "{" in text:
             found += _without_braces(text)
@@ -424,6 +429,8 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
         case "sed" | "gsed":
             files.writes += map(path_of, _edited(arguments))
         case "curl":
+            certificates = call.valued(("-E", "--cert", "--proxy-cert"))
+            files.reads += [path.rpartition(":")[0] for path in literal(certificates)]
             files.writes += map(path_of, _curl(call))
         case "wget" | "wget2":
             files.writes += map(path_of, _wget(call))

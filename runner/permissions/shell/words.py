@@ -67,7 +67,7 @@ def path_of(word: Word) -> str:
     """Return the path that a word names: ``~/x`` for one in the home, "" for one that is not literal."""
     if word.exact:
         return f"./{word.value}" if word.value.startswith("~") else word.value
-    plain = word.source == word.value and re.fullmatch(r"~/[A-Za-z0-9_./@+,=-]*", word.value)
+    plain = word.source == word.value and re.fullmatch(r"~(?:/[A-Za-z0-9_./@+,=-]*)?", word.value)
     return word.value if plain else ""
 
 
