@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import chain
 from types import MappingProxyType
 
 from tree_sitter import Node
@@ -15,7 +17,7 @@ from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.harmless import passes_on, printed
 from runner.permissions.shell.script import INTEGERS
 from runner.permissions.shell.tree import EXPANSIONS, WORDS, Tree
-from runner.permissions.shell.words import Printed, Reader, UnclearError, Word, names
+from runner.permissions.shell.words import IS_GLOB, Printed, Reader, UnclearError, Word, names
 
 _IN_WORDS = names("""
     concatenation word raw_string number string string_content ansi_c_string brace_expression
@@ -37,6 +39,16 @@ _SETS = re.compile(
     r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
 
+# Words that are globs for what they become.
+_GLOB_TEXT = re.compile(r"[A-Za-z0-9_./+@:,=%*?-]*")
+_TAKEN_OFF = re.compile(r"\$\{([A-Za-z_]\w*)(?:(%%?|##?)([^{}$]+))?\}")
+_PART_OF_PATH = re.compile(
+    r"\$\((basename|dirname) \"?\$\{?([A-Za-z_]\w*)\}?\"?(?: \"?(\.[A-Za-z0-9.]+)\"?)?\)"
+)
+_PARTS = {"basename": ("##", "*/", None), "dirname": ("%", "/*", ".")}
+_MOST_GLOBS = 16
+_LONGEST_GLOB = 1000
+_ENDS = re.compile(r"[;\n]|\Z")
 _UNARY = frozenset(f"-{letter}" for letter in "abcdefghknprstuwxzLNOSG")
 _TEXTS = names("= == != < > =~ -nt -ot -ef")
 _NUMBERS = names("-eq -ne -lt -le -gt -ge")
@@ -47,7 +59,8 @@ _NUMBER = re.compile(r"-?[0-9]+|\"?\$(?:[#?]|\{#[A-Za-z_]\w*(?:\[[@*]\])?\})\"?"
 _NAMED = re.compile(r"\"?\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?\"?")
 # They set variables that are only known when they run, or what they do is not in the tree.
 _SET_VARIABLES = names("""
-    eval source . trap read mapfile readarray getopts printf let wait builtin command exec coproc""")
+    eval source . trap read mapfile readarray getopts let wait builtin command exec coproc""")
+_CHANGES = re.compile(r"\s[-+]\w*[^\Wgprx]")  # options of ``declare`` that change values
 _MAY_EVALUATE = "a test may evaluate what a variable holds"
 
 
@@ -55,11 +68,13 @@ class Expansions(Tree):
     """Reads words and visits what bash evaluates; unknown syntax makes the script unanalyzable."""
 
     known: Mapping[str, Printed] = MappingProxyType({})  # what variables hold
+    given: Mapping[str, Sequence[Node | None]] = MappingProxyType({})  # the words that set them
 
     def know_variables(self) -> None:
         """Find the variables that hold nothing but literal words, or what known commands print,
         wherever they are set. None is known when a command sets variables in another way."""
         values: dict[str, set[Printed]] = {}
+        given: dict[str, list[Node | None]] = {}
         left = [self.root]
         while left:
             node = left.pop()
@@ -68,21 +83,33 @@ class Expansions(Tree):
                 text = self.text_of(node)
                 if text in _SET_VARIABLES or not _SIMPLE_WORD.fullmatch(text):
                     return
-            elif node.type == "subscript":
+            elif node.type == "subscript" or (
+                node.type == "declaration_command" and _CHANGES.search(self.text_of(node))
+            ):
                 return
             elif node.type == "variable_assignment":
-                given = node.children[2] if len(node.children) == 3 else None
-                kind = self._held(given, loop=False) if given is not None else ""
-                values.setdefault(self.text_of(node.children[0]), set()).add(kind)
+                value = node.children[2] if len(node.children) == 3 else None
+                kind = self._held(value, loop=False) if value is not None else ""
+                name = self.text_of(node.children[0])
+                values.setdefault(name, set()).add(kind)
+                given.setdefault(name, []).append(value if node.children[1].type == "=" else None)
             elif node.type == "for_statement":
-                kinds = {
-                    self._held(child, loop=True)
-                    for child in node.named_children[1:]
-                    if child.type in WORDS
-                }
-                values.setdefault(self.text_of(node.named_children[0]), set()).update(kinds or {""})
+                words = [child for child in node.named_children[1:] if child.type in WORDS]
+                name = self.text_of(node.named_children[0])
+                values.setdefault(name, set()).update(
+                    {self._held(word, loop=True) for word in words} or {""}
+                )
+                given.setdefault(name, []).extend(words or [None])
+            elif node.type in (
+                "arithmetic_expansion",
+                "c_style_for_statement",
+                "compound_statement",
+            ):
+                for name in filter(None, chain(*_SETS.findall(self.text_of(node)))):
+                    given.setdefault(name, []).append(None)
         order: tuple[Printed, ...] = ("", "path", "word", "number")
         self.known = {name: min(kinds, key=order.index) for name, kinds in values.items()}
+        self.given = given
 
     def _held(self, node: Node, *, loop: bool) -> Printed:
         """Return what a variable holds that is set to this word; in a ``loop``, or to its files."""
@@ -95,6 +122,72 @@ class Expansions(Tree):
         ):
             return "path"
         return "word" if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./^~-]*", text) else ""
+
+    def _globs_of(self, node: Node) -> tuple[str, ...]:
+        """Return globs for all that a word may become by what its variables hold, () if that is not
+        known."""
+        text = self.text_of(node)
+        if node.type in ("string", "concatenation"):
+            inside = text[1:-1] if node.type == "string" else text
+            parts = [part for part in node.children if part.type != '"']
+            if "".join(map(self.text_of, parts)) != inside:
+                return ()
+            found: dict[str, None] = {"": None}
+            for part in parts:
+                ends = self._globs_of(part)
+                found = {start + end: None for start in found for end in ends}
+                if len(found) > _MOST_GLOBS or any(len(glob) > _LONGEST_GLOB for glob in found):
+                    return ()
+            return tuple(found)
+        if node.type == "raw_string":
+            text = text[1:-1]
+        if taken := _TAKEN_OFF.fullmatch(re.sub(r"^\$(\w+)$", r"${\1}", text)):
+            return _without(self._globs_in(taken[1]), taken[2] or "", taken[3] or "")
+        if named := _PART_OF_PATH.fullmatch(text):
+            globs = self._globs_in(named[2])
+            if any(re.match(r"-|/+\Z", glob) for glob in globs):
+                return ()  # it may be an option
+            shown = _without(tuple(glob.rstrip("/") for glob in globs), *_PARTS[named[1]])
+            if named[1] == "dirname":
+                shown = tuple(each or "/" for each in shown)
+            fails = ("",) if any(glob[:1] in ("*", "?") for glob in globs) else ()
+            return shown and (*fails, *_without(shown, "%", named[3] or ""))
+        return (text,) if _GLOB_TEXT.fullmatch(text) else ()
+
+    def _globs_in(self, name: str) -> tuple[str, ...]:
+        """Return globs for all that a variable may hold, and nothing if it may not be set yet."""
+        if name not in self._globs:
+            self._globs[name] = ()  # a variable that holds itself is not known
+            nodes = self.given.get(name, ()) if self._looked_up < _MOST_GLOBS else ()
+            self._looked_up += 1
+            own = variable_risk(name, exported=False) == "none"
+            globs = [self._globs_of(node) if node is not None and own else () for node in nodes]
+            if globs and all(globs):
+                unset = () if self._is_set(name, nodes) else ("",)
+                self._globs[name] = tuple(dict.fromkeys((*unset, *chain(*globs))))
+            self._looked_up -= 1
+        return self._globs[name]
+
+    def _is_set(self, name: str, nodes: Sequence[Node | None]) -> bool:
+        """True if a variable is set wherever it is named: after an assignment that is a command of the
+        script, or in a loop over its values."""
+        where = []
+        for node in filter(None, nodes):
+            by = node.parent
+            if by is not None and by.type == "for_statement" and by.children[0].type == "for":
+                where.append((by.start_byte, by.end_byte))
+            elif by is not None and by.parent == self.root and _ENDS.match(self.text, by.end_byte):
+                where.append((by.end_byte, len(self.text)))
+        named = [use.start() for use in re.finditer(rf"\$\{{?{name}\b", self.text)]
+        return "unset" not in self.text and all(
+            any(start <= at < end for start, end in where) for at in named
+        )
+
+    _looked_up = 0  # variables that hold one another
+
+    @cached_property
+    def _globs(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     @abstractmethod
     def lone_redirect(self, node: Node) -> None:
@@ -116,7 +209,11 @@ class Expansions(Tree):
         if node.type in WORDS and self._collect(node, expansions):
             try:
                 reader = Reader(self.text, expansions, self.visit_expansion, self._printed)
-                return reader.read(start, end)
+                word = reader.read(start, end)
+                globs = self._globs_of(node) if reader.met and self.given else ()
+                if reader.bare and any(map(IS_GLOB.search, globs)):
+                    return word
+                return replace(word, choices=tuple(filter(None, globs))) if globs else word
             except UnclearError as unclear:
                 reason = str(unclear)
         self.give_up(node, reason)
@@ -323,6 +420,33 @@ class Expansions(Tree):
         if not double and word.loose and not word.source.startswith('"') and not special:
             self.give_up(node, _MAY_EVALUATE)
         return word
+
+
+def _without(
+    globs: tuple[str, ...], operator: str, pattern: str, otherwise: str | None = None
+) -> tuple[str, ...]:
+    """Return globs for what is left of all that is in ``globs``, as by ``${x%pattern}``; () if that is
+    not known. ``otherwise`` is for those that the pattern does not match, they themselves if None."""
+    found: list[str] = []
+    for glob in globs:
+        tail = re.split(r"[*?]", glob)[-1]  # what it ends with for sure
+        name, slash, last = glob.rpartition("/")
+        match operator, pattern:
+            case "##", "*/":
+                found.append(last)
+            case "%", "/*" if "**" not in glob:
+                found.append(name if slash else glob if otherwise is None else otherwise)
+            case "%", ".*" if "." in last and "." in tail:
+                found.append(name + slash + last.rpartition(".")[0])
+            case "%", ".*" if glob == tail and "." not in glob:
+                found.append(glob)
+            case (("" | "%"), _) if re.fullmatch(r"[\w.-]*", pattern):
+                if len(tail) < len(pattern) and glob != tail and (tail or glob[-1] != "*"):
+                    return ()
+                found.append(glob.removesuffix(pattern))
+            case _:
+                return ()
+    return tuple(dict.fromkeys(found))
 
 
 def _substitutions(node: Node) -> Iterator[Node]:

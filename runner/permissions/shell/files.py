@@ -12,13 +12,12 @@ from urllib.parse import unquote
 from runner.permissions.shell import programs
 from runner.permissions.shell.spellings import git_parts
 from runner.permissions.shell.usages import Role, Usage, usage_of
-from runner.permissions.shell.words import DEVICES, Word, path_of
+from runner.permissions.shell.words import DEVICES, IS_GLOB, Word, path_of, targets_of
 
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
 _FILE_URL = re.compile(r"(?<![a-z0-9])(?<!\$\{)file:(?://[^/]*(?=/))?([^?#]*)", re.IGNORECASE)
-_PATTERN = re.compile(r"[*?\[]")
 # What a glob may match above the folder that it starts from.
 _UPWARDS = re.compile(r"(?:^|/)\.(?:\.|[*?\[][^/]*)(?=/|$)")
 _HOME = re.compile(r"^\$(?:HOME|\{HOME\})(?=/|$)")
@@ -223,7 +222,7 @@ def _note(files: Files, role: Role, call: _Call) -> None:
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
-            files.writes += map(path_of, words)
+            files.writes += [path for word in words for path in targets_of(word)]
         case "within":
             for word in words:
                 files.reads += [joined(path_of(word), path) for path in files.reads if path]
@@ -250,7 +249,7 @@ def _read(files: Files, words: Sequence[Word]) -> None:
         for word in words
         if not word.exact
         for path in _readings(word)
-        if _PATTERN.search(path)
+        if IS_GLOB.search(path)
     ]
 
 
@@ -263,6 +262,8 @@ def _readings(word: Word) -> list[str]:
     """Return the paths that a word may be, globs as written; "" for one that is not known."""
     if word.exact:
         return [path_of(word)]
+    if word.choices:
+        return list(word.choices)
     text = _HOME.sub("~", word.value)
     if (word.source != word.value and text == word.value) or not _GLOB.fullmatch(text):
         return [""]
@@ -299,7 +300,7 @@ def literal(words: Iterable[Word]) -> list[str]:
     """Return the paths that words name, also those that begin with ``$HOME`` or ``$PWD``."""
     found = []
     for word in words:
-        found.append(path_of(word))
+        found += [path for path in targets_of(word) if not IS_GLOB.search(path) or word.exact]
         text = word.value
         if not word.exact:
             text = _HERE.sub(".", _LIKE_HOME.sub("~", _HOME.sub("~", text)))
@@ -329,7 +330,7 @@ def _change(files: Files, word: Word, *, deep: bool) -> None:
             continue
         if not path:
             files.below.append(_ANYWHERE)
-        elif not word.exact and _PATTERN.search(path):
+        elif not word.exact and IS_GLOB.search(path):
             files.below.append(matching(path, deep))
         else:
             files.changes.append(path)
@@ -339,7 +340,7 @@ def _change(files: Files, word: Word, *, deep: bool) -> None:
 
 def matching(glob: str, deep: bool = False) -> Below:
     """Return the paths that a glob may become."""
-    before = _PATTERN.split(glob, maxsplit=1)[0]
+    before = IS_GLOB.split(glob, maxsplit=1)[0]
     folder, slash, _ = before.rpartition("/")
     if _UPWARDS.search(glob, len(folder)):
         return _ANYWHERE
@@ -352,7 +353,7 @@ def _select(files: Files, words: Sequence[Word]) -> None:
     for path in literal(words):
         plain = re.sub(r"^:(?:\([^)]*\)|[/!^]+)", "", path)
         files.changes.append(plain)
-        if _PATTERN.search(plain):
+        if IS_GLOB.search(plain):
             folder, name, deep, _ = matching(plain, deep=True)
             names = (name, name.lstrip("*"), f".{name}")
             files.below += [Below(folder, each, deep) for each in names if each]
@@ -373,7 +374,7 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
     if not sources:
         return
     for path in _readings(target):
-        if not path or (not target.exact and _PATTERN.search(path)):
+        if not path or (not target.exact and IS_GLOB.search(path)):
             files.below.append(matching(path, deep=True) if path else _ANYWHERE)
             continue
         files.changes.append(path)
@@ -395,7 +396,7 @@ def _copied(files: Files, source: Word, target: str, deep: bool) -> None:
             files.below.append(Below(target, "**", deep=True))
         if name in (".", ".."):
             continue
-        if name and not (path and not source.exact and _PATTERN.search(name)):
+        if name and not (path and not source.exact and IS_GLOB.search(name)):
             files.changes += [f"{target.rstrip('/')}/{each}" for each in {name, path or name}]
         else:
             files.below.append(Below(target, name, deep))
@@ -427,7 +428,7 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
     """Note what no table says."""
     match program:
         case "sed" | "gsed":
-            files.writes += map(path_of, _edited(arguments))
+            files.writes += [path for word in _edited(arguments) for path in targets_of(word)]
         case "curl":
             certificates = call.valued(("-E", "--cert", "--proxy-cert"))
             files.reads += [path.rpartition(":")[0] for path in literal(certificates)]

@@ -85,6 +85,7 @@ class Findings:
     parts: list[Part] = field(default_factory=list)
     reads: list[Target] = field(default_factory=list)
     writes: list[Target] = field(default_factory=list)
+    globs: list[str] = field(default_factory=list)  # of files that redirects read
     operands: list[str] = field(default_factory=list)  # files that known programs read
     changes: list[str] = field(default_factory=list)  # files that known programs change
     below: list[Below] = field(default_factory=list)  # paths that are not literal, as ``changes``
@@ -172,6 +173,10 @@ class Findings:
             parts.append(Part(command, raw_forms(command)))
         if self.unknown:
             self._any_word_opens()
+        if self.globs and self.moved is not None:
+            self.reads.append(Target("", _LAST))
+        else:
+            self.below += [matching(glob)._replace(reads=True) for glob in self.globs]
         unknown = [""] if "" in self.operands else []
         guesses = _REDIRECT.findall(command) if self.reason else []
         sources = self.reads + (self.writes if self.targets_read else [])

@@ -18,7 +18,7 @@ from runner.permissions.shell.commands import Commands
 from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.script import Findings, Moment
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
-from runner.permissions.shell.words import DEVICES, Assignment, Word, names, path_of
+from runner.permissions.shell.words import DEVICES, Assignment, Word, names, targets_of
 
 _DEEPEST = 150  # nodes below one another
 
@@ -378,14 +378,17 @@ class Walk(Expansions):
         if "&" in operator and not _PLAIN.fullmatch(word.value):
             # Bash expands the word of ``>&`` a second time, what was quoted in it too.
             self.findings.give_up("bash expands the target of such a redirect twice")
-        if _NETWORK.match(word.value):
+        if any(map(_NETWORK.match, (word.value, *word.choices))):
             self.findings.give_up("it opens a network connection")
-        path = path_of(word)
-        target = self.findings.target(path, moment, pipe)
-        if operator in ("<", "<&"):
-            self.findings.reads.append(target)
-        elif path not in DEVICES:
-            self.findings.writes.append(target)
+        reads, paths = operator in ("<", "<&"), targets_of(word)
+        if reads and word.choices and paths == ("",):
+            self.findings.globs += word.choices
+            return
+        for path in paths:
+            if reads:
+                self.findings.reads.append(self.findings.target(path, moment, pipe))
+            elif path not in DEVICES:
+                self.findings.writes.append(self.findings.target(path, moment, pipe))
 
     # --- Here-documents: the grammar reads their text only in part.
 

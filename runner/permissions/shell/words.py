@@ -18,6 +18,7 @@ Printed = Literal[
     "number", "word", "path", ""
 ]  # numbers, words without dashes in front, absolute paths
 
+IS_GLOB = re.compile(r"[*?\[]")
 _BREAKS = frozenset(" \t\n;&|<>()")
 _NAMING = re.compile(r"[A-Za-z0-9_({\[`@*#?$!'\"-]")
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)")
@@ -35,6 +36,7 @@ class Word:
     value: str  # without its quotes, expansions in it as written
     exact: bool = True  # the value is just what the program gets
     loose: bool = False  # it may become several words, or one that starts with "-"
+    choices: tuple[str, ...] = ()  # globs for all that it may become; () if that is not known
 
     @property
     def shown(self) -> str:
@@ -71,6 +73,12 @@ def path_of(word: Word) -> str:
     return word.value if plain else ""
 
 
+def targets_of(word: Word) -> tuple[str, ...]:
+    """Return all paths that a word may name; "" for one that is not literal."""
+    literal = word.choices and not any(map(IS_GLOB.search, word.choices))
+    return word.choices if literal else (path_of(word),)
+
+
 def unicode(text: str) -> str:
     """Return the characters of a text whose bytes were read as Latin-1."""
     return text if text.isascii() else text.encode("latin-1").decode("utf-8", "replace")
@@ -86,6 +94,7 @@ class Reader:
     exact: bool = True
     loose: bool = False
     met: int = 0  # how many expansions were met
+    bare: bool = False  # one of them is not quoted: bash makes words and paths of what it becomes
 
     def read(self, start: int, end: int) -> Word:
         """Return the word from ``start`` to ``end``. Raises UnclearError."""
@@ -165,6 +174,7 @@ class Reader:
         ):
             known = character == "$" and self._becomes(at) in ("number", "word")
             self.loose = self.loose or (character in "$`" and not known)
+            self.bare = True
             return self._expansion(at, end)
         if character == "$" and _NAMING.match(self.text, at + 1, end):
             raise UnclearError("an expansion was not understood")
