@@ -51,7 +51,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SET = re.compile(r"[-+][euxvfnCbhmpET]*o?")
 _SET_NAMES = names("pipefail errexit nounset xtrace verbose noglob noclobber errtrace functrace")
 _SHOPT = names("""
-    nullglob failglob globstar dotglob nocaseglob nocasematch inherit_errexit lastpipe -s -u -q -p""")
+    nullglob failglob globstar nocaseglob nocasematch inherit_errexit lastpipe -s -u -q -p""")
 _NEVER = names("""
     let alias unalias bind complete compgen compopt hash fc suspend logout caller enable wait_for""")
 _READING = names("read mapfile readarray")
