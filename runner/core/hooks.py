@@ -46,8 +46,11 @@ class Hook:
 
 
 _LIST_OF_NAMES = re.compile(r"[A-Za-z0-9_\- ,|]*")
-# A rule with brackets: of a tool whose rules can have a specifier, or ``Tool(*)``.
-_RULE = re.compile(r"(Bash|Read|Grep|Glob|Edit|Write|WebFetch|Agent)\(|[A-Za-z0-9_.-]+\*?\(\*\)$")
+# A rule with brackets: of a built-in tool, ``Tool(*)``, or ``Tool(ARGUMENT:TEXT)``.
+_RULE = re.compile(
+    r"(Bash|Read|Grep|Glob|Edit|Write|WebFetch|Agent)\("
+    r"|[A-Za-z0-9_.-]+\*?\((\*|[A-Za-z0-9_.-]{1,64}:.+)\)$"
+)
 _ALL = frozenset({"", "*"})
 
 

@@ -59,7 +59,15 @@ from runner.permissions import Effect, Rule
 from runner.permissions.claude_settings import ImportedRules, from_settings
 from runner.permissions.examples import as_call
 from runner.permissions.modes import rules_of as mode_rules
-from runner.permissions.rules import AgentPattern, concerns, covers, name_of, parse, with_copies
+from runner.permissions.rules import (
+    AgentPattern,
+    ArgumentPattern,
+    concerns,
+    covers,
+    name_of,
+    parse,
+    with_copies,
+)
 from runner.settings import user_home
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
@@ -563,13 +571,18 @@ class _Job:
             return
 
         for node, rule in rules:
-            agent, name = parse(rule.text).specifier, name_of(rule.text)
+            specifier, name = parse(rule.text).specifier, name_of(rule.text)
             if name.startswith(tuple(self.silent)) or (name == f"{MCP_PREFIX}*" and self.silent):
                 continue
             if not any(concerns(rule.text, tool) for tool in self.listed):
                 node.note(said("tool", name_of(rule.text), self.listed))
-            elif isinstance(agent, AgentPattern) and agent.agent_type not in self.types:
-                node.note(said("type of sub-agent", agent.agent_type, self.types))
+            elif isinstance(specifier, AgentPattern) and specifier.agent_type not in self.types:
+                node.note(said("type of sub-agent", specifier.agent_type, self.types))
+            elif isinstance(specifier, ArgumentPattern):
+                tools = (tool for tool in self.tools if covers(name, tool.name))
+                there = {key for tool in tools for key in tool.input_schema.get("properties", ())}
+                if there and specifier.key not in there:
+                    node.note(said(f"argument of {name}", specifier.key, sorted(there)))
 
     def _lacks_tools_by_mistake(self) -> bool:
         """True if a problem with ``tools``, or a key that could be meant for it, is noted already."""

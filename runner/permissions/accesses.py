@@ -26,7 +26,7 @@ _HARMLESS_TO_READ = frozenset(("/dev/stdin", "/dev/fd/0")) | frozenset(
 # Not frozen: a decision makes several, and a frozen dataclass takes three times as long to make.
 @dataclass(eq=False, slots=True, kw_only=True)
 class Access:
-    """One thing to decide on. This class itself: a call matched by its tool's name only."""
+    """One thing to decide on. This class itself: a command of Bash matched by the tool's name only."""
 
     tools: tuple[str, ...]  # the tools whose rules look at it
     shown: str  # what it is, for people
@@ -201,6 +201,22 @@ class SubAgent(Access):
         return specifier == syntax.AgentPattern(self.shown)
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
+class OtherCall(Access):
+    """A call of a tool of one's own or of an MCP server."""
+
+    arguments: Mapping[str, Any]
+
+    def _matched(self, specifier: syntax.Specifier) -> str | None:
+        if not isinstance(specifier, syntax.ArgumentPattern):
+            return None
+        text = specifier.caught(self.arguments)
+        return None if text is None else f"{specifier.key}:{text}"
+
+    def _covered(self, specifier: syntax.Specifier) -> bool:
+        return isinstance(specifier, syntax.ArgumentPattern) and specifier.allows(self.arguments)
+
+
 def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the paths in a call that rules match, as written: a file tool's arguments, and a Bash
     command's redirects. A search without a path has ``.``."""
@@ -241,7 +257,7 @@ def accesses_of(
         found = [Host(tools=(tool,), shown=url, obstacle="" if syntax.host_of(url) else uncertain)]
     elif tool == "Agent" and isinstance(agent_type, str):
         found = [SubAgent(tools=(tool,), shown=agent_type)]
-    return tuple(found) or (Access(tools=(tool,), shown=tool),)
+    return tuple(found) or (OtherCall(tools=(tool,), shown=tool, arguments=arguments),)
 
 
 def _of_script(command: str, context: ToolContext) -> list[Access]:

@@ -28,7 +28,8 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     if tool in ("Grep", "Glob"):
         return tool, {"path": what} if what else {}
     if tool not in ("Read", "Edit", "Write", "Bash", "WebFetch", "Agent"):
-        return tool, {}
+        key, colon, text = what.partition(":")
+        return tool, {key.strip(): text} if colon else {}
     if not what.strip():
         raise ValueError(f"{quoted(text, 100)} does not say what {tool} works on: write {tool}(…)")
     if tool == "Bash":

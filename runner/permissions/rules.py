@@ -8,13 +8,15 @@ Source: https://code.claude.com/docs/en/permissions#permission-rule-syntax.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from runner.permissions.paths import PathPattern, fold, path_pattern
@@ -29,6 +31,8 @@ _MCP = "mcp__"  # the names of tools of MCP servers: mcp__SERVER__TOOL
 AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_ARGUMENT = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)", re.DOTALL)
+_CLIMBS = re.compile(r"(?:^|[/\\])(?:\.|%2e){2}(?:[/\\]|$)", re.IGNORECASE)
 _HOST = re.compile(r"(?:\*\.)?(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}|\*")
 
 
@@ -96,6 +100,35 @@ class AgentPattern:
     """The specifier of an Agent rule: the name of a type of sub-agent."""
 
     agent_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentPattern:
+    """The specifier of a rule for a tool of one's own or of an MCP server: an argument, and its text."""
+
+    key: str
+    glob: Glob
+
+    def caught(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the first text of the argument that fits, None if none does."""
+        return next(filter(self.glob.matches, _texts_of(arguments.get(self.key))), None)
+
+    def allows(self, arguments: Mapping[str, Any]) -> bool:
+        """True if every text of the argument fits, and goes on below the folder that a ``*`` is in."""
+        texts = _texts_of(arguments.get(self.key))
+        climbs = any("/" in piece for piece in self.glob.pieces[:-1]) and any(
+            map(_CLIMBS.search, texts)
+        )
+        return bool(texts) and not climbs and all(map(self.glob.matches, texts))
+
+
+def _texts_of(value: Any) -> list[str]:
+    """Return an argument's texts: of a list those of each element, of what is no text its JSON."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [text for each in value for text in _texts_of(each)]
+    return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
 
 
 @lru_cache(maxsize=8192)
@@ -168,7 +201,7 @@ def hosts_in(url: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-Specifier = CommandPattern | PathPattern | HostPattern | AgentPattern
+Specifier = CommandPattern | PathPattern | HostPattern | AgentPattern | ArgumentPattern
 
 READING = frozenset({"Read", "Grep", "Glob"})
 WRITING = frozenset({"Edit", "Write"})
@@ -284,7 +317,10 @@ def _specifier(name: str, text: str) -> Specifier:
     near = get_close_matches(
         name, ("Bash", "WebFetch", "Agent", *sorted(READING | WRITING)), 1, 0.75
     )
-    how = f"did you mean {near[0]}({text})?" if near else f"write {name!r}"
+    argument = _ARGUMENT.fullmatch(text)
+    if argument and not near and (name.startswith(_MCP) or not name.endswith("*")):
+        return ArgumentPattern(argument[1], Glob(tuple(re.split(r"\*+", argument[2]))))
+    how = f"did you mean {near[0]}({text})?" if near else f"write {name!r} or {name}(ARGUMENT:TEXT)"
     raise ValueError(f"has brackets, which mean nothing for {name}: {how}")
 
 

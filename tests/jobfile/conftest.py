@@ -50,7 +50,8 @@ def find_functions(
 
 def list_tools(servers: Sequence[McpServer]) -> dict[str, tuple[Tool, ...] | str]:
     """Three tools of each server, one with a schema that the API does not take; none of ``broken``."""
-    schemas = {"get_a": {"type": "object"}, "get_b": {"type": "object"}, "odd": {"type": "array"}}
+    of_a = {"type": "object", "properties": {"repo": {"type": "string"}}}
+    schemas = {"get_a": of_a, "get_b": {"type": "object"}, "odd": {"type": "array"}}
     return {
         server.name: "it has ended"
         if server.name == "broken"

@@ -156,13 +156,16 @@ def test_tools_and_rules_of_servers_must_be_about_tools_that_there_are(
     def rules(effect: str, text: str) -> str:
         return f'{GITHUB}[permissions]\n{effect} = ["{text}"]\n'
 
-    for good in ("mcp__github", "mcp__github__*", "mcp__github__get_*", "mcp__github__get_a"):
+    for good in ("mcp__github", "mcp__github__*", "mcp__github__get_*", "mcp__github(repo:acme/*)"):
         assert load_text(HEAD + rules("allow", good)).spec.rules[0].text == good
     for effect in ("ask", "deny"):
         assert load_text(HEAD + rules(effect, "mcp__*")).spec.rules[0].text == "mcp__*"
     for bad in ("mcp__*", "mcp__git*", "mcp*", "m*"):
         (problem,) = problems_of(HEAD + rules("allow", bad))
         assert "allows tools of any MCP server: name the server" in problem
+    (problem,) = problems_of(HEAD + rules("deny", "mcp__github__get_a(repos:acme/*)"))
+    assert "no argument of mcp__github__get_a of this job is called 'repos'" in problem
+    assert "did you mean repo?" in problem
     (problem,) = problems_of(HEAD + rules("allow", "mcp__gitlab"))
     assert "no tool of this job is called 'mcp__gitlab'" in problem
     (problem,) = problems_of(HEAD + 'tools = ["mcp__gitlab__a"]\n' + GITHUB)

@@ -49,7 +49,7 @@ def test_what_is_left_out_is_said_line_by_line():
         f"{ORIGIN}: permissions.deny: the rule 'Agent(Explore)' is about Agent, which this job does not "
         "have",
         f"{ORIGIN}: permissions.deny: the rule 'WebSearch(x)' has brackets, which mean nothing for "
-        "WebSearch: write 'WebSearch'",
+        "WebSearch: write 'WebSearch' or WebSearch(ARGUMENT:TEXT)",
         f"{ORIGIN}: permissions.deny: the rule 'Write(a)' is about Write, which this job does not "
         "have",
         f"{ORIGIN}: permissions.allow: the rule 'WebSearch' is about WebSearch, "
