@@ -49,11 +49,10 @@ from runner.jobfile.items import (
     render_texts,
 )
 from runner.jobfile.keys import MOST_NAME
-from runner.jobfile.lines import Excerpts, locate
 from runner.jobfile.mcp import ListMcpTools, choose_tools, read_servers
 from runner.jobfile.overrides import Overrides
 from runner.jobfile.script import read_script
-from runner.jobfile.table import UNKNOWN, Node, Section
+from runner.jobfile.table import Node, Section, with_lines
 from runner.jobfile.values import BadValueError, is_url, kind, line_problem, shown, text_problem
 from runner.permissions import Effect, Rule
 from runner.permissions.claude_settings import ImportedRules, from_settings
@@ -127,7 +126,7 @@ def load(
     except UsageError as error:
         top.note(str(error).removeprefix("finish_by: "), "finish_by")
     if top.problems:
-        raise SpecError(str(path), _with_lines(overrides.placed(top.problems), text))
+        raise SpecError(str(path), with_lines(overrides.placed(top.problems), text))
     spec = replace(spec, options=overrides.options)
     if spec.sandbox is not None:
         spec = replace(spec, sandbox=replace(spec.sandbox, file=str(path)))
@@ -213,22 +212,6 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
             raise broken(f"is not valid TOML: {words}") from error
         message = f"is not valid TOML at column {position[2]}: {words}"
         raise broken(message, int(position[1])) from error
-
-
-def _with_lines(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
-    """Return the problems with their lines, in file order; problems of missing keys first."""
-    lines, excerpts = locate(text), Excerpts(text)
-
-    def placed_at(problem: Problem) -> Problem:
-        place = problem.place
-        while place and place not in lines:
-            place = place[: max(place.rfind("."), place.rfind("["), 0)]
-        is_of_key = problem.message.startswith(UNKNOWN) or place != problem.place
-        excerpt = excerpts.mark(place, the_key=is_of_key)
-        return replace(problem, line=lines.get(place), excerpt=excerpt)
-
-    placed = [placed_at(problem) for problem in problems]
-    return tuple(sorted(placed, key=lambda problem: problem.line or 0))
 
 
 def _existing_folder(path: Path) -> Path:

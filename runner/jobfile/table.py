@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from runner.errors import Problem
 from runner.jobfile import values
-from runner.jobfile.lines import Part, Path, place
+from runner.jobfile.lines import Excerpts, Part, Path, locate, place
 from runner.jobfile.values import BadValueError, kind, line_problem, listed, shown, text_problem
 
 T = TypeVar("T")
@@ -406,3 +406,19 @@ def schema_of(table: Table) -> dict[str, Any]:
         "additionalProperties": table.is_open,
         **{keyword: part for keyword, part in parts.items() if part},
     }
+
+
+def with_lines(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
+    """Return the problems with their lines, in file order; problems of missing keys first."""
+    lines, excerpts = locate(text), Excerpts(text)
+
+    def placed_at(problem: Problem) -> Problem:
+        at = problem.place
+        while at and at not in lines:
+            at = at[: max(at.rfind("."), at.rfind("["), 0)]
+        is_of_key = problem.message.startswith(UNKNOWN) or at != problem.place
+        excerpt = excerpts.mark(at, the_key=is_of_key)
+        return replace(problem, line=lines.get(at), excerpt=excerpt)
+
+    placed = [placed_at(problem) for problem in problems]
+    return tuple(sorted(placed, key=lambda problem: problem.line or 0))
