@@ -67,7 +67,7 @@ class Media:
 
 
 def is_media(block: Any) -> bool:
-    """True if a stored block is an image or a document, of which the bytes are stored elsewhere."""
+    """True if a stored block is an image or a document; its bytes are stored apart from it."""
     source = block.get("source") if isinstance(block, dict) else None
     return isinstance(source, dict) and source.get("type") == _BLOB
 

@@ -327,7 +327,7 @@ class SessionRun:
             counts = missing.get(row["model"], Counter[str]())
             counts.subtract({kind: row[kind] for kind in Usage.__slots__})
         for model, counts in missing.items():
-            if left := +counts:  # without those of which nothing is left
+            if left := +counts:  # only the kinds that are still missing
                 self._add_usage(model, Usage(**left), "summary", self.ended_at)
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@ CONTEXT = ToolContext("/workspace", None, "/home/user", {})
 
 
 def decided(effect, text, arguments, tool="mcp__hub__merge"):
-    """What a rule alone decides on a call; None if it has no say in it."""
+    """The effect of a policy of this one rule on a call; None if the rule does not match the call."""
     decision = evaluate(Policy((Rule(effect, text),)), Request(tool, arguments, CONTEXT))
     return decision.effect if decision.matched_rules else None
 

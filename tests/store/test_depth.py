@@ -74,7 +74,7 @@ def hold(database: Database, job_id: str, spec: JobSpec = BUDGETED, now: float =
 
 
 def held(database: Database, job_id: str, now: float = NOW) -> dict[str, tuple[int, HeldBy]]:
-    """What ``list`` tells of a job."""
+    """Return the reasons for which ``runner list`` says that the job's runs wait."""
     return held_back(database, that_may_wait(database, [job_id]), now)
 
 
