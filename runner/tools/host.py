@@ -218,6 +218,11 @@ class ToolHost:
         gone. Raises ``HostFaultError`` if nothing was started because this host has no descriptors, no
         memory, no space, or not the program; ``Interrupted`` if ``interrupt`` cut the call, or the
         watchdog did (``dropped``)."""
+        # A call before may have stopped or killed the host: what nobody began is begun on the next one.
+        return self._once(start, interrupt) or self._once(start, interrupt) or Ended("lost")
+
+    def _once(self, start: Start, interrupt: Interrupt) -> Ended | None:
+        """Like ``call``; None if the host ended before a keeper took the call: nothing was started."""
         request = self._request(start)
         try:
             near, far = socket.socketpair()
@@ -236,8 +241,9 @@ class ToolHost:
                 near.settimeout(KEEPER_PATIENCE)
                 near.sendall(marshal.dumps(request))
             told, late = self._answer(host, near, start.timeout, interrupt)
+        begun = told.startswith(host_process.KEEPER)
         try:
-            end, *rest = marshal.loads(told)
+            end, *rest = marshal.loads(told.removeprefix(host_process.KEEPER))
         except (EOFError, ValueError, TypeError):  # the keeper was killed
             end, rest = "", []
         if known := [each for each in _ENDS if each == end]:
@@ -250,7 +256,9 @@ class ToolHost:
             self._end(host)
         if host.process.returncode == host_process.WATCHDOG_EXIT:
             raise Interrupted
-        return Ended("timed_out" if late else "lost", *rest)
+        if late:
+            return Ended("timed_out", *rest)
+        return Ended("lost", *rest) if begun else None
 
     def _request(self, start: Start) -> dict[str, Any]:
         return {
@@ -305,7 +313,7 @@ class ToolHost:
         finally:
             if keeper >= 0:
                 os.close(keeper)
-        return bytes(told.removeprefix(host_process.KEEPER)), late > 0
+        return bytes(told), late > 0
 
     def alive(self) -> None:
         """Tell the host that this worker is alive and holds its leases; never waits."""

@@ -205,6 +205,17 @@ def test_killed_host_ends_its_calls_and_is_replaced(bench: Workbench) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_call_given_to_a_host_that_ends_before_it_begins_it_is_begun_by_the_next(
+    bench: Workbench, number: signal.Signals
+) -> None:
+    for _ in range(20):
+        bench.run("Bash", command="true")
+        host_of_this_process().send_signal(number)
+        assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+@pytest.mark.slow
 def test_killed_keeper_ends_its_call_and_what_it_kept(bench: Workbench) -> None:
     result = bench.run("Bash", command="kill -9 $PPID; " + FAMILY)
     assert result.outcome == "interrupted"
