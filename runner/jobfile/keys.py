@@ -460,7 +460,7 @@ NOTIFY = Table("notify", (
     Key("webhook", _variable, None, "The workers' environment variable that holds the address to post "
         "the notice to.", example="RUNNER_SLACK_WEBHOOK"),
     Key("secret", _variable, None, "The environment variable that holds the key to "
-        "[sign](operations.md#being-told) requests with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
+        "[sign](notices.md) requests with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
     Key("format", choice(*get_args(NoticeFormat)), "json", "The body: the notice, or a message for Slack.",
         needs="webhook"),
     Key("desktop", flag, False, "Whether to show it on the desktop of the worker's host."),
@@ -558,7 +558,7 @@ def _provider() -> Type:
 
 AUDIT = Table("audit", (
     Key("record_reads", flag, False, "Whether an event of the run says who read its transcript in "
-        "[`runner web`](operations.md#in-a-browser)."),
+        "[`runner web`](web.md)."),
 ))
 TOP = Table("", (
     Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
@@ -600,7 +600,7 @@ TOP = Table("", (
     Key("mcp_from", _path, None, "A file of MCP servers as Claude Code has them, added to `[mcp.NAME]`.",
         example=".mcp.json"),
     Key("sandbox", table_of(SANDBOX), {}, "[What contains tool calls](#sandbox)."),
-    Key("priority", _priority(), "normal", "The job's [share of the slots](concepts.md#order-of-work), "
+    Key("priority", _priority(), "normal", "The job's [share of the slots](schedules.md#order-of-work), "
         "next to other jobs that have work: `low` is 1, `normal` 4 and `high` 16."),
     Key("max_concurrency", _count, None, "How many of the job's runs may be worked on at once.",
         "unlimited", example=4),

@@ -291,7 +291,7 @@ _TOLD: Mapping[str, tuple[str, ...]] = {
 def timeline_rows(database: Database, filters: Filters, run_id: str, prices: PriceList) -> Rows:
     """The events of a run and of its job while the run existed, in the order of the record.
 
-    ``event`` is the event's type (docs/concepts.md), ``by`` who did it, ``seconds`` how long a call or
+    ``event`` is the event's type (docs/events.md), ``by`` who did it, ``seconds`` how long a call or
     a wait took, and ``cost_usd`` what a model call cost, None if unknown. In the filters, a tool stands for
     the events of its calls, a model for the events of calls of it. Raises ``NotFoundError``.
     """

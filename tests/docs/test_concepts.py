@@ -1,4 +1,4 @@
-"""docs/concepts.md draws the states, names the entries and outcomes, and lists the events as they are."""
+"""docs/concepts.md and docs/events.md: states, entries, outcomes and events are those of the code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from tests.docs.happenings import play
 from tests.docs.pages import blocks, codes, read, rows, section
 
 PAGE = read("docs/concepts.md")
-IN_ONE_LINE = " ".join(PAGE.split())
+EVENTS = read("docs/events.md")
+IN_ONE_LINE = " ".join((PAGE + EVENTS).split())
 COORDINATOR = agents.Coordinator("any")
 LIMITS = budget.Limits()
 CODE = Path(runner.__file__).parent
@@ -156,12 +157,12 @@ def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:
 
 def documented_events(heading: str) -> dict[str, set[str]]:
     """The data of each type of event, as the first table under a heading has it."""
-    table = rows(section(PAGE, heading))
+    table = rows(section(EVENTS, heading))
     return {codes(kind)[0]: set(codes(data)) for kind, _, data in table}
 
 
-OF_RUNS = documented_events("## Events")
-OF_JOBS = documented_events("### What happens to a job")
+OF_RUNS = documented_events("## Events of a run")
+OF_JOBS = documented_events("## Events of a job")
 
 
 def stored_events(database: Database, table: Table) -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""docs/operations.md: its tables are those of the program."""
+"""docs/operations.md and the pages beside it: their tables and numbers are those of the program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ from tests.store.asked import ask_all, submit_asking
 from tests.store.examples import NOW
 
 PAGE = read("docs/operations.md")
-IN_ONE_LINE = " ".join(PAGE.split())
+COSTS = read("docs/costs.md")
+NOTICES = read("docs/notices.md")
+IN_ONE_LINE = " ".join((PAGE + COSTS + NOTICES).split())
 CODE = Path(runner.__file__).parent
 
 
@@ -173,7 +175,7 @@ def test_a_notice_of_questions_is_what_the_page_shows(database: Database) -> Non
     ask_all(database, job_id, "uv lock")
     announce(database, NOW)
     (notice,) = take_due(database, NOW)
-    (_, example) = blocks(section(PAGE, "### Being told"), "json")
+    (_, example) = blocks(NOTICES, "json")
     shown = json.loads(example)
     assert list(notice.data) == list(shown)
     assert list(notice.data["questions"][0]) == list(shown["questions"][0])
@@ -190,7 +192,7 @@ def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> No
 def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
     tmp_path: Path,
 ) -> None:
-    costs = section(PAGE, "## Costs")
+    costs = section(COSTS, "## Costs")
     assert fields(rows(costs)) == list(cost_fields(Spending()))
     (example,) = blocks(costs, "toml")
     (tmp_path / "prices.toml").write_text(example)
@@ -200,7 +202,7 @@ def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
 
 
 def test_the_fields_of_a_budget_are_listed() -> None:
-    listed = fields(rows(section(PAGE, "## Budgets")))
+    listed = fields(rows(section(COSTS, "## Budgets")))
     assert listed == list(BudgetStatus("job_1", JobBudget(), 0, Spending()).as_json())
 
 

@@ -190,7 +190,7 @@ item text the key of the run's item
 attempt integer the attempt of the run
 number integer the event's number in its run, or in its job, from 1
 at time when it happened
-type text what happened (docs/concepts.md lists the types)
+type text what happened (docs/events.md lists the types)
 who text who did it (`runner`: Runner itself), if a person can do it
 why text the reason that was given, or why it happened
 old_value text of a change: the old values, as JSON
