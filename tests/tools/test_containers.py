@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -173,7 +174,7 @@ def test_an_image_that_cannot_be_used_is_a_fault_of_this_host(
 # --- on a real engine -------------------------------------------------------------------------------
 
 LOOK = """
-echo ran > made; echo x > /tmp/mine; echo x > /usr/no; echo x > %(beside)s
+echo ran > made; echo x > %(mine)s; echo x > /usr/no; echo x > %(beside)s
 [ -e /etc/shadow ] || echo no shadow; cd; pwd; id -u; echo $HARMLESS; ls /sys/class/net
 grep -E 'CapBnd|CapEff|NoNewPrivs|Seccomp:' /proc/self/status; ls -d /proc/[0-9]* | grep -c .
 """
@@ -184,12 +185,14 @@ grep -E 'CapBnd|CapEff|NoNewPrivs|Seccomp:' /proc/self/status; ls -d /proc/[0-9]
 def test_a_command_in_an_image_writes_the_workspace_and_nothing_else(
     bench: Workbench, few: str, tmp_path: Path
 ) -> None:
-    result = bash(bench, LOOK % {"beside": tmp_path / "beside"}, Sandbox(image=few))
+    mine = Path("/tmp", f"runner-{uuid4()}")
+    command = LOOK % {"beside": tmp_path / "beside", "mine": mine}
+    result = bash(bench, command, Sandbox(image=few))
     assert isinstance(ENGINE, Engine)
     assert result.containment == ENGINE.name
     assert (bench.workspace / "made").stat().st_uid == os.getuid()
     assert not (tmp_path / "beside").exists()
-    assert not Path("/tmp/mine").exists()
+    assert not mine.exists()
     said = result.content.replace("\t", " ")
     assert said.count("Read-only file system") == 1  # the other is in its own /tmp
     nothing = "0000000000000000"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -38,12 +39,13 @@ def bash(bench: Workbench, command: str, sandbox: Sandbox | None) -> ToolResult:
 def test_a_command_in_the_sandbox_writes_the_workspace_and_nothing_else(
     bench: Workbench, tmp_path: Path
 ) -> None:
-    command = f"echo x > made; echo x > /tmp/mine; echo x > {tmp_path}/beside; echo x > /usr/no"
+    mine = Path("/tmp", f"runner-{uuid4()}")
+    command = f"echo x > made; echo x > {mine}; echo x > {tmp_path}/beside; echo x > /usr/no"
     result = bash(bench, command, Sandbox())
     assert result.content.count("Read-only file system") == 1
     assert (bench.workspace / "made").exists()
     assert not (tmp_path / "beside").exists()
-    assert not Path("/tmp/mine").exists()
+    assert not mine.exists()
     assert result.containment == "bubblewrap"
 
 
