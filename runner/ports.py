@@ -14,7 +14,7 @@ from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult,
 from runner.core.entries import Entry, InstructionsRead, SnapshotCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
-from runner.core.mcp import McpServer
+from runner.core.mcp import McpServer, Usable
 from runner.core.rate_limits import News, Pool, PoolKey, Report, Shared
 from runner.core.run import Ended, Lease, Outcome
 from runner.core.sandbox import Sandbox
@@ -264,7 +264,7 @@ class Tools(Protocol):
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         """Read the workspace's instructions that the run's rules let it read. Never raises."""
 
-    def listed(self, run_id: str, *, again: bool) -> Mapping[str, tuple[Tool, ...]]:
+    def listed(self, run_id: str, *, again: bool) -> Mapping[str, Usable]:
         """Return the tools of those of a run's MCP servers in use here, by name, that have said that
         theirs have changed; ``again``, as one said so before, of all in use here. Waits at most two
         seconds for each server that has changed its tools. Never raises."""

@@ -143,8 +143,12 @@ def _note_on_change(type_: str, data: Mapping[str, Any]) -> Note | None:
             names = [str(file.get("path")) for file in files] if isinstance(files, list) else []
             return Note(f"instructions read: {', '.join(names)}") if names else None
         case "tools_changed":
-            kinds = {kind: data.get(kind) or () for kind in ("removed", "changed", "added")}
-            told = "; ".join(f"{kind}: {', '.join(each)}" for kind, each in kinds.items() if each)
+            kinds = {kind: data.get(kind) for kind in ("removed", "changed", "added", "left_out")}
+            told = "; ".join(
+                f"{kind.replace('_', ' ')}: {', '.join(map(cell, each))}"
+                for kind, each in kinds.items()
+                if each
+            )
             return Note(f"tools of MCP servers have changed ({told})")
         case "rule_added" | "rule_revoked":
             kind, side = ("new", "new") if type_ == "rule_added" else ("revoked", "old")

@@ -159,6 +159,7 @@ class ToolsListed:
     """MCP servers have changed their tools. From the next model call on, the run has these tools."""
 
     tools: tuple[Tool, ...]  # all of the run's, those of no server too
+    left_out: tuple[str, ...] = ()  # chosen tools that the API does not take, and why
 
     @property
     def sha256(self) -> str:

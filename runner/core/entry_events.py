@@ -278,8 +278,10 @@ def _tools_changed(state: RunState, entry: entries.ToolsListed) -> Event:
         "changed": {name for name in before.keys() & now.keys() if before[name] != now[name]},
         "added": now.keys() - before.keys(),
     }
+    left_out = [shorten(each, _REASON_LENGTH) for each in entry.left_out]
     return Event(
-        "tools_changed", {"sha256": entry.sha256, **{k: sorted(v) for k, v in names.items()}}
+        "tools_changed",
+        {"sha256": entry.sha256, **{k: sorted(v) for k, v in names.items()}, "left_out": left_out},
     )
 
 

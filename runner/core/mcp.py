@@ -29,6 +29,8 @@ _LONGEST_TOOL_NAME = 64  # the API's
 
 # Groups of names with or without ``*``. A tool is chosen if one name of each group covers it.
 Choice = tuple[tuple[str, ...], ...]
+# The tools of a server that the API takes, and what is wrong with others, by name.
+Usable = tuple[tuple[Tool, ...], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,9 @@ def source_parts(source: str) -> tuple[str, str] | None:
     return name, tool
 
 
-def usable(
-    listed: Iterable[Tool], schema_problem: Callable[[Any], str | None]
-) -> tuple[tuple[Tool, ...], dict[str, str]]:
-    """Return the tools of a server that the API takes, and what is wrong with others, by name.
-    ``schema_problem`` returns why the API takes no such ``input_schema``, or None."""
+def usable(listed: Iterable[Tool], schema_problem: Callable[[Any], str | None]) -> Usable:
+    """Return the tools of a server that the API takes, and why it takes no others. ``schema_problem``
+    returns why the API takes no such ``input_schema``, or None."""
     good: dict[str, Tool] = {}
     refused = {}
     for tool in listed:
@@ -115,14 +115,15 @@ def usable(
 
 def chosen(choice: Choice, tools: Iterable[Tool]) -> tuple[Tool, ...]:
     """Return the chosen tools, in the order of the first group, those of one name with ``*`` by name."""
-    first, *others = choice
     left = sorted(tools, key=lambda tool: tool.name)
     found: dict[str, Tool] = {}
-    for name in first:
+    for name in choice[0]:
         found |= {tool.name: tool for tool in left if is_named((name,), tool.name)}
-    return tuple(
-        tool for tool in found.values() if all(is_named(group, tool.name) for group in others)
-    )
+    return tuple(tool for tool in found.values() if is_chosen(choice, tool.name))
+
+
+def is_chosen(choice: Choice, tool: str) -> bool:
+    return all(is_named(group, tool) for group in choice)
 
 
 def is_named(names: Iterable[str], tool: str) -> bool:

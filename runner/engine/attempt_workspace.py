@@ -18,6 +18,7 @@ from runner.core.entry_events import about_call, about_hook, about_verification
 from runner.core.hook_decisions import in_folder, kept_as_edited, with_unusable_input
 from runner.core.hooks import Said, read_answer
 from runner.core.hosts import Connection
+from runner.core.mcp import is_chosen
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
@@ -108,8 +109,16 @@ class AttemptWorkspace:
         if not state.spec.mcp_choice:
             return []
         listed = self.tools.listed(state.run_id, again=state.model.tool_lists > 0)
-        tools = state.spec.tools_when(listed)
-        return [entries.ToolsListed(tools)] if tools != state.spec.tools else []
+        tools = state.spec.tools_when({name: tools for name, (tools, _) in listed.items()})
+        if tools == state.spec.tools:
+            return []
+        left_out = (
+            f"{name} {wrong}"
+            for _, refused in listed.values()
+            for name, wrong in refused.items()
+            if is_chosen(state.spec.mcp_choice, name)
+        )
+        return [entries.ToolsListed(tools, tuple(left_out))]
 
     def follow(self, state: RunState) -> list[entries.Entry]:
         """Read the instructions again, and return entries that tell of changes, if any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.core.conversation import Tool, ToolOutcome, ToolResult
-from runner.core.mcp import McpServer, source_parts, usable
+from runner.core.mcp import McpServer, Usable, source_parts, usable
 from runner.core.media import Media, shown_text
 from runner.core.run import Lease, Outcome
 from runner.core.text import plain
@@ -32,6 +33,8 @@ from runner.tools.output import present
 if TYPE_CHECKING:
     from runner.tools.mcp_session import Session
     from runner.tools.sandbox import Contained
+
+logger = logging.getLogger(__name__)
 
 MISSING = "the extra mcp is not installed here: `pip install '.[mcp]'` in Runner's folder"
 IDLE_SECONDS = 30.0  # that a job's server outlives its last run here
@@ -87,13 +90,13 @@ class McpServers(Observer):
                 self._servers[owner, server.name] = found
         return found.call(call, parts[1], inside, host, interrupt)
 
-    def listed(self, run_id: str, *, again: bool) -> dict[str, tuple[Tool, ...]]:
+    def listed(self, run_id: str, *, again: bool) -> dict[str, Usable]:
         """Return the tools of a run's servers that have changed theirs; see ``runner.ports.Tools``."""
         owners = run_id, self._held.get(run_id)
         with self._lock:
             mine = [server for (owner, _), server in self._servers.items() if owner in owners]
         found = {server.name: server.listed(self._schema_problem, again=again) for server in mine}
-        return {name: tools for name, tools in found.items() if tools is not None}
+        return {name: listed for name, listed in found.items() if listed is not None}
 
     def claimed(self, claimed: Claimed) -> None:
         with self._lock:
@@ -143,7 +146,7 @@ class _Server:
         self._not_before = 0.0  # by the monotonic clock
         self._found: dict[str, str] = {}  # values of variables, by name
         self._containment: str | None = None
-        self._listed: tuple[Sequence[Any], tuple[Tool, ...]] = (), ()  # as the SDK has it, and we
+        self._listed: tuple[Sequence[Any], Usable] = (), ((), {})  # as the SDK has it, and we
 
     def call(
         self, call: ToolCall, tool: str, inside: Contained, host: Starter, interrupt: Interrupt
@@ -188,19 +191,18 @@ class _Server:
     def name(self) -> str:
         return self._written.name
 
-    def listed(
-        self, schema_problem: Callable[[Any], str | None], *, again: bool
-    ) -> tuple[Tool, ...] | None:
-        """Return the tools that the API takes; None without a session, or if they have not changed, unless
-        ``again``."""
+    def listed(self, schema_problem: Callable[[Any], str | None], *, again: bool) -> Usable | None:
+        """Return the tools; None without a session, or if they have not changed, unless ``again``."""
         if (session := self._session) is None or not (session.has_changed() or again):
             return None
-        given, tools = self._listed
+        given, found = self._listed
         if given is not session.tools:
             given = session.tools
-            tools, _ = usable(_described(self._written, given, self._found), schema_problem)
-            self._listed = given, tools
-        return tools
+            found = usable(_described(self._written, given, self._found), schema_problem)
+            self._listed = given, found
+            for name, wrong in found[1].items():
+                logger.warning("left out of the MCP server %s: %s %s", self.name, name, wrong)
+        return found
 
     def close(self) -> None:
         with self._lock:

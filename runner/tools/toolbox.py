@@ -13,6 +13,7 @@ from typing import Any
 from runner.core.conversation import Tool, ToolResult
 from runner.core.entries import InstructionsRead
 from runner.core.hooks import Said
+from runner.core.mcp import Usable
 from runner.core.sandbox import Sandbox
 from runner.errors import HostFaultError
 from runner.permissions import ToolContext, digest_of
@@ -133,7 +134,7 @@ class LocalTools:
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         return read_instructions(Places.of(surroundings, self._home), policy)
 
-    def listed(self, run_id: str, *, again: bool) -> Mapping[str, tuple[Tool, ...]]:
+    def listed(self, run_id: str, *, again: bool) -> Mapping[str, Usable]:
         return self.servers.listed(run_id, again=again)
 
     def alive(self) -> None:

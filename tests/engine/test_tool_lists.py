@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.app.event_words import event_note
 from runner.core.commands import Reply
 from runner.core.conversation import ModelRequest
 from runner.core.mcp import McpServer, chosen
@@ -89,7 +90,14 @@ def test_a_run_has_the_changed_tools_from_its_next_turn_on(desk: Desk) -> None:
         "removed": ["mcp__ours__wrong"],
         "changed": ["mcp__ours__say"],
         "added": ["mcp__ours__extra"],
+        "left_out": ["mcp__ours__crooked is no JSON Schema: at anyOf: [] should be non-empty"],
     }
+    note = event_note("tools_changed", changed, 1)
+    assert note is not None
+    assert note.words == (
+        "tools of MCP servers have changed (removed: mcp__ours__wrong; changed: mcp__ours__say; added: "
+        f"mcp__ours__extra; left out: {changed['left_out'][0]})"
+    )
 
 
 @pytest.mark.slow
@@ -110,10 +118,12 @@ def test_another_attempt_has_the_same_tools_until_its_server_lists_others(desk: 
 
 @pytest.mark.slow
 def test_only_chosen_tools_that_the_api_takes_are_offered(desk: Desk) -> None:
-    lease = begin(desk, reply(use("change")), names=("mcp__ours__say", "mcp__ours__c*"))
+    lease = begin(desk, reply(use("change")), names=("mcp__ours__say", "mcp__ours__ch*"))
     assert desk.work(lease) == Ended("succeeded", "submitted")
     first, second = map(offered, desk.model.requests)
     assert [*first] == [*second] == ["Read", "say", "change", "submit_result"]
+    (changed,) = happened(desk, "tools_changed")
+    assert (changed["changed"], changed["left_out"]) == (["mcp__ours__say"], [])
     assert (first["say"], second["say"]) == ("Say a text.", "Say a text. Loudly.")
 
 

@@ -17,6 +17,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy.exc import IntegrityError
 
 from runner.core.run import Author
 from runner.errors import UnreachableError, UsageError
@@ -32,6 +33,7 @@ from runner.store.tables import (
     runs,
     schedules,
     sessions,
+    tool_lists,
     workers,
 )
 from tests.store.examples import NOW
@@ -252,6 +254,24 @@ def test_older_jobs_keep_their_rules_when_standing_rules_come(
     rule = Rule("deny", "Bash")
     added = [database.write(lambda c: add_standing(c, rule, Author("a"), NOW)) for _ in range(2)]
     assert added == [1, None]
+
+
+def test_older_runs_get_the_tools_that_their_servers_change(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    migrate.upgrade(database, to="r17")
+    fill_first_schema(database)
+    before = database.rows(select(runs))
+    migrate.upgrade(database)
+    assert database.rows(select(runs)) == before
+    assert database.rows(select(tool_lists)) == []
+    tools = {"turn": 1, "first_sent_in": 2, "sha256": "", "tools": "[]", "created_at": NOW}
+    insert_row(database, "tool_lists", run_id="run_1", number=1, **tools)
+    with pytest.raises(IntegrityError):
+        insert_row(database, "tool_lists", run_id="run_1", number=1, **tools)
+    with pytest.raises(IntegrityError):
+        insert_row(database, "tool_lists", run_id="run_2", number=1, **tools)
 
 
 def test_migrations_import_nothing_of_runner_but_the_tables_in_env() -> None:

@@ -108,7 +108,7 @@ def test_tools_are_listed_again_for_each_run_of_a_server_that_says_so(patient: W
         patient.tools.servers.claimed(Claimed(Lease(run_id, 1, "worker_1"), "job_1", "a"))
 
     def listed(run_id: str, *, again: bool = False) -> dict[str, str]:
-        tools = patient.tools.listed(run_id, again=again).get("ours", ())
+        tools, _ = patient.tools.listed(run_id, again=again).get("ours", ((), {}))
         assert [*tools] == sorted(tools, key=lambda tool: tool.name)
         return {tool.name.removeprefix("mcp__ours__"): tool.description for tool in tools}
 

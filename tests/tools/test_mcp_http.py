@@ -91,7 +91,7 @@ def test_tools_that_change_over_http_are_listed_again(
     server = replace(served[1], url=f"{served[1].url}{protocol}")
 
     def listed() -> list[str]:
-        tools = patient.tools.listed("run_1", again=False).get("docs", ())
+        tools, _ = patient.tools.listed("run_1", again=False).get("docs", ((), {}))
         return [tool.name.removeprefix("mcp__docs__") for tool in tools]
 
     assert call(patient, server, "add", a=1, b=2).content == "3"
