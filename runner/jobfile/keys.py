@@ -359,7 +359,7 @@ MCP = Table("mcp.NAME", (
         "stdout. A relative path begins at the job file's folder.", ""),
     Key("args", list_of(_mcp_text, "strings"), [], "Its arguments."),
     Key("env", _pairs(values.mcp_variable_problem), {}, "Variables added to [what tools "
-        "see](operations.md#security)."),
+        "see](security.md#secrets-and-the-environment-of-tools)."),
     Key("url", text(2_000), None, "The URL of a server that is talked to over HTTP. Exactly one of "
         "`command` and `url`.", ""),
     Key("headers", _pairs(values.mcp_header_problem), {}, "HTTP headers that are sent "
