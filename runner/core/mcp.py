@@ -46,7 +46,7 @@ class McpServer:
     scope: Scope = "job"  # what shares one server: all runs of the job in a worker, or one run
     trust_hints: bool = False  # calls that the server says only read may run again
     start_timeout: float = 30.0  # seconds until it has answered first
-    folder: str = ""  # of the job file: a server of the job runs here
+    folder: str = ""  # of the file that names its command: a server of the job runs here
 
     def expanded(self, environment: Mapping[str, str]) -> tuple[McpServer, dict[str, str]]:
         """Return the server with its variables looked up, and the values that were found, by name.

@@ -28,19 +28,23 @@ from runner.settings import looks_secret
 # Takes servers. Returns, by name, the tools of each, sorted, or why they cannot be told.
 ListMcpTools = Callable[[Sequence[McpServer]], Mapping[str, tuple[Tool, ...] | str]]
 
-_BOTH_KINDS = {"stdio": "command", "http": "url", "streamable-http": "url"}
+_TRANSPORTS = ("stdio", "http", "streamable-http")
+# The keys that a file may give: it may be a stranger's, and gets no trust and no way out of a sandbox.
+_IN_A_FILE = ("command", "args", "env", "url", "headers")
 
 
 def read_servers(top: Section, folder: Path) -> tuple[McpServer, ...]:
     """Return the servers of ``[mcp.NAME]`` and of the file that ``mcp_from`` names, sorted by name. A
     section adds to the server of the same name in the file, and wins. The file may be a stranger's: it
     may name a variable that looks secret only if the section does. ``folder`` is the job file's."""
+    homes = dict[str, Path]()
     taken = top["mcp_from"] and top.at("mcp_from").attempt(_read_file, folder / top["mcp_from"])
     sections: dict[str, Section] = dict(top["mcp"])
     for name, entry in (taken or {}).items():
         own = sections.get(name)
         ours = own.written if own is not None else {}
         written = {**entry, **ours}
+        homes[name] = folder if "command" in ours else (folder / top["mcp_from"]).parent
         at = Node(("mcp_from", name), top.problems, {}) if own is None else own
         sections[name] = Section(MCP, written, at)
         for variable in sorted(filter(looks_secret, variables_in(written) - variables_in(ours))):
@@ -50,7 +54,7 @@ def read_servers(top: Section, folder: Path) -> tuple[McpServer, ...]:
             )
     scope: Scope = "job" if top["sandbox"]["mode"] == "off" else "run"
     return tuple(
-        _server(sections[name], name, folder, scope, is_required=_is_required(top))
+        _server(sections[name], name, homes.get(name, folder), scope, is_required=_is_required(top))
         for name in sorted(sections)
     )
 
@@ -90,13 +94,12 @@ def _read_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
     for name, entry in servers.items():
         if not isinstance(entry, dict):
             raise BadValueError(f"{path}: {shown(name)} must be an object, not {kind(entry)}")
-        transport = entry.get("type", "stdio" if "command" in entry else "http")
-        if _BOTH_KINDS.get(str(transport)) not in entry:
+        if (transport := str(entry.get("type") or _TRANSPORTS[0])) not in _TRANSPORTS:
             raise BadValueError(
-                f"{path}: {shown(name)} must have a command, or a url and the type http; servers of the "
-                f"type {shown(str(transport))} are not known otherwise"
+                f"{path}: {shown(name)} is of the type {shown(transport)}, and Runner speaks only stdio "
+                "and http: write those that the job needs as [mcp.NAME], without mcp_from"
             )
-        found[name] = {key: entry[key] for key in MCP.names if key in entry}
+        found[name] = {key: entry[key] for key in _IN_A_FILE if entry.get(key) is not None}
     return found
 
 

@@ -52,9 +52,9 @@ class BadValueError(ValueError):
 
 
 def kind(value: Any) -> str:
-    """Return the name of a TOML value's type, with its article."""
-    if isinstance(value, bool):
-        return "a boolean"
+    """Return the name of a TOML or JSON value's type, with its article."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
     names = {str: "a string", int: "an integer", float: "a number", list: "a list"}
     return names.get(type(value), "a table" if isinstance(value, Mapping) else "a date or time")
 

@@ -108,6 +108,20 @@ def test_a_file_of_claude_code_has_a_secret_only_if_the_job_file_names_it(
     assert len(problems_of(text + "[mcp.web]\ntrust_hints = true\n")) == 1
 
 
+def test_a_file_of_claude_code_gives_no_trust_and_no_way_out_of_the_sandbox(
+    load_text: Load, tmp_path: Path
+) -> None:
+    more = {"trust_hints": True, "scope": "job", "start_timeout": 1, "disabled": False, "env": None}
+    (tmp_path / "config").mkdir()
+    file = tmp_path / "config/mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"github": {"command": "./gh-mcp", **more}}}))
+    text = HEAD + 'mcp_from = "config/mcp.json"\n'
+    (github,) = load_text(text).spec.mcp
+    assert github == McpServer("github", "./gh-mcp", scope="run", folder=str(file.parent))
+    (ours,) = load_text(text + GITHUB).spec.mcp
+    assert (ours.command, ours.folder) == ("gh-mcp", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -115,7 +129,7 @@ def test_a_file_of_claude_code_has_a_secret_only_if_the_job_file_names_it(
         ('{"mcpServers": {"a": 1}}', "'a' must be an object, not"),
         (
             '{"mcpServers": {"a": {"type": "sse", "url": "http://a"}}}',
-            "the type 'sse' are not known",
+            "'a' is of the type 'sse', and Runner speaks only stdio and http",
         ),
         ('{"mcpServers": {"a": {"command": ""}}}', "mcp_from.a.command: is empty"),
     ],
