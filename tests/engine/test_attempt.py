@@ -48,7 +48,12 @@ class Silence:
 def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
     clock = DatabaseClock(database)
     (tmp_path / "home").mkdir(exist_ok=True)
-    tools = LocalTools(tmp_path / "home", tmp_path / "locks", schema_problem=schema_problem)
+    tools = LocalTools(
+        tmp_path / "home",
+        tmp_path / "locks",
+        schema_problem=schema_problem,
+        watchdog_seconds=300,  # nobody tells its host that the worker is alive
+    )
     yield Ports(
         journal=StoredJournal(database, clock.now, lambda spec: {}),
         models=lambda spec: ScriptedModel(spec.script or {}),

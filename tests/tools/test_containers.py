@@ -55,11 +55,10 @@ def python() -> Iterator[str]:
 
 @pytest.fixture
 def bench(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """The bench with a watchdog that does not bark."""
-    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=300)
+    """The bench, whose containers are removed."""
     monkeypatch.setattr(conftest, "PATIENCE", 150.0)  # an engine is slow on a busy machine
-    yield replace(bench, tools=tools)
-    tools.close()
+    yield bench
+    bench.tools.close()
     for name in [] if NO_ENGINE else left(bench):
         engine("rm", "--force", name)
 

@@ -25,7 +25,7 @@ from runner.tools import host as host_module
 from runner.tools import host_process
 from runner.tools.host_process import run_is_quiet
 
-from .conftest import Workbench, process_ids, running, wait_until
+from .conftest import PATIENCE, Workbench, process_ids, running, wait_until
 
 # A plain child, one in a session of its own, a daemon that forked twice, one deaf to signals: each
 # writes its process id, then the shell waits.
@@ -76,7 +76,7 @@ def in_background(
 
 
 def outcome(thread: threading.Thread) -> ToolResult | Interrupted:
-    thread.join(30)
+    thread.join(PATIENCE)
     ended: list[ToolResult | Interrupted] = thread.ended  # type: ignore[attr-defined]
     assert ended, "the call did not end"
     return ended[0]
@@ -118,7 +118,7 @@ def test_background_children_die_when_bash_returns(bench: Workbench) -> None:
 
 @pytest.mark.slow
 def test_timeout_kills_all_descendants_and_keeps_what_was_printed(bench: Workbench) -> None:
-    result = bench.run("Bash", command="echo begun; " + FAMILY, seconds=2)
+    result = bench.run("Bash", command="echo begun; " + FAMILY, seconds=8)
     assert result.outcome == "timed_out"
     assert result.content.startswith("begun\n")
     assert running(process_ids(bench.workspace / "pids", FAMILY_SIZE)) == []
@@ -162,31 +162,31 @@ def test_killed_worker_and_host_leave_no_process(bench: Workbench) -> None:
 
 @pytest.mark.slow
 def test_stopped_worker_loses_its_tools_and_learns_that_it_was_dropped(bench: Workbench) -> None:
-    with worker(bench, 1.0, FAMILY) as process:
+    with worker(bench, 4.0, FAMILY) as process:
         pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the watchdog")
         assert running(pids) == []
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         process.send_signal(signal.SIGCONT)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=PATIENCE)
         assert output == "interrupted (dropped)\n"
 
 
 @pytest.mark.slow
 def test_tools_of_a_worker_that_says_it_is_alive_are_left_alone(bench: Workbench) -> None:
-    with worker(bench, 1.0, "sleep 1.5") as process:
-        output, _ = process.communicate(timeout=30)
+    with worker(bench, 4.0, "sleep 5") as process:
+        output, _ = process.communicate(timeout=PATIENCE)
         assert output == "succeeded\n"
 
 
 @pytest.mark.slow
 def test_idle_host_needs_no_sign_of_life(bench: Workbench) -> None:
     bench.tools.close()
-    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=0.5)
+    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=4.0)
     try:
         assert tools.run(bench.call("Bash", command="echo 1"), Interrupt()).content == "1\n"
-        subprocess.run(["sleep", "1"], check=True)
+        subprocess.run(["sleep", "5"], check=True)
         assert tools.run(bench.call("Bash", command="echo 2"), Interrupt()).content == "2\n"
     finally:
         tools.close()
@@ -379,8 +379,8 @@ until [ -s reached ]; do sleep 0.1; done
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["echo done", "kill -9 $PPID; sleep 1000"])
-def test_deep_tree_ends_with_its_call_and_disturbs_no_other(patient: Workbench, then: str) -> None:
-    bench, interrupt = patient, Interrupt()
+def test_deep_tree_ends_with_its_call_and_disturbs_no_other(bench: Workbench, then: str) -> None:
+    interrupt = Interrupt()
     innocent = in_background(bench, "until [ -e over ]; do sleep 0.1; done; echo fine", interrupt)
     result = bench.run("Bash", command=DEEP + then)
     assert result.outcome == ("succeeded" if "echo" in then else "interrupted")
@@ -433,7 +433,7 @@ def test_killed_worker_leaves_nothing_of_a_call_that_attacked_what_watched_over_
     )
     with worker(bench, 60, command) as process:
         (guard,) = process_ids(bench.workspace / "guard", 1)
-        process.wait(30)
+        process.wait(PATIENCE)
         wait_until(lambda: left_in(bench.workspace) == [], "all is killed")
         wait_until(lambda: running([guard]) == [], "the guard ends")
         assert run_is_quiet(bench.lock_dir, "run_1")
@@ -459,7 +459,7 @@ def test_call_whose_keeper_does_nothing_any_more_ends_at_the_workers_deadline(
     attack = f"{ANCESTORS} {TRACE} {whom}"
     if whom == "$H":
         attack += " & until [ -s traced ]; do :; done; kill -9 $K; sleep 1000"
-    seconds = 5.0 if end == "timeout" else 1_000.0
+    seconds = 10.0 if end == "timeout" else 1_000.0
     call = in_background(bench, attack, interrupt, seconds)
     wait_until((bench.workspace / "traced").exists, "the process is traced")
     if end == "shutdown":

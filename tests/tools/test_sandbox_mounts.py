@@ -60,7 +60,7 @@ def denied(user: Path, tmp_path: Path) -> Iterator[Workbench]:
         (workspace / name).write_text(content)
     (home / "runner.db").write_text(SECRET)
     (outputs / "call_0.txt").write_text("an output of before")
-    tools = LocalTools(home, home / "locks", Secrets())
+    tools = LocalTools(home, home / "locks", Secrets(), watchdog_seconds=300)
     yield Workbench(workspace, home, outputs, home / "locks", tools, {}, policy(*RULES))
     tools.close()
 

@@ -62,7 +62,8 @@ class Host:
         self.database = database
         self.home = folder / "home"
         self.home.mkdir(parents=True)
-        self.tools = LocalTools(self.home, folder / "locks")
+        # Nobody tells its host that the worker is alive.
+        self.tools = LocalTools(self.home, folder / "locks", watchdog_seconds=300)
         self.workspaces = self.open()
 
     def open(self, *, remote_seconds: float = 0.0, **options: int) -> RunWorkspaces:
