@@ -398,7 +398,7 @@ class TestEdit:
         assert "was not found in a.txt" in result.content
         assert reason in result.content
 
-    @pytest.mark.timeout(20)
+    @pytest.mark.timeout(60)
     def test_many_lines_that_repeat_themselves_are_compared_in_one_go(
         self, bench: Workbench
     ) -> None:

@@ -52,7 +52,7 @@ def test_command_is_ended_in_time_when_its_worker_was_killed(tmp_path: Path) -> 
     command = f"(sleep 1000 & exec sleep 1000) > {tmp_path}/pipe"
     program = (
         "from runner.tools.notice_command import run_command; "
-        f"run_command({command!r}, {{}}, {{'PATH': '/bin:/usr/bin'}}, most_seconds=1)"
+        f"run_command({command!r}, {{}}, {{'PATH': '/bin:/usr/bin'}}, most_seconds=5)"
     )
     worker = subprocess.Popen([sys.executable, "-c", program])
     with open(tmp_path / "pipe", "rb") as pipe:  # open when the command runs
