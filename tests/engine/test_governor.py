@@ -29,6 +29,7 @@ from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import ports  # noqa: F401 - a fixture
 from tests.messages_api import API_KEY, MessagesServer, Reply, text
 from tests.messages_api import RateLimits as Limits
+from tests.messages_api.rate_limits import Limited
 from tests.store.examples import SPEC, submission
 
 WORKER = "worker_a"
@@ -85,10 +86,13 @@ def attempt(database: Database, ports: Ports, run_id: str) -> Outcome:  # noqa: 
 
 
 class Counting:
-    """A scripted model that counts its calls, and how many are under way at once."""
+    """A scripted model that counts its calls, and how many are under way at once. No call ends before
+    ``together`` were under way at once, or ``let_go`` is set."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, together: int = 1) -> None:
         self.calls = self.at_once = self.most = 0
+        self.let_go = threading.Event()
+        self._together = together
         self.items: list[str] = []  # of the calls, in order
         self._lock = threading.Lock()
         self._model = ScriptedModel({"*": [{"text": "Done.", "delay": seconds}]})
@@ -105,6 +109,9 @@ class Counting:
             self.calls += 1
             self.at_once += 1
             self.most = max(self.most, self.at_once)
+            if self.most >= self._together:
+                self.let_go.set()
+        self.let_go.wait(60.0)
         try:
             return self._model.complete(*arguments)
         finally:
@@ -123,7 +130,7 @@ def test_no_more_calls_of_a_job_are_under_way_than_its_file_says(
     database: Database,
     ports: Ports,  # noqa: F811
 ) -> None:
-    model = Counting(0.05)
+    model = Counting(0.05, together=2)
     with governing(database) as governor:
         governed = replace(ports, permits=governor, models=model)
         assert work(database, governed, scripted(max_concurrent=2), 5) == [DONE] * 5
@@ -228,7 +235,7 @@ def test_an_interrupted_run_gets_its_permit_before_those_that_wait_longer(
     database: Database,
     ports: Ports,  # noqa: F811
 ) -> None:
-    model = Counting(0.5)
+    model = Counting(0.0, together=2)
     spec = scripted(max_concurrent=1)
     job_id = jobs.submit(database, submission("a", "b", "c", spec=spec), time.time(), None, None)
     query = select(run_table.c.item_key, run_table.c.id).where(run_table.c.job_id == job_id)
@@ -245,6 +252,7 @@ def test_an_interrupted_run_gets_its_permit_before_those_that_wait_longer(
             threads[-1].start()
             while governor.asked == asked or (key == "a" and not model.items):
                 time.sleep(0.001)
+        model.let_go.set()
         for thread in threads:
             thread.join()
     assert model.items == ["a", "c", "b"]
@@ -322,14 +330,30 @@ def test_after_the_first_answer_no_call_is_refused(
     assert (limits.admitted, limits.refused) == (25, 0)
 
 
+class Refusing(Limits):
+    """Limits that know when they first refused a call."""
+
+    def __init__(self, requests: float, full: float) -> None:
+        self.met = threading.Event()
+        super().__init__(requests, full=full)
+
+    def admit(self, input_tokens: int) -> None:
+        try:
+            super().admit(input_tokens)
+        except Limited:
+            self.met.set()
+            raise
+
+
 @pytest.mark.slow
 def test_the_retry_after_of_one_call_holds_all_calls_back(
     database: Database,
     ports: Ports,  # noqa: F811
 ) -> None:
-    limits = Limits(requests=60, full=0.05)
+    limits = Refusing(60, 0.05)
+    reply = Reply([text("Done.")], held_until=limits.met)  # no limit is known before
     with (
-        MessagesServer(lambda request: Reply([text("Done.")]), limits=limits) as server,
+        MessagesServer(lambda request: reply, limits=limits) as server,
         governing(database) as governor,
         talking(server, governor) as models,
     ):
@@ -337,7 +361,8 @@ def test_the_retry_after_of_one_call_holds_all_calls_back(
         work(database, governed, LIVE, 12)
         assert limits.refused > 0, "the first calls begin before a limit is known"
         refused = limits.refused
-        ((_, pool),) = StoredRateLimits(database).known(time.time()).items()
-        assert pool.cut_at > 0
+        known = StoredRateLimits(database).known
+        while not any(pool.cut_at > 0 for pool in known(time.time()).values()):
+            time.sleep(0.01)
         work(database, governed, LIVE, 6)
     assert limits.refused == refused
