@@ -364,7 +364,7 @@ def test_call_that_gets_on_for_too_long_meets_its_deadline(talk):
 
 @pytest.mark.slow
 def test_slow_stream_is_no_stall(talk):
-    here = talk(Reply([text("x" * 20)], chunk=1, pause=0.05), stall_timeout=0.8)
+    here = talk(Reply([text("x" * 20)], chunk=1, pause=0.25), stall_timeout=4.0)
     assert here.complete().blocks == (text("x" * 20),)
 
 

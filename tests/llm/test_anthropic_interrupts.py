@@ -17,6 +17,7 @@ from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request
 from tests.messages_api import API_KEY, Break, MessagesServer, Reply, text
 
+PATIENCE = 60.0  # shorter than any call here lasts that is not cut
 CERTIFICATE = Path(__file__).parent / "localhost.pem"  # self-signed, for localhost, with its key
 
 
@@ -40,7 +41,7 @@ class Calling:
     def cut(self, reason: str = "dropped") -> ModelReply | Exception | None:
         """Interrupt the call; gives what became of it, None when it goes on."""
         self.interrupt.set(reason)
-        self._thread.join(2.0)
+        self._thread.join(PATIENCE)
         return self.outcome
 
     def end(self) -> ModelReply | Exception | None:
@@ -60,9 +61,9 @@ def test_call_is_cut_while_it_waits_for_headers(talk):
 
 def test_call_is_cut_in_the_middle_of_its_stream(talk):
     heard = threading.Event()
-    here = talk(Reply([text("x" * 6000)], chunk=1, pause=0.01))
+    here = talk(Reply([text("x" * 60_000)], chunk=1, pause=0.01))
     calling = Calling(here.model, lambda text: heard.set())
-    assert heard.wait(10)
+    assert heard.wait(PATIENCE)
     outcome = calling.cut()
     assert isinstance(outcome, Interrupted)
     assert outcome.reason == "dropped"
@@ -74,7 +75,7 @@ def test_call_that_a_shutdown_cuts_says_what_it_can_have_used(talk):
     usage = {"input_tokens": 70, "cache_read_input_tokens": 5}
     here = talk(Reply([text("x" * 60_000)], chunk=1, pause=0.01, usage=usage))
     calling = Calling(here.model, lambda text: heard.set())
-    assert heard.wait(10)
+    assert heard.wait(PATIENCE)
     outcome = calling.cut("shutdown")
     assert isinstance(outcome, ModelCallError)
     assert (outcome.kind, outcome.billed) == ("shutdown", True)
@@ -87,7 +88,7 @@ def test_call_is_cut_while_its_stream_stalls(talk, pings):
     heard = threading.Event()
     here = talk(Reply([text("abcdef")], broken=Break("stall", after=4, pings=pings)))
     calling = Calling(here.model, lambda text: heard.set())
-    assert heard.wait(10)
+    assert heard.wait(PATIENCE)
     assert isinstance(calling.cut(), Interrupted)
 
 
@@ -103,10 +104,12 @@ def test_call_is_cut_on_a_connection_that_served_another_call_before(talk):
 
 @pytest.mark.slow
 def test_cut_of_one_call_leaves_the_others_alone(talk):
-    here = talk(Reply([text("x")], latency=1.0))
+    go_on = threading.Event()
+    here = talk(Reply([text("x")], held_until=go_on))
     cut, kept = Calling(here.model), Calling(here.model)
     here.server.wait_for(lambda server: server.in_flight == 2)
     assert isinstance(cut.cut(), Interrupted)
+    go_on.set()
     assert isinstance(kept.end(), ModelReply)
 
 
@@ -120,12 +123,15 @@ class RecordingInterrupt(Interrupt):
 
 @pytest.mark.slow
 def test_late_cut_does_not_touch_a_connection_that_serves_the_next_call(talk):
-    here = talk(Reply([text("x")], latency=0.3))
+    go_on = threading.Event()
+    plan = iter([Reply([text("x")]), Reply([text("x")], held_until=go_on)])
+    here = talk(lambda request: next(plan))
     interrupt = RecordingInterrupt()
     here.model.complete(make_request(), interrupt, ignore)
     calling = Calling(here.model)
-    here.server.wait_for(lambda server: server.in_flight == 1)
+    here.server.wait_for(lambda server: server.in_flight == 1 and server.count == 2)
     interrupt.recorded()
+    go_on.set()
     assert isinstance(calling.end(), ModelReply)
     assert here.server.connections == 1
 
@@ -192,7 +198,7 @@ def encrypted_url() -> Iterator[str]:
     """A server whose replies take long, behind TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
-    reply = Reply([text("x" * 6000)], chunk=1, pause=0.01)
+    reply = Reply([text("x" * 60_000)], chunk=1, pause=0.01)
     with MessagesServer(lambda request: reply, tls=context) as server:
         yield server.url.replace("127.0.0.1", "localhost")
 
@@ -211,6 +217,6 @@ def test_call_is_cut_inside_an_encrypted_stream(encrypted_url, monkeypatch):
     model = AnthropicModel(base_url=encrypted_url, api_key=API_KEY)
     heard = threading.Event()
     calling = Calling(model, lambda text: heard.set())
-    assert heard.wait(10)
+    assert heard.wait(PATIENCE)
     assert isinstance(calling.cut(), Interrupted)
     model.close()

@@ -167,7 +167,7 @@ class MessagesServer:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def wait_for(self, condition: Callable[[MessagesServer], bool], seconds: float = 10.0) -> None:
+    def wait_for(self, condition: Callable[[MessagesServer], bool], seconds: float = 60.0) -> None:
         """Wait until ``condition`` holds; AssertionError after ``seconds``."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), seconds), "it never came about"
