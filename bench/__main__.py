@@ -34,6 +34,7 @@ NAMES = (
     "governor",
     "batch",
     "web",
+    "mcp",
 )
 
 
