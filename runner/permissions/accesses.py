@@ -154,7 +154,11 @@ class File(Access):
         if rule.broken:
             return False
         if rule.specifier is None:
-            return self.text != "" or syntax.covers(rule.name, "Bash")
+            return bool(self.text or self.below) or syntax.covers(rule.name, "Bash")
+        if self.below is not None:
+            return isinstance(rule.specifier, PathPattern) and rule.specifier.covers_below(
+                self.known, *self.below, self.context
+            )
         if self.place is None or not isinstance(rule.specifier, PathPattern):
             return False
         if self.search and rule.rule.origin not in ABOVE_ASK:
@@ -229,7 +233,8 @@ def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
             found: list[str] = []
             for script in map(analyse, _texts(arguments.get("command"))):
                 found += (*script.writes, *script.after_cd, *script.reads, *script.guesses)
-                found += (*(each.folder for each in script.below), *script.mentions)
+                below = (*script.below, *script.matches)
+                found += (*(each.folder for each in below), *script.mentions)
             return tuple(dict.fromkeys(filter(None, found)))
         case _:
             return ()
@@ -290,6 +295,10 @@ def _mentioned(script: Script, context: ToolContext) -> Iterator[str]:
 def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
     """Yield the paths that programs change or read and that are known only when they run."""
     folders: dict[tuple[str, bool, bool], dict[str, None]] = {}
+    for folder, name, deep, _ in script.matches:
+        place = context.places.get(folder)
+        where = (place.named, place.real) if place else absolute(folder, context)
+        yield _somewhere(where, name, deep, context, "writes", required=True)
     for folder, name, deep, reads in script.below:
         place = context.places.get(folder)
         known = ("/",) if not folder else absolute(folder, context)
@@ -297,19 +306,33 @@ def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
         folders.setdefault((name, deep, reads), {}).update(dict.fromkeys(known))
     for (name, deep, reads), known_folders in folders.items():
         does = "reads" if reads else "changes"
-        yield File(
-            tools=("Read" if reads else "Edit",),
-            shown=next(iter(known_folders)),
-            obstacle=f"which files the command {does} is known only when it runs",
-            required=False,
-            unknown=True,
-            tool="Read" if reads else "Edit",
-            text="",
-            place=None,
-            known=tuple(known_folders),
-            context=context,
-            below=(name, deep),
-        )
+        yield _somewhere(tuple(known_folders), name, deep, context, does)
+
+
+def _somewhere(
+    folders: tuple[str, ...],
+    name: str,
+    deep: bool,
+    context: ToolContext,
+    does: str,
+    *,
+    required: bool = False,
+) -> File:
+    """Return the access of a file that fits a glob below one of absolute folders."""
+    tool = "Read" if does == "reads" else "Edit"
+    return File(
+        tools=(tool,),
+        shown=folders[0],
+        obstacle=f"which files the command {does} is known only when it runs",
+        required=required,
+        unknown=True,
+        tool=tool,
+        text="",
+        place=None,
+        known=folders,
+        context=context,
+        below=(name, deep),
+    )
 
 
 def file_access(

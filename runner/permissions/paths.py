@@ -34,6 +34,7 @@ _IGNORED = dict.fromkeys(
     [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
 )
 _SIGNS = re.compile(r"\\.|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
+_ANY = "\ue000\ue001"  # a name that no rule spells out
 _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
 
 
@@ -140,6 +141,22 @@ class PathPattern:
             elif self.whole or self._fits_below(below, fold(name), deep):
                 return True
         return False
+
+    def covers_below(
+        self, folders: Iterable[str], name: str, deep: bool, context: ToolContext
+    ) -> bool:
+        """True if it matches all paths below each of absolute folders that ``name`` and ``deep`` say, as
+        in ``reaches_below``, by names of which nothing else is known."""
+        root = self._root(context)
+        if root is None or any("[" in glob or "?" in glob for glob in self.exact.globs):
+            return False
+        names = [f"{_ANY}/{_ANY}", _ANY] if name == "**" else _examples(name)
+        names += [f"{each}/{_ANY}" for each in names if deep]
+        return all(
+            self._matches(self.exact, f"{folder}/{each}", root, False)
+            for folder in folders
+            for each in names
+        )
 
     def _fits_below(self, folder: str, name: str, deep: bool) -> bool:
         steps = self.folded
@@ -277,6 +294,13 @@ def _below(path: str, root: str) -> str | None:
         return ""
     start = root if root.endswith("/") else f"{root}/"
     return path[len(start) :] if path.startswith(start) else None
+
+
+def _examples(glob: str) -> list[str]:
+    """Return names that fit a glob of ``*`` and ``?``, and that a pattern without brackets matches only
+    if it matches all that fit."""
+    plain = glob.replace("?", _ANY[0])
+    return list(filter(None, (plain.replace("*", each) for each in ("", _ANY[0], _ANY))))
 
 
 def _overlap(name: str, pattern: str) -> bool:

@@ -182,6 +182,12 @@ class Executing:
     starts: list[Word]  # the folders that it looks in
 
     @property
+    def stays(self) -> bool:
+        """True if it finds nothing but paths below where it starts, and goes through no link."""
+        plain = all(_START.fullmatch(word.value) for word in self.starts)
+        return plain and not any(word.value in ("-L", "-follow") for word in self.own)
+
+    @property
     def names(self) -> list[str]:
         """Globs for the names that it finds, as bash has them; "**" for any."""
         values = [word.value for word in self.own]
@@ -361,6 +367,8 @@ def _sed(arguments: Sequence[Word]) -> str:
             scripts += [script for script in (next(words, None),) if script is not None]
         elif named := re.match(r"-[nErsuz]*e|--expression=", value):
             scripts.append(replace(word, value=value[named.end() :]))
+        elif re.match(r"(?:-[nErsuz]*i|--i[a-z-]*=).*/", value, re.DOTALL):
+            return "sed keeps copies where its option says"
         elif value.startswith("-i") or re.fullmatch(r"-[nErsuz]+i?|--[a-z-]+(?:=.*)?", value):
             if _is_one_of(value, "f", ("file", "expression")):
                 return "sed takes its script from a file"

@@ -146,7 +146,8 @@ class Commands:
             simple = program == "cd" and len(words) == 2 and words[1].exact
             findings.lost = findings.lost or not simple or values[1][:1] in ("-", "+")
         too_deep = command.level > _DEEPEST
-        if too_deep or (name in _RESERVED and not (name == "time" and len(words) > 1)):
+        times = name == "time" and any(value not in ("-p", "--") for value in values[1:])
+        if too_deep or (name in _RESERVED and not times):
             reason = "it is nested too deeply" if too_deep else f"{name} is out of place"
             findings.give_up(reason, text)
             findings.add(text, forms)
@@ -214,17 +215,19 @@ class Commands:
         hiding = program in HIDING and not is_harmless_use(program, arguments)
         hides = f"{program} runs what its arguments say" if hiding else command.hides
         executing = executed_by_find(arguments) if program == "find" else None
-        hides = hides or arguments_hide(program, executing.own if executing else arguments)
+        own = executing.own if executing else arguments
+        hides = hides or arguments_hide(program, own)
         if hides or reason or (executing and executing.commands):
-            self._unseen(command.words, forms)
+            self._unseen(command.words, forms, changes=bool(hides or reason))
         for text in scripts(program, arguments):
             forms.update(dict.fromkeys(raw_forms(text)))
         values = [word.value for word in arguments]
         if "--" in values[:-1] and program != "git" and not knows_operands(program):
             tail = values[values.index("--") + 1 :]
             _spell(forms, tail, " ".join(tail))
-        files = files_of(program, arguments)
+        files = files_of(program, own)
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
+        findings.matches += files.matches
         findings.operands += files.reads
         findings.changes += files.changes
         findings.below += files.below
@@ -246,7 +249,6 @@ class Commands:
         findings, seen = self.findings, Findings(here=self.findings.here)
         Commands(seen, self.nested)._add(_Command(words, level=level + 1), {})
         script = seen.script("")
-        findings.writes += [findings.target(path, findings.here) for path in script.writes]
         findings.writes += [findings.target("", findings.here) for path in script.after_cd]
         findings.reads += seen.reads
         findings.mentions += seen.mentions
@@ -256,6 +258,16 @@ class Commands:
         files = Findings(here=findings.here)
         Commands(files, self.nested)._add(_Command(named, level=level + 1), {})
         folders = list(map(path_of, executing.starts))
+        filled = {path for path, *_ in files.writes if "{}" in path}
+        if filled == {"{}"} and executing.stays and all(path for path, *_ in files.writes):
+            findings.writes += [target for target in files.writes if target.path not in filled]
+            findings.matches += [Below(folder, "**", deep=True) for folder in folders]
+            findings.below += [
+                Below(folder, name, deep=True) for folder in folders for name in executing.names
+            ]
+        else:
+            findings.writes += [findings.target(path, findings.here) for path in script.writes]
+        findings.matches += seen.matches
         for path in files.operands:
             findings.operands += [path] if "{}" not in path else folders
         if any("{}" in path for path in (*files.operands, *files.mentions)):
@@ -300,8 +312,9 @@ class Commands:
         self._unseen(command.words, forms)
         return hidden[0]
 
-    def _unseen(self, words: Sequence[Word], forms: Forms) -> None:
-        """Add what may be run by the arguments: each tail of them, and each that looks like a script."""
+    def _unseen(self, words: Sequence[Word], forms: Forms, changes: bool = True) -> None:
+        """Add what may be run by the arguments: each tail of them, and each that looks like a script; and
+        what it ``changes``."""
         values = [word.value for word in words]
         for at in range(min(len(values), _LONGEST_FORMS)):
             forms.setdefault(" ".join(values[at:]))
@@ -310,8 +323,9 @@ class Commands:
             if at < _SPELLED and not is_option(tail[0]):
                 forms.update(dict.fromkeys(map(" ".join, spellings(tail))))
             files = files_of(tail[0], words[at + 1 :])
-            self.findings.changes += [*files.reads, *files.writes, *files.changes]
-            self.findings.below += files.below
+            if changes:
+                self.findings.changes += [*files.reads, *files.writes, *files.changes]
+                self.findings.below += files.below
             if re.search(r"[\s=:;]", values[at]):
                 forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))

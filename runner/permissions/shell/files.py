@@ -63,6 +63,7 @@ class Files:
     writes: list[str] = field(default_factory=list)  # a rule must allow them; "" if not literal
     changes: list[str] = field(default_factory=list)  # for deny and ask rules, as ``reads``
     below: list[Below] = field(default_factory=list)  # for deny rules: paths that are not literal
+    matches: list[Below] = field(default_factory=list)  # ``writes`` that a glob stands for
 
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files:
@@ -86,7 +87,10 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
         [*files.reads, *(joined(folder, path) for path in files.reads if path)],
         [path and joined(folder, path) for path in files.writes],
         [*files.changes, *(joined(folder, path) for path in files.changes)],
-        [each._replace(folder=each.folder and joined(folder, each.folder)) for each in files.below],
+        *(
+            [each._replace(folder=each.folder and joined(folder, each.folder)) for each in found]
+            for found in (files.below, files.matches)
+        ),
     )
 
 
@@ -222,7 +226,8 @@ def _note(files: Files, role: Role, call: _Call) -> None:
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
-            files.writes += [path for word in words for path in targets_of(word)]
+            for word in words:
+                _write(files, word)
         case "within":
             for word in words:
                 files.reads += [joined(path_of(word), path) for path in files.reads if path]
@@ -251,6 +256,26 @@ def _read(files: Files, words: Sequence[Word]) -> None:
         for path in _readings(word)
         if IS_GLOB.search(path)
     ]
+
+
+def _write(files: Files, word: Word) -> None:
+    paths, globs = written(word)
+    files.writes += paths
+    files.matches += globs
+
+
+def written(word: Word) -> tuple[list[str], list[Below]]:
+    """Return the paths that are written at a word, "" for one that is not known, and what its globs may
+    match in one folder."""
+    paths: list[str] = []
+    globs: list[Below] = []
+    for path in _readings(word):
+        found = matching(path) if not word.exact and IS_GLOB.search(path) else None
+        if found is None or found.deep or "[" in path:
+            paths.append(path if found is None else "")
+        else:
+            globs.append(found)
+    return paths, globs
 
 
 def _gather(files: Files, word: Word) -> None:
@@ -428,7 +453,8 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
     """Note what no table says."""
     match program:
         case "sed" | "gsed":
-            files.writes += [path for word in _edited(arguments) for path in targets_of(word)]
+            for word in _edited(arguments):
+                _write(files, word)
         case "curl":
             certificates = call.valued(("-E", "--cert", "--proxy-cert"))
             files.reads += [path.rpartition(":")[0] for path in literal(certificates)]

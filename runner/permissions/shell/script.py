@@ -71,6 +71,7 @@ class Script:
     # The relative ones of the writes after a cd, which may have failed; for deny and ask rules.
     after_cd: tuple[str, ...] = ()
     below: tuple[Below, ...] = ()  # what programs change or read somewhere below; for deny rules
+    matches: tuple[Below, ...] = ()  # what is written and only a glob says; a rule must allow all
     mentions: tuple[
         str, ...
     ] = ()  # what programs may read; for deny and ask rules about some paths
@@ -85,6 +86,7 @@ class Findings:
     parts: list[Part] = field(default_factory=list)
     reads: list[Target] = field(default_factory=list)
     writes: list[Target] = field(default_factory=list)
+    matches: list[Below] = field(default_factory=list)  # as ``writes``, by globs
     globs: list[str] = field(default_factory=list)  # of files that redirects read
     operands: list[str] = field(default_factory=list)  # files that known programs read
     changes: list[str] = field(default_factory=list)  # files that known programs change
@@ -177,6 +179,9 @@ class Findings:
             self.reads.append(Target("", _LAST))
         else:
             self.below += [matching(glob)._replace(reads=True) for glob in self.globs]
+        if self.matches and self.moved is not None and not self._entered:
+            self.writes.append(Target("", _LAST))
+        start = self.folders[0] if self._entered else ""
         unknown = [""] if "" in self.operands else []
         guesses = _REDIRECT.findall(command) if self.reason else []
         sources = self.reads + (self.writes if self.targets_read else [])
@@ -196,6 +201,10 @@ class Findings:
                 each._replace(folder=folder)
                 for each in dict.fromkeys(self.below)
                 for folder in (self._anywhere([each.folder]) or [""])
+            ),
+            matches=tuple(
+                each._replace(folder=joined(start, each.folder))
+                for each in dict.fromkeys(self.matches)
             ),
             mentions=_unique(self._anywhere(dict.fromkeys(self.mentions))),
             reads_anywhere=reads_anywhere or bool(unknown),
@@ -217,6 +226,11 @@ class Findings:
         possible = (path for path in paths if path and not _CANNOT_BE.search(path))
         return [joined(folder, path) for path in possible for folder in ("", *self.folders)]
 
+    @property
+    def _entered(self) -> bool:
+        """True if all that is opened after a change of the folder is opened in the first of ``folders``."""
+        return self.enters and len(self.folders) == 1 and not self.lost
+
     def _located(
         self, targets: Sequence[Target], operator: re.Pattern[str]
     ) -> tuple[list[str], list[str], bool]:
@@ -225,7 +239,7 @@ class Findings:
         target in a text that was not understood."""
         paths: list[str] = []
         after_cd: list[str] = []
-        entered = self.enters and len(self.folders) == 1 and not self.lost
+        entered = self._entered
         for path, moment, _ in targets:
             moved = self.moved is not None and moment > self.moved
             if path and moved and not path.startswith(("/", "~/")):

@@ -16,6 +16,7 @@ from tree_sitter import Node
 from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.commands import Commands
 from runner.permissions.shell.expansions import Expansions
+from runner.permissions.shell.files import written
 from runner.permissions.shell.script import Findings, Moment
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
 from runner.permissions.shell.words import DEVICES, Assignment, Word, names, targets_of
@@ -380,10 +381,14 @@ class Walk(Expansions):
             self.findings.give_up("bash expands the target of such a redirect twice")
         if any(map(_NETWORK.match, (word.value, *word.choices))):
             self.findings.give_up("it opens a network connection")
-        reads, paths = operator in ("<", "<&"), targets_of(word)
-        if reads and word.choices and paths == ("",):
+        reads = operator in ("<", "<&")
+        if reads and word.choices and targets_of(word) == ("",):
             self.findings.globs += word.choices
             return
+        # A glob of a redirect itself matches what is there; bash may as well make a file of that name.
+        known = word.choices and not reads
+        paths, globs = written(word) if known else (targets_of(word), [])
+        self.findings.matches += globs
         for path in paths:
             if reads:
                 self.findings.reads.append(self.findings.target(path, moment, pipe))
