@@ -122,7 +122,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("doubles from one second", 1, model_calls.FIRST_DELAY),
         ("to ten minutes", 600, model_calls.LONGEST_DELAY),
         ("expire together, 15 seconds after", 15, LEASE_SECONDS),
-        ("heartbeat, which it does every 5:", 5, worker.RENEW_SECONDS),
+        ("last heartbeat; one comes every 5", 5, worker.RENEW_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
         ("for over 5 seconds (an outage", 5, dispatcher.OUTAGE_SECONDS),
         ("notifies again after 15 seconds", 15, runs.NOTIFY_AGAIN_SECONDS),
