@@ -3,7 +3,7 @@
 All sides send the same requests to the same local server, which takes no time to think, and read a file of
 1 KB once a turn. Peers run in an environment of their own (``.venv-peers``, from ``requirements.txt`` here,
 which ``pip-compile --generate-hashes`` makes of ``requirements.in``). ``--write`` writes
-``docs/performance.md`` and its plot.
+the measured part of ``docs/performance.md`` and its plot.
 """
 
 from __future__ import annotations
@@ -39,34 +39,8 @@ RUNS, THREADS = 200, 50
 LENGTHS = {10: 7, 50: 5, 200: 3}
 QUICK_LENGTHS = {10: 2, 50: 1}
 
-# What profiles say of the rest, by hand.
-REST = """
-## What would make it faster
-
-The crowd's target is 1.15 times the loop that stores nothing on SQLite, and 1.25 on Postgres. No
-single part of a turn stands out any more. By cProfile over threads' processor time, the SDK and the
-HTTP layers below it take a third, the store with SQLAlchemy and the driver a fifth, the state and its
-decisions a sixth, tools with their paths and checks a twelfth. On Postgres nine of ten updates of a
-run's row are HOT already, and a `fillfactor` of 70 made the table larger (344 to 400 KB at 50 runs of
-20 turns). It takes one of these, and none is worth its code yet: an HTTP client in C below
-the SDK, statements without SQLAlchemy's transactions, or a worker's runs spread over two processes,
-because all of the threads share one interpreter lock.
-
-A turn with 1.4 KB of content adds 4.0 KB on SQLite and 5.1 on Postgres, means of turns 10 to 190: its three
-blocks 2.0 and 2.0 (0.4 are ends of pages too short for a result), its seven events 1.4 and 1.5, the rows of
-its two calls 0.3 and 0.7, indexes 0.2 and 0.8 (all are primary keys). Less would take events without totals
-and ids of calls (0.2 KB), or a number in place of the run's id of 30 characters (0.4 and 0.6 KB). Of 1.6 ms
-that Postgres works for a turn, 1.4 execute its two statements and 0.1 plan them: a `prepare_threshold` of 1
-and generic plans change nothing (in crowds 2.4, 2.1, 2.7 ms before; then 2.4, 2.1, 2.9 and 2.1, 2.3, 2.7).
-
-Measured without the peers (`python -m bench turns crowd recovery start`, a quiet machine, load 0.8): over
-the loop that stores nothing, a turn takes 2.5, 1.3 and 0.2 ms more on SQLite at 10, 50 and 200 turns, and
-4.1, 3.1 and 1.4 on Postgres (targets 2 and 3.5). Only 10 turns miss them: a run's claim, start and end
-take some 14 ms, which is 1.4 ms of each of 10 turns. To meet them, the start would have to be stored with
-the first step. 50 runs at once take 156 MiB and 500 take 223 (targets 130 and 200). The loop that stores
-nothing takes 130 at 50: the SDK's import alone is 59, SQLAlchemy's 21. Less takes a client without the
-SDK's typed models.
-"""
+# From here on the page is written by hand.
+BY_HAND = "\n## What would make it faster"
 
 # Takes conversations to work; returns when they began and ended, and the processor time of the process.
 Ask = Callable[..., Mapping[str, float]]
@@ -88,7 +62,9 @@ def main() -> None:
     report = _report(turns, crowd, lengths)
     print(report)
     if options.write:
-        (ROOT / "docs/performance.md").write_text(report)
+        page = ROOT / "docs/performance.md"
+        _, heading, by_hand = page.read_text().partition(BY_HAND)
+        page.write_text(report + heading + by_hand)
         (ROOT / "docs/performance.svg").write_text(plot(turns))
 
 
@@ -256,7 +232,7 @@ def _report(
         f"{platform.python_version()}, {platform.machine()}, {os.cpu_count()} processors, load "
         f"{os.getloadavg()[0]:.1f}, {taken[25]:.2f} ms for a flush of 16 KB",
         "to the disk. Versions of the peers: `bench/peers/requirements.in`.",
-        REST,
+        "",
     ]
     return "\n".join(lines)
 
