@@ -8,16 +8,20 @@ from typing import Any
 from PIL import Image
 from pypdf import PdfReader, PdfWriter
 
+TURNED = Image.Exif()
+TURNED[0x0112] = 6  # a quarter to the right
+
 
 def image(
     kind: str = "PNG",
     size: tuple[int, int] = (64, 48),
     color: Any = (200, 30, 30),
     mode: str = "RGB",
+    **options: Any,
 ) -> bytes:
     """The bytes of an image of one colour."""
     buffer = io.BytesIO()
-    Image.new(mode, size, color).save(buffer, kind)
+    Image.new(mode, size, color).save(buffer, kind, **options)
     return buffer.getvalue()
 
 

@@ -136,7 +136,7 @@ def read_media(file: BufferedReader, path: str, pages: str, opener: Opener) -> T
     image, told = opener.image(data, name), f"{plain(path)}: an image"
     if image.data != data:
         _, width, height = image_header(data) or ("", 0, 0)
-        told += f", scaled down from {width}x{height}"
+        told += f", its {width}x{height} pixels shown as {image.width}x{image.height}"
     return ToolResult(told, media=(image,))
 
 
@@ -217,7 +217,7 @@ def notebook_cells(data: bytes, path: str, opener: Opener) -> tuple[str, tuple[M
                 media.append(image)
                 image = shown_text([image.block()])
             texts.append(image)
-    return "\n".join(texts), tuple(media)
+    return "\n".join(texts) or "(a notebook without cells)", tuple(media)
 
 
 def _cell(cell: Any, number: int) -> list[str | tuple[str, Any]]:

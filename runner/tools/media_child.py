@@ -21,7 +21,8 @@ MOST_PIXELS = 100_000_000
 MOST_PAGES = 20  # of a document in one call
 
 _MOST_MEMORY = 2 << 30  # bytes of address space
-_PLAIN_MODES = ("L", "RGB", "RGBA")
+_ORIENTATION = 0x0112  # of Exif: 1 is upright
+_PLAIN_MODES = ("L", "LA", "RGB", "RGBA")
 
 
 class Unusable(Exception):  # noqa: N818 - what is wrong with the file, for the model
@@ -41,29 +42,40 @@ def main() -> None:
     except Unusable as error:
         report.end("failed", str(error))
     except Exception as error:  # decoders raise all kinds of errors for broken files
-        report.end("failed", f"cannot be opened: {type(error).__name__}: {error}")
+        what = str(error).partition(" <_io")[0]  # an address in memory would differ each time
+        report.end("failed", f"cannot be opened: {type(error).__name__}: {what}")
     report.end("succeeded", json.dumps(about) + "\n", shown)
 
 
 def _image(data: bytes, kind: str) -> tuple[dict[str, Any], bytes]:
-    """Return a complete image: unchanged if the API takes it, else scaled down."""
+    """Return a complete image: unchanged if the API shows it well, else upright and scaled down."""
     from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = MOST_PIXELS
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     image: Image.Image = Image.open(BytesIO(data), formats=[kind])
-    if max(image.size) <= LONG_SIDE and len(data) <= MOST_IMAGE_BYTES:
+    is_turned = _is_turned(image)
+    if max(image.size) <= LONG_SIDE and len(data) <= MOST_IMAGE_BYTES and not is_turned:
         image.load()
         return {"width": image.width, "height": image.height}, data
+    if image.mode.startswith("I"):  # gray of 16 bits, which Pillow cuts off at 255
+        image = image.point(lambda value: value / 256).convert("L")
     if image.mode not in _PLAIN_MODES:
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     image.thumbnail((LONG_SIDE, LONG_SIDE))
-    image = ImageOps.exif_transpose(image)
+    if is_turned:
+        image = ImageOps.exif_transpose(image)
     for media_type, saved in _saved(image, kind):
         if len(saved) <= MOST_IMAGE_BYTES:
             size = {"width": image.width, "height": image.height}
             return {**size, "media_type": media_type}, saved
     raise Unusable("is too large even when it is scaled down")
+
+
+def _is_turned(image: Any) -> bool:
+    with suppress(Exception):  # what a file says of its camera may be broken
+        return bool(image.getexif().get(_ORIENTATION, 1) != 1)
+    return False
 
 
 def _saved(image: Any, kind: str) -> Iterator[tuple[str, bytes]]:
@@ -87,7 +99,7 @@ def _pages(data: bytes, wanted: str) -> tuple[dict[str, Any], bytes]:
     first, dash, last = wanted.partition("-")
     begin, end = int(first or 1), int(last or (count if dash or not first else first))
     if not 1 <= begin <= end <= count:
-        raise Unusable(f"has {count} pages: there are no pages {wanted}")
+        raise Unusable(f"has {count} pages: there are no pages {wanted or 'to show'}")
     if end - begin >= MOST_PAGES:
         raise Unusable(
             f"has {count} pages: give at most {MOST_PAGES} of them at a time, "

@@ -15,7 +15,7 @@ import pytest
 from runner.core.conversation import ToolResult, result_block
 from runner.core.media import LONG_SIDE, MOST_IMAGE_BYTES, Media
 from runner.tools.media import MOST_SHOWN
-from tests.media import image, noise, opened, pdf, widths
+from tests.media import TURNED, image, noise, opened, pdf, widths
 
 from .conftest import Workbench
 
@@ -86,6 +86,20 @@ def test_an_image_of_9000_pixels_is_refused_without_the_extra(
     assert "'.[images]'" in result.content
 
 
+def test_a_photo_that_was_taken_sideways_is_shown_upright(bench: Workbench) -> None:
+    sideways = image("JPEG", (640, 480), exif=TURNED)
+    result = read(bench, "photo.jpg", sideways)
+    assert result.content.endswith("photo.jpg: an image, its 640x480 pixels shown as 480x640")
+    assert opened(result.media[0].data).size == (480, 640)
+    broken = image("JPEG", exif=b"Exif\0\0" + b"\xff" * 40)
+    assert shown(bench, "broken.jpg", broken).data == broken
+
+
+def test_gray_of_16_bits_keeps_its_shades_when_it_is_scaled_down(bench: Workbench) -> None:
+    media = shown(bench, "scan.png", image(size=(3000, 10), color=0x4000, mode="I;16"))
+    assert opened(media.data).getpixel((0, 0)) == 0x40
+
+
 @pytest.mark.slow
 def test_an_image_of_too_many_bytes_is_made_smaller(bench: Workbench) -> None:
     data = noise((1500, 1500))
@@ -125,6 +139,7 @@ def test_a_broken_file_is_an_error_for_the_model(bench: Workbench, data: bytes) 
     result = read(bench, "broken.png", data)
     assert (result.outcome, result.media) == ("failed", ())
     assert "broken.png" in result.content
+    assert " at 0x" not in result.content
 
 
 def test_svg_is_text(bench: Workbench) -> None:
@@ -190,6 +205,10 @@ def test_a_notebook_is_shown_as_its_cells(bench: Workbench) -> None:
     assert any(line.startswith("[image not shown:") for line in lines)
     assert "ValueError: no" in lines
     assert [media.data for media in result.media] == [image()]
+
+
+def test_a_notebook_without_cells_says_so(bench: Workbench) -> None:
+    assert "a notebook without cells" in read(bench, "a.ipynb", notebook()).content
 
 
 @pytest.mark.parametrize("data", [b"[]", b'{"cells": [1]}', b"[" * 100_000, b"\xff", b"{}"])
