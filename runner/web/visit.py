@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,9 +53,9 @@ class Visit:
     def common(self) -> dict[str, Any]:
         """Return what every page shows. Words for the next page are shown by this one."""
         told: list[tuple[str, str]] = []
-        if not self.is_refresh:
-            told = list(self.session.told)
-            self.session.told.clear()
+        with suppress(IndexError):
+            while not self.is_refresh:  # one by one: threads of other requests add more
+                told.append(self.session.told.pop(0))
         role = self.session.role
         return {
             "person": self.session.person,

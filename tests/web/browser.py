@@ -68,7 +68,7 @@ class Browser:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Send a request; a header that is empty is left out."""
-        connection = http.client.HTTPConnection(self.address, timeout=20)
+        connection = http.client.HTTPConnection(self.address, timeout=60)
         given = {"host": self.address, "cookie": self.cookie, **(headers or {})}
         given = {name.replace("_", "-"): value for name, value in given.items() if value}
         try:

@@ -14,7 +14,7 @@ import pytest
 from runner.app.handle import App
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.web import server
+from runner.web import asking, server
 from runner.web.safety import Access
 from tests.web.browser import Browser
 
@@ -41,7 +41,7 @@ class Site:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self.told and time.monotonic() < deadline:
             time.sleep(0.005)
 
@@ -66,7 +66,7 @@ class Site:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._listener.close()
 
@@ -78,8 +78,9 @@ def app(database: Database, tmp_path: Path) -> App:
 
 
 @pytest.fixture
-def open_site(app: App) -> Iterator[Callable[..., Site]]:
+def open_site(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Site]]:
     """Opens a site, with other ``Access`` if the test wants it."""
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 60.0)  # else a slow search refreshes its page
     with ExitStack() as opened:
 
         def open_one(**changes: Any) -> Site:

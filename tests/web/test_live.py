@@ -28,7 +28,7 @@ class Stream:
     """The stream of a page, whose events are read as they come."""
 
     def __init__(self, browser: Browser, topic: str, since: str = "", **headers: str) -> None:
-        self._connection = http.client.HTTPConnection(browser.address, timeout=15)
+        self._connection = http.client.HTTPConnection(browser.address, timeout=60)
         given = {"cookie": browser.cookie, **{k.replace("_", "-"): v for k, v in headers.items()}}
         self._connection.request("GET", f"/live?topic={topic}&since={since}", headers=given)
         self.response = self._connection.getresponse()
@@ -158,7 +158,7 @@ def test_an_error_of_one_look_does_not_end_the_others(
     monkeypatch.setattr(pages, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(live, "look", fails_once)
     with opened(browser, topic, seen) as stream:
-        assert failed.wait(10)
+        assert failed.wait(60)
         cancel(database, Target("run", run_id), 2e9, author=Author("ada"))
         assert stream.event()["event"] == "changed"
 
@@ -199,8 +199,8 @@ def test_text_is_heard_again_after_an_error(
 
     monkeypatch.setattr(live, "texts_of", texts)
     with opened(browser, f"run:{run_id}", since="x&text=1"):
-        assert failed.wait(10)
-        threads[0].join(10)
+        assert failed.wait(60)
+        threads[0].join(60)
     with opened(browser, f"run:{run_id}", since="x&text=1") as stream:
         assert "text" in {stream.event()["event"] for _ in range(2)}
 
