@@ -19,7 +19,7 @@ def test_cancel_ends_a_tool_with_all_its_processes(site: Site) -> None:
     site.wait_for_file_made("began")
     site.run("cancel", job)
     assert site.runs(job)["a"]["state"] == "cancelled"
-    wait_until(lambda: not processes_with("611.5"), "the tool's processes to be gone", 5)
+    wait_until(lambda: not processes_with("611.5"), "the tool's processes to be gone")
 
 
 def test_a_cancelled_run_goes_on_when_it_is_retried(site: Site) -> None:
@@ -36,13 +36,12 @@ def test_a_cancelled_run_goes_on_when_it_is_retried(site: Site) -> None:
 
 
 def test_cancel_ends_a_model_call(site: Site) -> None:
-    job = site.submit(site.job({"a": [{"text": "Slowly …", "delay": 600}], "b": [done()]}))
-    worker = site.start("worker")
-    site.wait_for(job, "b", "succeeded")
+    job = site.submit(site.job({"a": [{"text": "Slowly …", "delay": 600}]}))
+    site.start("worker", "-c", "1")
+    site.wait_for(job, "a", "running")
     site.run("cancel", job)
-    worker.send_signal(signal.SIGTERM)
-    # A worker that still waited for the reply would take the ten seconds of its drain, and say so.
-    assert worker.wait(8) == 0
+    later = site.submit(site.job({"b": [done()]}, "later"))
+    site.wait_for(later, "b", "succeeded")  # the only slot is free
     assert site.runs(job)["a"]["state"] == "cancelled"
 
 
@@ -89,7 +88,7 @@ def test_ctrl_c_exits_130_and_resume_goes_on(site: Site) -> None:
     runner = site.start("run", str(site.job({"a": [*steps, done()]})))
     site.wait_for_file("log")
     runner.send_signal(signal.SIGINT)
-    output, errors = runner.communicate(timeout=30)
+    output, errors = runner.communicate(timeout=60)
     assert runner.returncode == 130, errors
     [job] = [row["id"] for row in site.json("list")]
     assert f"runner run --resume {job[-8:]}" in output + errors

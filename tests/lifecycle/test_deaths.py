@@ -26,7 +26,7 @@ def test_sigterm_leaves_a_long_tool_to_resume_and_exits_0(site: Site) -> None:
     worker = site.start("worker", "-c", "2")
     site.wait_for_file_made("began")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(60) == 0
     assert processes_with("601.5") == []
     assert site.runs(job)["a"]["state"] == "queued"
     site.run("worker", "--burst")
@@ -41,7 +41,7 @@ def test_sigterm_with_nothing_long_in_hand_loses_no_step(site: Site) -> None:
     worker = site.start("worker")
     site.wait_for_file("log")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(60) == 0
     site.run("worker", "--burst")
     assert site.runs(job)["a"]["state"] == "succeeded"
     assert (site.workspace / "log").read_text().split() == [str(n) for n in range(12)]
@@ -81,7 +81,7 @@ def test_after_sigkill_a_worker_elsewhere_goes_on_when_the_lease_has_run_out(sit
         worker.kill()
         site.wait_for(job, "a", "succeeded")
         other.terminate()
-        other.wait(30)
+        other.wait(60)
     assert (site.workspace / "log").read_text() == "x\n"
 
 
@@ -96,9 +96,9 @@ def test_a_worker_that_slept_past_its_lease_appends_nothing(site: Site) -> None:
         run = site.wait_for(job, "a", "succeeded")
         sleeper.send_signal(signal.SIGCONT)
         sleeper.send_signal(signal.SIGTERM)
-        assert sleeper.wait(30) == 0
+        assert sleeper.wait(60) == 0
         other.terminate()
-        other.wait(30)
+        other.wait(60)
     assert site.runs(job)["a"] == run
     events = site.json("events", run["id"])
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
@@ -106,7 +106,7 @@ def test_a_worker_that_slept_past_its_lease_appends_nothing(site: Site) -> None:
 
 
 DEADLY_TOOL = """
-import os, psutil
+import contextlib, os, psutil
 from runner.tools.own import tool
 
 @tool(repeatable=True)
@@ -116,8 +116,9 @@ def die() -> str:
         arguments = process.info["cmdline"] or []
         apart = arguments[1:5] == ["-m", "runner", "worker", "--only"]
         together = arguments[1:3] == ["-m", "tests.runner_process"] and not {alone}
-        if (apart or together) and process.cwd() == "{folder}":
-            process.kill()
+        with contextlib.suppress(psutil.Error):  # one of another test that has ended
+            if (apart or together) and process.cwd() == "{folder}":
+                process.kill()
     return "still here"
 """
 

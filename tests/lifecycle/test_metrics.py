@@ -94,7 +94,10 @@ def test_what_a_worker_did_and_what_is_queued_can_be_scraped(site_of_either: Sit
         run = site.wait_for(job, "a", "succeeded")
     total = worker.sum
     wait_until(lambda: total("runner_attempts_ended_total", reason="end_turn"), "the end")
-    assert total("runner_claims_total") == total("runner_attempts_ended_total") >= 2
+    wait_until(
+        lambda: total("runner_claims_total") == total("runner_attempts_ended_total") >= 2,
+        "each claim to have ended",
+    )
     model = {"model": "claude-sonnet-5"}
     assert total("runner_turns_total", **model) == run["turns"] == 2
     assert total("runner_tokens_total", **model) == run["tree_tokens"]

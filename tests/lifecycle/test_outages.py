@@ -15,10 +15,9 @@ from urllib.parse import unquote
 import pytest
 import redis
 
-from runner.engine.worker import RENEW_SECONDS
-from runner.logs import QUIET_SECONDS
 from tests.lifecycle.site import Site, bash, done, wait_until
 from tests.queue.conftest import Server
+from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded
 
 STEPS = 25
@@ -59,6 +58,25 @@ def test_work_goes_on_when_the_queue_lost_everything(site: Site) -> None:
     assert worker.poll() is None
 
 
+def said_until(worker: RunnerProcess, words: str) -> str:
+    """What a worker says until it has said these words."""
+    said = ""
+    assert worker.stderr is not None
+    while words not in said:
+        line = worker.stderr.readline()
+        assert line, f"it ended: {said}"
+        said += line
+    return said
+
+
+def away_and_back(said: str, part: str) -> tuple[str, str]:
+    """The lines in which a worker says that a part is away and back. A long outage is told again 15 s
+    after it began, 45 s, and so on."""
+    away, *again, back = [line for line in said.splitlines() if part in line]
+    assert len(again) < 4
+    return away, back
+
+
 @pytest.fixture
 def absent() -> Iterator[Server]:
     """A Redis that has not been started."""
@@ -81,14 +99,14 @@ def test_worker_and_submit_need_no_redis_and_say_in_one_line_that_it_is_away_and
         absent.start()
         with redis.Redis.from_url(absent.url) as connection:
             wait_until(lambda: connection.exists("rq:workers"), "the worker to find Redis")
-        threading.Event().wait(QUIET_SECONDS + 2)  # it has to answer for so long to be back
+        said = said_until(worker, "Redis is back")
         later = site.submit(site.job({"b": [bash("echo b > b"), done()]}, "later"))
         site.wait_for(later, "b", "succeeded")
         worker.terminate()
-        _, said = worker.communicate(timeout=30)
+        _, more = worker.communicate(timeout=60)
     finally:
         site.stop_all()
-    away, back = [line for line in said.splitlines() if "Redis" in line]
+    away, back = away_and_back(said + more, "Redis")
     assert "WARNING Redis is away, trying on: " in away
     assert "due runs are taken from the database: check that it runs, and RUNNER_REDIS_URL" in away
     assert "WARNING Redis is back" in back
@@ -127,10 +145,10 @@ def test_work_goes_on_when_postgres_was_restarted(tmp_path: Path, own_postgres: 
         check_done(site, job)
         assert len(reached.split()) < STEPS, "it was down while there was work"
         assert worker.poll() is None
-        threading.Event().wait(RENEW_SECONDS + QUIET_SECONDS + 2)
+        said = said_until(worker, "the database is back")
         worker.terminate()
-        _, said = worker.communicate(timeout=30)
-        away, back = [line for line in said.splitlines() if "the database" in line]
+        _, more = worker.communicate(timeout=60)
+        away, back = away_and_back(said + more, "the database")
         assert "WARNING the database is away, trying on: " in away
         assert "WARNING the database is back" in back
     finally:

@@ -54,7 +54,7 @@ def newer_worker(site: Site) -> Iterator[None]:
 
 
 def begin(site: Site) -> str:
-    steps = [bash(f"echo {n} >> log; sleep 0.2") for n in range(STEPS)]
+    steps = [bash(f"echo {n} >> log; sleep 0.4") for n in range(STEPS)]
     return site.submit(site.job({"a": [*steps, done()]}))
 
 
