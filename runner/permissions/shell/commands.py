@@ -25,7 +25,7 @@ from runner.permissions.shell.builtins import (
 )
 from runner.permissions.shell.files import Below, decoded, files_of, literal
 from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use
-from runner.permissions.shell.mentions import is_unknown, knows_operands, mentioned, scripts
+from runner.permissions.shell.mentions import is_unknown, knows_operands, listed, mentioned, scripts
 from runner.permissions.shell.programs import HIDING, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import git_parts, is_option, spellings
@@ -164,7 +164,9 @@ class Commands:
         inner = unwrap(program, command.words[1:])
         if inner.hides:
             self._unseen(command.words, forms)
-            self.findings.mentions += mentioned(program, command.words[1:])[0]
+            reads, _, globs = mentioned(program, command.words[1:])
+            self.findings.mentions += reads
+            self.findings.below += globs
             self.findings.add(text, forms, inner.hides)
             return
         risks = _risks(inner.assigned, inner.words)
@@ -231,9 +233,12 @@ class Commands:
         findings.operands += files.reads
         findings.changes += files.changes
         findings.below += files.below
-        reads, writes = mentioned(program, arguments)
+        reads, writes, globs = mentioned(program, arguments)
         findings.mentions += reads
         findings.changes += writes
+        findings.below += globs
+        if findings.feeds:
+            findings.listed += listed(program, arguments)
         findings.unknown = findings.unknown or is_unknown(program, arguments)
         hides = hides or self._runner(program, command, forms)
         inner: tuple[Part, ...] = ()

@@ -29,17 +29,21 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _GLOB = re.compile(r"(?:~(?=/))?[A-Za-z0-9_./+@:,=%*?\[\]!^{}-]*")
-_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_BRACES = re.compile(r"\{(?:([^{}]*,[^{}]*)|(\w)\.\.(\w)(?:\.\.-?\d+)?)\}")
 _MOST_BRACES = 64
 _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
 _EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
 _DEFAULT = re.compile(r"\$\{\w+:?[-+=]([^${}]*)\}")
-_PROCESS = re.compile(r"/proc/(?:\$\$|\$\w+|\$\{\w+\}|[][0-9*?!^-]+)/")
+_PROCESS = re.compile(r"/proc/(?:[^/]+/task/[^/]+|\$\$|\$\w+|\$\{\w+\}|[][0-9*?!^-]+)/")
 _SIGNS = re.compile(r"[=,:@#]")
 _LONGEST = 2000  # characters of an argument that is taken apart
 # Options whose value is not looked at.
 LEFT_OUT = re.compile(r"-+(?:exclude|ignore|omit|skip)(?:-(?:dir|glob|pattern))?(?:=|\Z)")
 _NO_FILE = DEVICES | {"-"}
+# With them ``docker compose config`` shows names only.
+_COMPOSE_NAMES = frozenset(
+    ("-q", "--quiet", "--services", "--images", "--volumes", "--profiles", "--hash")
+)
 _UNKNOWN = Word("?", "", exact=False, loose=True)
 
 
@@ -174,8 +178,10 @@ def _parse(
                 pieces.append(_piece(word, value.partition("=")[2]))
         elif value.startswith("-") and value != "-":
             options += _letters(word, words, usage)
-            if "LOOSE" in usage.flags and len(value) > 2:
-                pieces.append(_piece(word, value[2:]))
+            if "LOOSE" in usage.flags:
+                letters = re.match("-[A-Za-z]{1,4}", value)
+                ends = range(2, letters.end() + 1 if letters else 2)
+                pieces += [_piece(word, value[at:]) for at in ends if at < len(value)]
         else:
             operands.append(word)
         first = False
@@ -219,10 +225,17 @@ def _note(files: Files, role: Role, call: _Call) -> None:
         case "reads":
             _read(files, words)
             if "REVISIONS" in call.usage.flags:
-                files.reads += filter(None, (path.rpartition(":")[2] for path in literal(words)))
+                _shown(files, words)
         case "gathers":
             for word in words:
                 _gather(files, word)
+        case "lists" if words or not role.items:
+            files.reads += literal(words)
+            files.below.append(Below(".", "**", deep=True, reads=True))
+        case "merges":
+            files.reads += [path.split()[-1] for path in literal(words) if path.strip()]
+        case "finds":
+            files.reads += role.items
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
@@ -253,7 +266,7 @@ def _read(files: Files, words: Sequence[Word]) -> None:
         matching(path)._replace(reads=True)
         for word in words
         if not word.exact
-        for path in _readings(word)
+        for path in dict.fromkeys((*_readings(word), *decoded(word)))
         if IS_GLOB.search(path)
     ]
 
@@ -305,9 +318,16 @@ def _without_braces(text: str) -> list[str]:
             text[: found.start()] + choice + text[found.end() :] if found else text
             for text in texts
             for found in [_BRACES.search(text)]
-            for choice in (found[1].split(",") if found else [""])
+            for choice in (_choices(found) if found else [""])
         ]
     return texts
+
+
+def _choices(braces: re.Match[str]) -> list[str]:
+    if braces[1] is not None:
+        return braces[1].split(",")
+    first, last = sorted((ord(braces[2]), ord(braces[3])))
+    return [chr(code) for code in range(first, min(last, first + _MOST_BRACES) + 1)]
 
 
 def decoded(word: Word) -> list[str]:
@@ -382,6 +402,15 @@ def _select(files: Files, words: Sequence[Word]) -> None:
             folder, name, deep, _ = matching(plain, deep=True)
             names = (name, name.lstrip("*"), f".{name}")
             files.below += [Below(folder, each, deep) for each in names if each]
+
+
+def _shown(files: Files, words: Sequence[Word]) -> None:
+    """Note the files of revisions (``HEAD:f``), and those that patterns of git's match."""
+    files.reads += filter(None, (path.rpartition(":")[2] for path in literal(words)))
+    selected = Files()
+    _select(selected, [word for word in words if IS_GLOB.search(word.value) or ":(" in word.value])
+    files.reads += selected.changes
+    files.below += [each._replace(reads=True) for each in selected.below]
 
 
 def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
@@ -465,6 +494,17 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
             files.reads += literal(call.operands)
         case "git-archive":
             files.reads += [path.rpartition(":")[2] for path in literal(call.operands)]
+        case "zip" | "7z" | "7za" | "7zr" | "7zz" | "rar" | "unrar":
+            if any(re.match("(?:-[ix]r?)?@|-@$", word.value) for word in arguments):
+                files.below.append(Below(".", "**", deep=True, reads=True))
+        case "node" | "nodejs" if any(word.value.startswith("dotenv") for word in arguments):
+            files.reads.append(".env")
+        case "docker" | "podman" | "nerdctl" | "docker-compose" if (
+            call.given & {"compose", "config", "convert"}
+            and {"config", "convert"} & {word.value for word in call.operands}
+            and not call.given & _COMPOSE_NAMES
+        ):
+            files.reads.append(".env")
         case "rename" | "prename":
             files.changes += [
                 each for path in literal(call.operands[:1]) for each in path.split("/")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from runner.permissions.shell.files import LEFT_OUT, decoded, literal, pieces
-from runner.permissions.shell.programs import HIDING, SCRIPTED, WRAPPERS
+from runner.permissions.shell.arguments import executed_by_find
+from runner.permissions.shell.files import LEFT_OUT, Below, decoded, literal, matching, pieces
+from runner.permissions.shell.programs import HIDING, SCRIPTED, WRAPPERS, compiles
 from runner.permissions.shell.usages import usage_of
 from runner.permissions.shell.words import Word, names
 
@@ -33,12 +34,23 @@ _SUBCOMMANDS = names("""
     vault consul gem bundle rails rake mvn gradle dotnet composer mix flutter""")
 _INTERPRETERS = re.compile(
     r"(?:python|pypy|node|nodejs|ruby|perl|php|lua|luajit|deno|bun|tclsh|Rscript|R|julia|osascript|elixir|groovy"
-    r"|scala|ghc|[a-z]*tex|r?vim?|nvim|g?view|vimdiff|ex|red?|emacs|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
+    r"|scala|ghc|runghc|stack|swift|mix|iex|mongo(?:sh)?|tsx|ts-node|jshell|dart|zig|[a-z]*tex|r?vim?|nvim|g?view|vimdiff|ex|red?|emacs|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
 )
 # They take queries in which a file may be named; a name without a dot or slash is that of a table.
 _QUERIED = names("""
     sqlite3 sqlite duckdb psql mysql mariadb clickhouse clickhouse-local q textql dsq csvsql sqlcmd usql
-    jsonnet gdb""")
+    jsonnet gdb ffmpeg ffprobe convert magick xmllint terraform tofu dotnet rustc sbt""")
+# A name that begins with a dot, as a pattern that a program may look up itself.
+_HIDDEN_GLOB = re.compile(r"(?:.*[/=])?\.\w+[*?\[][^/\s]*")
+_LISTS_HIDDEN = {
+    "ls": re.compile(r"-\w*[aA]\w*|--al.*"),
+    "fd": re.compile(r"-\w*[Hu]\w*|--hidden|--unrestricted"),
+    "rg": re.compile(r"-\w*[.u]+|--hidden|--unrestricted"),
+    "git": re.compile(r"-\w*o\w*|--others|--ignored.*"),
+}
+_NOT_HIDDEN = re.compile(r"(?:-not|!) -\w+ (?:\*/|\./)?\.\*")  # in the arguments of find
+_DECODES = names("rev base64 base32 xxd")
+_PLAIN_FORMAT = re.compile(r"(?:[^%\\]|%s|\\[nt0](?!\d))*")
 _TEXT_TOKEN = re.compile(r"[^\s'\"`(){}\[\],;=<>|&]+")
 _WRITES = re.compile(
     r"['\"](?:[wxa]b?\+?|rb?\+)['\"]|writ|append|unlink|remove|rename|replace|rmtree|rmdir|rmSync|chmod|touch|truncate|copy"
@@ -56,7 +68,7 @@ _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
 _NAMES_FILE = re.compile(r"--[a-z-]*(?:file|from|input|include|list)")
 # The value of these options is a command.
 _COMMAND = re.compile(r"-[cC]|--(?:command|cmd|exec|run|scripts|parameters)")
-_LISTED = re.compile(r"['\"]\s*,\s*['\"]|[\[\]]")  # ``["rm", "x"]`` is ``rm x``
+LISTED = re.compile(r"['\"]\s*,\s*['\"]|[\[\]]")  # ``["rm", "x"]`` is ``rm x``
 _UNKNOWN = re.compile(r"[$`…]|\{\}")
 
 
@@ -88,7 +100,7 @@ def scripts(program: str, arguments: Sequence[Word]) -> Iterator[str]:
         runs = interprets or program in SCRIPTED or text == given or _COMMAND.fullmatch(before)
         if runs and " " in text:
             yield text
-        if interprets and (joined := _LISTED.sub(" ", text)) != text:
+        if interprets and (joined := LISTED.sub(" ", text)) != text:
             yield joined
         before = word.value
 
@@ -100,12 +112,44 @@ def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
     )
 
 
-def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[str]]:
-    """Return the paths that a program may read, and those that it may write."""
+def runs_input(line: str) -> bool:
+    """True if a line of a script has the name of a program that may run its input as code."""
+    called = [word.rpartition("/")[2] for word in re.findall(r"[\w./+-]+", line)]
+    return any(is_interpreter(name) or name in _QUERIED or compiles(name) for name in called)
+
+
+def inside(text: str) -> tuple[list[str], list[str]]:
+    """Return the paths that code may read, and those that it may write."""
+    tokens = [each.split("\\")[0] for each in _TEXT_TOKEN.findall(text)]
+    return tokens, tokens if _WRITES.search(text) else []
+
+
+def listed(program: str, arguments: Sequence[Word]) -> Iterator[Below]:
+    """Yield what a program may print the names of, if that can be hidden files or is made up."""
+    values = [word.value for word in arguments]
+    every = _LISTS_HIDDEN.get("fd" if program == "fdfind" else program)
+    found = executed_by_find(arguments) if program == "find" else None
+    if found is not None and "d" not in values and not _NOT_HIDDEN.search(" ".join(values)):
+        for folder in literal(found.starts):
+            yield from (Below(folder, name, deep=True, reads=True) for name in found.names)
+    elif program == "printf":
+        if values and not _PLAIN_FORMAT.fullmatch(values[0]):
+            yield Below(".", "**", deep=True, reads=True)
+    elif program in _DECODES or (every and any(map(every.fullmatch, values))):
+        folders = [value for value in values if program == "ls" and value[:1] != "-"]
+        for folder in folders or ["."]:
+            yield Below(folder, "" if program == "ls" else "**", deep=True, reads=True)
+
+
+def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[str], list[Below]]:
+    """Return the paths that a program may read, those that it may write, and those that a pattern in its
+    arguments may match."""
     reads: list[str] = []
     writes: list[str] = []
     # Of a program that hides what it runs, a script may be in any argument.
-    interprets = is_interpreter(program) or program in HIDING | _QUERIED or program in WRAPPERS
+    interprets = is_interpreter(program) or program in HIDING | _QUERIED | SCRIPTED
+    interprets = interprets or program in WRAPPERS
+    globs: list[Below] = []
     knows = program in _NAMING | _KNOWN or knows_operands(program)
     before = ""
     for word in arguments:
@@ -115,8 +159,10 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
         before = word.value if "=" not in word.value else ""
         if given and LEFT_OUT.match(option):
             continue
-        listed = _NAMES_FILE.match(option) or word.value.startswith("@")
-        if knows and program not in _NAMING and listed:
+        lists = _NAMES_FILE.match(option) or word.value.startswith("@")
+        if program not in _NAMING and word.exact and _HIDDEN_GLOB.fullmatch(word.value):
+            globs += [matching(word.value.rpartition("=")[2])._replace(reads=True)]
+        if knows and program not in _NAMING and lists:
             reads += found
         if not knows:
             bare = program in _SUBCOMMANDS and not given
@@ -124,11 +170,10 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
         if program != "git" and given and _OUTPUT.match(option) and not _INPUT.match(option):
             writes += found
         if interprets and re.search(r"[\s'\"({\\]", word.value) and len(word.value) <= _LONGEST:
-            tokens = [each.split("\\")[0] for each in _TEXT_TOKEN.findall(word.value)]
-            tokens = [each for each in tokens if program not in _QUERIED or re.search("[./]", each)]
-            reads += tokens
-            writes += tokens if _WRITES.search(word.value) else []
-    return _paths(reads), _paths(writes)
+            tables = program in _QUERIED
+            for paths, tokens in zip((reads, writes), inside(word.value), strict=True):
+                paths += [each for each in tokens if not tables or re.search("[./]", each)]
+    return _paths(reads), _paths(writes), globs
 
 
 def knows_operands(program: str) -> bool:

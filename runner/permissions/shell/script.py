@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from runner.permissions.shell.files import Below, joined, matching
-from runner.permissions.shell.mentions import candidates
+from runner.permissions.shell.mentions import LISTED, candidates, inside
 from runner.permissions.shell.words import Word
 
 Moment = tuple[int, ...]  # where a text has it; then where the text that is run there has it, …
@@ -94,6 +94,9 @@ class Findings:
     mentions: list[str] = field(default_factory=list)  # paths that programs may read
     words: list[Word] = field(default_factory=list)  # all words of the script
     unknown: bool = False  # a program may open a file that only the run determines
+    feeds: bool = False  # another command reads what the one that is walked prints
+    listed: list[Below] = field(default_factory=list)  # files whose names such a command prints
+    fed: list[str] = field(default_factory=list)  # texts that programs may run as code
     readings: int = 0  # how many readings of commands were tried
     reason: str = ""  # why it may run what is not among the parts
     here: Moment = ()  # the command that is walked
@@ -173,8 +176,15 @@ class Findings:
             parts[-1] = replace(last, forms=(*last.forms, *forms))
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
+        for text in self.fed:
+            reads, writes = inside(text)
+            self.mentions += reads
+            self.changes += writes
+            seen = (*parts[-1].forms, *raw_forms(text), *raw_forms(LISTED.sub(" ", text)))
+            parts[-1] = replace(parts[-1], forms=tuple(dict.fromkeys(seen)))
         if self.unknown:
             self._any_word_opens()
+            self.below += self.listed
         if self.globs and self.moved is not None:
             self.reads.append(Target("", _LAST))
         else:

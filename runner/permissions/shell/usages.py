@@ -7,8 +7,9 @@ Collected from the programs' manuals. An entry is a list of roles, each ``what:w
   suffix, ``trees`` all that is below a folder. ``copies``, ``moves`` and ``links`` take sources and a
   target, at the end or by the option after ``into``. ``unpacks`` changes anything below the folder after
   the option, or below the current one. ``gathers`` reads all that is below
-  folders, ``offered`` takes texts with ``@file`` in them. What is read is
-  also looked for ``within`` a folder. ``values`` is no file.
+  folders, ``offered`` takes texts with ``@file`` in them, ``merges`` those that end in a file behind a
+  blank. ``lists`` reads files that name others to read; without an option the input does. ``finds`` reads
+  a file that no argument names. What is read is also looked for ``within`` a folder. ``values`` is no file.
 - Where: options (``-o,--output``) that name the file, or positions among the operands: ``1``, ``2+`` from
   the second on, ``*`` all of them, ``$`` the last, or ``of=`` for what follows it. ``recursive`` has
   options by which copies go below folders.
@@ -91,7 +92,7 @@ def _usage(text: str) -> Usage:
 
 # They read their operands; what else is written to a file is an output option of most programs.
 _READERS = """
-    cat head tail less more most wc nl strings od hexdump hd base64 base32 basenc tac rev cut diff cmp
+    cat head tail less more most nl strings od hexdump hd base64 base32 basenc tac rev cut diff cmp
     comm colordiff sdiff diff3 paste join fold fmt pr expand unexpand column bat batcat zcat bzcat
     xzcat zless zmore lzcat zstdcat bzmore zdiff zcmp md5sum sha1sum sha224sum sha256sum sha384sum sha512sum
     b2sum cksum sum iconv shuf ptx tsort look man nroff troff groff hexyl pv glow mdcat pygmentize highlight
@@ -107,12 +108,13 @@ _GENERAL = "--out,--outfile,--outFile,--out-file,--output,--output-file,--log-fi
 _OUTPUT = f"may:-o,{_GENERAL}"
 _GIT_SHOWS = """
     git-show git-diff git-log git-annotate git-whatchanged git-stage git-add git-hash-object
-    git-cat-file"""
+    git-cat-file git-diff-files git-diff-index git-diff-tree git-unpack-file"""
 
 _USAGES = {
     _READERS: "LOOSE reads:*",
-    "sort": "LOOSE reads:* writes:-o,--output values:-k,-t,-S,-T",
+    "sort": "LOOSE reads:* lists:--files0-from writes:-o,--output values:-k,-t,-S,-T",
     "date": "reads:-f,--file values:-d,-s,--date,--set",
+    "wc": "LOOSE reads:* lists:--files0-from",
     "file": "reads:-f,--files-from",
     "pandoc": "LOOSE reads:* writes:-o,--output",
     "du": "reads:-X,--files0-from,--exclude-from",
@@ -120,11 +122,12 @@ _USAGES = {
     "source . bash sh dash ash": "reads:1,--rcfile,--init-file",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
-    "yq": "LOOSE reads:2+ changes@-i,--inplace,--in-place:*",
+    "yq": "LOOSE reads:2+ unpacks@-s,--split-exp: changes@-i,--inplace,--in-place:*",
     "uniq": "reads:1 writes:2 values:-f,-s,-w",
     "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
     "tee sponge git-mailinfo": "writes:*",
-    _PACKERS: "LOOSE reads:* packs!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
+    _PACKERS: "lists:--files,--files0,--filelist LOOSE reads:* "
+    "packs!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
     "dd": "reads:if= changes:of=",
     # --- They change their operands.
     "rm": "changes:* trees@-r,-R,--recursive:*",
@@ -175,27 +178,30 @@ _USAGES = {
     "values:-m,-o,-g,--mode,--owner,--group",
     "ln": f"links:* changes:* {_TARGET}",
     "link": "links:* changes:*",
-    "rsync": "copies:* recursive:-r,-a,--recursive,--archive reads:--files-from,--exclude-from,"
-    "--include-from,--password-file trees@--remove-source-files:* values:-f,-B,-T,--exclude,--include,"
-    "--filter,--max-size,--min-size,--bwlimit,--chmod,--chown,--timeout,--port,--temp-dir,--suffix "
-    "changes:--log-file,--backup-dir,--partial-dir,--write-batch,--only-write-batch",
+    "rsync": "copies:* recursive:-r,-a,--recursive,--archive lists:--files-from reads:--exclude-from,"
+    "--include-from,--password-file,--read-batch,--link-dest,--compare-dest,--copy-dest "
+    "merges:-f,--filter trees@--remove-source-files:* values:-B,--exclude,--include,"
+    "--max-size,--min-size,--bwlimit,--chmod,--chown,--timeout,--port,--suffix "
+    "changes:-T,--temp-dir,--log-file,--backup-dir,--partial-dir,--write-batch,--only-write-batch",
     # --- Archives.
     "tar bsdtar gtar": f"BUNDLE changes@{_TAR_WRITES}:-f,--file reads!{_TAR_WRITES}:-f,--file "
     f"reads@{_TAR_WRITES}:* gathers@{_TAR_WRITES}!--exclude,-C,--directory:* "
     "unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L "
     "within:-C,--directory values:--exclude,--strip-components,--transform,--format,--owner,--group,"
-    "--mode,--mtime reads:-T,-X,--files-from,--exclude-from changes:-g,--listed-incremental,--index-file",
+    "--mode,--mtime lists:-T,--files-from reads:-X,--exclude-from "
+    "changes:-g,--listed-incremental,--index-file",
     "zip": "changes:1 reads:2+ gathers@-r!-x,-i:2+ trees@-m,--move:2+ "
-    "values:-x,-i,-b,-P,-n,-t,-tt changes:-O,--out",
+    "offered:-x,-i reads:-i values:-P,-n,-t,-tt changes:-O,--out,-b",
     "unzip": "unpacks!-l,-t,-v,-p,-Z,-z:-d reads:1",
-    "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: trees@-sdel:3+ SINGLE changes@a,u,d,m:2 reads@a,u:3+ "
+    "7z 7za 7zr 7zz rar unrar": "unpacks@x,e: trees@-sdel:3+ SINGLE changes@a,u,d,m:2 gathers@a,u:3+ "
+    "offered@a,u:3+ reads@a,u:3+,-i!,-ir! offered:-i,-ir "
     "reads@x,e,l,t:2",
     "jar": "BUNDLE changes@-c,-u,--create,--update:-f,--file reads:* unpacks@-x,--extract:-C,--dir "
     "values:-m,-e",
     "ar": "changes:2 unpacks@x,-x:",
     "ranlib strip": "changes:* changes:-o",
     "objcopy": "reads:1 changes:* may:--dump-section,--add-section values:-I,-O,-j,-R",
-    "cpio pax": "unpacks@-i,-r,-p:-D,--directory reads:-E",
+    "cpio pax": "lists@-o,-p,--create,--pass-through: unpacks@-i,-r,-p:-D,--directory reads:-E",
     # --- The network.
     "curl": "offered:-d,-F,-H,-w,--data,--data-ascii,--data-binary,--data-raw,--data-urlencode,--form,"
     "--header,--json,--proxy-header,--url-query,--variable,--write-out,--url "
@@ -223,10 +229,13 @@ _USAGES = {
     "aria2c axel": "reads:-i,--input-file,--load-cookies changes:-o,--out,-l,--log,--save-session,"
     "--save-cookies,-d,--dir",
     "npm pnpm yarn bun": "may:-C,--modules-folder reads@publish,pack:2+",
-    "aws gsutil gcloud rclone": "may:$",
+    "aws gsutil rclone": "may:$",
+    "gcloud": "may:$ gathers@storage:3+",
+    "az": f"{_OUTPUT} gathers@storage:-s,--source",
     "aws-s3": "copies@cp:2+ moves@mv:2+ copies@sync:2+ recursive:--recursive,sync "
     "trees@sync,--recursive:$ values:--exclude,--include",
-    "kubectl oc": "changes@cp:2+",
+    "kubectl oc": f"{_OUTPUT} changes@cp:2+ gathers@cp:2+ gathers@kustomize:2 "
+    "gathers:--from-file,-k,--kustomize",
     "restic": "may:-t,--target",
     # --- Compilers and builds: they write their results wherever they are told.
     "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output,--serialize-diagnostics "
@@ -244,7 +253,8 @@ _USAGES = {
     "make gmake": f"{_OUTPUT} may:*",
     "ld nasm yasm as": "SINGLE LOOSE reads:* may:-o,-l,-a,-Map,--Map,-T",
     "javac javadoc kotlinc scalac babel swc hugo mkdocs jekyll parcel": f"{_OUTPUT},-d,-h,-s",
-    "helm": "may:-o,-d,--output-dir,--destination,--untardir",
+    "dotenv dotenvx dotenv-cli env-cmd foreman honcho": "finds!-f,-e,--file,--env:.env",
+    "helm": "gathers@package:2+ may:-o,-d,--output-dir,--destination,--untardir",
     "ctags cscope doxygen etags": f"{_OUTPUT},-f,-g",
     "redis-cli": "may:--rdb",
     "openssl": "SINGLE reads:-in,-inkey,-key,-CA,-CAkey,-CAfile,-cert,-certfile,-config,-passin,-pass,"
@@ -268,7 +278,8 @@ _USAGES = {
     "mysql mariadb": f"{_OUTPUT},--tee values:-e,--execute,-h,-u,-P,-D",
     "pg_dump pg_dumpall mysqldump mongodump pg_restore": "may:-f,--file,-r,--result-file,-o,--out,-T,--tab,"
     "--archive",
-    "docker podman nerdctl": "copies@cp:2+ may:-v,--volume,--mount,-o,--output,--iidfile,--cidfile,"
+    "docker podman nerdctl": "copies@cp:2+ gathers@cp:2+ trees@build,buildx:-o,--output "
+    "may:-v,--volume,--mount,-o,--output,--iidfile,--cidfile,"
     "--metadata-file reads:--env-file,"
     "--label-file,--password-file",
     "convert magick ffmpeg sox wkhtmltopdf pdftotext ps2pdf pdf2ps qpdf mutool": f"SINGLE {_OUTPUT},$ "
@@ -288,7 +299,8 @@ _USAGES = {
     "eslint stylelint standard xo oxlint tslint": "changes@--fix,--write,--fix-dangerously:* "
     "values:-c,--config,--ext,--rule,-f,--format,--max-warnings,--ignore-path may:-o,--output-file,"
     "--cache-location,--cache-file",
-    "biome rome dprint deno": "changes@--write,--fix,--apply,fmt,format:2+ changes@--apply-unsafe:2+",
+    "biome rome dprint": "changes@--write,--fix,--apply,fmt,format:2+ changes@--apply-unsafe:2+",
+    "deno": "changes@fmt,--fix:2+ finds@--env:.env reads:--env-file",
     "gofmt goimports gofumpt shfmt golines": "changes@-w,--write:* values:-r,-l,-i,-ln,-local",
     "rustfmt": "changes!--check:* values:--config,--edition,--config-path",
     "clang-format clang-tidy swift-format ktlint google-java-format": "SINGLE changes@-i,-fix,--fix,-F,"
@@ -300,7 +312,8 @@ _USAGES = {
     "php-cs-fixer phpcbf scalafmt csharpier alejandra perltidy cmake-format yamlfmt": "changes!--check,"
     "--dry-run:*",
     # --- git, by subcommand.
-    _GIT_SHOWS: "REVISIONS reads:* reads:-L",
+    _GIT_SHOWS: "REVISIONS reads:* reads:-L,-O",
+    "git-commit-tree": "reads:-F values:-m,-p",
     "git-blame": "REVISIONS reads:* reads:--contents,--ignore-revs-file",
     "git-archive": "reads:--add-file,2+ values:--format,--prefix writes:-o,--output",
     "git-rm": "PATHSPECS changes!--cached,-n,--dry-run:* trees@-r:* unpacks@--pathspec-from-file:",
@@ -313,8 +326,9 @@ _USAGES = {
     "git-subtree": "trees:-P,--prefix",
     "git-am": "unpacks!--abort,--continue,--skip,--quit,--resolved,-r: reads:*",
     "git-clean": "unpacks!-n,--dry-run:* values:-e,--exclude",
-    "git-stash": "PATHSPECS changes!pop,apply,list,show,drop,clear,branch,create,store,save:* "
-    "values:-m,--message unpacks@--pathspec-from-file:",
+    "git-stash": "unpacks@-a,--all: PATHSPECS "
+    "changes!pop,apply,list,show,drop,clear,branch,create,store,save:* values:-m,--message "
+    "unpacks@--pathspec-from-file:",
     "git-apply": "unpacks!--cached,--check,--stat,--numstat,--summary:--directory reads:* "
     "changes:--build-fake-ancestor values:-p,-C,--exclude,--include,--whitespace",
     "git-clone": "changes:2+ may:--separate-git-dir values:-b,-o,-j,--branch,--depth,--origin,--filter,"

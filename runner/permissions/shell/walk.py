@@ -17,9 +17,10 @@ from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.commands import Commands
 from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.files import written
+from runner.permissions.shell.mentions import runs_input
 from runner.permissions.shell.script import Findings, Moment
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
-from runner.permissions.shell.words import DEVICES, Assignment, Word, names, targets_of
+from runner.permissions.shell.words import DEVICES, Assignment, Word, names, targets_of, unicode
 
 _DEEPEST = 150  # nodes below one another
 
@@ -125,6 +126,9 @@ class Walk(Expansions):
         if node.type == "compound_statement" and children and children[0].type == "((":
             self.visit_arithmetic(node)
         else:
+            if node.type == "pipeline" and runs_input(self.text_of(children[-1])):
+                before = self.text[node.start_byte : children[-1].start_byte]
+                self.findings.fed.append(unicode(before))
             if _is_refused(node, children):
                 self.give_up(node)
             self.visit_each(children, {}, _SEPARATORS, named=self.visit)
@@ -232,6 +236,7 @@ class Walk(Expansions):
                 words.append(self.word(child))
         words += more
         self.findings.here = self._moment(node)
+        self.findings.feeds = _feeds(node)
         if words:
             self.commands.simple(
                 words, assigned, self.source_of(node), self.level, self._piped(node)
@@ -357,6 +362,8 @@ class Walk(Expansions):
         elif not targets or operator != "<<<":
             self.give_up(node)
             return targets
+        elif node.parent is not None and runs_input(self.text_of(node.parent)):
+            self.findings.fed.append(targets[0].value)
         return targets[1:]
 
     def _connect(self, operator: str, descriptor: str, word: Word) -> None:
@@ -436,6 +443,8 @@ class Walk(Expansions):
         lines = self.text[first : end.end_byte].split("\n")
         ends = [line.lstrip("\t") if strip else line for line in lines]
         following = self.text[end.end_byte : end.end_byte + 1]
+        if first and runs_input(self.text[(node.parent or node).start_byte : first]):
+            self.findings.fed.append(unicode(self.text[first : end.end_byte]))
         clear = first and ends[-1] == word and word not in ends[:-1] and following in ("", "\n")
         if not clear or (body is not None and body.start_byte < first):
             self.give_up(node, "the end of a here-document is not clear")
@@ -467,6 +476,17 @@ class Walk(Expansions):
                 return
             else:
                 at += 1
+
+
+def _feeds(node: Node) -> bool:
+    """True if another command may read what a command prints."""
+    above = node.parent
+    while above is not None:
+        piped = above.type == "pipeline" and node.next_sibling is not None
+        if piped or above.type in EXPANSIONS:
+            return True
+        node, above = above, above.parent
+    return False
 
 
 def _is_refused(node: Node, children: Sequence[Node]) -> bool:
