@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import httpcore2
 import httpx2
 from anthropic._base_client import SyncAPIClient
+from anthropic.lib.aws._auth import _get_session
+from anthropic.lib.vertex._auth import load_auth, refresh_auth
 
 from runner.core.spec import Provider
 from runner.errors import HostLacks, ModelCallError
@@ -46,11 +48,21 @@ class _FetchesApart(SyncAPIClient):
 
 
 class _Bedrock(_FetchesApart, anthropic.AnthropicBedrock):
-    pass
+    def forget_credentials(self) -> None:
+        cast(Any, _get_session).cache_clear()
 
 
 class _Vertex(_FetchesApart, anthropic.AnthropicVertex):
-    pass
+    def forget_credentials(self) -> None:
+        self.credentials = None
+
+    def _ensure_access_token(self) -> str:
+        if (known := self.credentials) is None:  # another call may forget them at any time
+            known, _ = load_auth(project_id=self.project_id)
+            self.credentials = known
+        if known.expired or not known.token:
+            refresh_auth(known)
+        return str(known.token)
 
 
 @dataclass(eq=False, repr=False)
@@ -91,7 +103,20 @@ class PlatformClients(MessagesClients):
         with self._client() as client, line.held():
             return self._post(client, path, body, headers, {})
 
-    def _post(
+    def _post(self, client: Any, *request: Any) -> Any:
+        """Return the answer to a request. Credentials that are refused are read again, once: people renew
+        them while a worker lives, and the SDKs keep what they have read."""
+        try:
+            return self._post_once(client, *request)
+        except (anthropic.AuthenticationError, anthropic.PermissionDeniedError):
+            pass
+        except ModelCallError as error:
+            if error.kind != "authentication_error":
+                raise
+        client.forget_credentials()
+        return self._post_once(client, *request)
+
+    def _post_once(
         self,
         client: Any,
         path: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -182,6 +183,39 @@ def test_invalid_credentials_are_refused_as_a_wrong_key_is(on, platform, monkeyp
     error = failed(here, platform)
     assert (error.kind, error.billed) == ("authentication_error", False)
     assert "another" not in str(error)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_credentials_that_were_renewed_are_read_again(on, platform, tmp_path, monkeypatch):
+    here, dialect = on(platform, Reply(SAID)), dialect_of(platform)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def write(secret: str) -> None:
+        if platform == "bedrock":
+            lines = f"aws_access_key_id = {dialect.key}\naws_secret_access_key = {secret}\n"
+            file.write_text(f"[default]\n{lines}")
+        else:
+            account = json.loads(dialect.credentials(here.server.url))
+            account["token_uri"] = f"{here.server.url}/{secret}"
+            old = {"access_token": "another", "expires_in": 3600}
+            known = here.server._dialect.answer
+            here.server._dialect.answer = lambda path, raw: (
+                old if path == "/an-old-one" else known(path, raw)
+            )
+            (tmp_path / "account.json").write_text(json.dumps(account))
+
+    if platform == "bedrock":
+        for name in dialect.environment:
+            monkeypatch.delenv(name)
+    write("an-old-one")
+    assert failed(here, platform).kind == "authentication_error"
+    write(dialect.secret if platform == "bedrock" else "token")
+    assert here.complete(ask(platform)).blocks
+    assert here.complete(ask(platform)).blocks
+    counted = here.server.count
+    assert here.complete(ask(platform)).blocks
+    assert here.server.count == counted + 1, "credentials that hold are not read again"
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
