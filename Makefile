@@ -63,7 +63,7 @@ fuzz: $(ready)
 compose-test: $(ready)
 	$(BIN)/python -m tests.compose
 
-# The tables of docs/job-file.md and jobs/job.schema.json, from runner/jobfile/keys.py.
+# The tables of keys in docs/ and jobs/job.schema.json, from runner/jobfile/keys.py.
 docs: $(ready)
 	$(BIN)/python -m docs.tables
 

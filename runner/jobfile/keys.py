@@ -1,7 +1,8 @@
 """Every key of a job file: its type and bounds, its default, and one line that says what it does.
 
-The checks, the tables of docs/job-file.md and the JSON Schema all follow from here. Defaults are
-written as in TOML and equal the defaults of the core's value objects (a test compares them).
+The checks, the tables of docs/ and the JSON Schema all follow from here. A link without a page leads
+into docs/job-file.md. Defaults are written as in TOML and equal the defaults of the core's value
+objects (a test compares them).
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ PERMISSIONS = Table("permissions", (
     Key("allow", rules_of("allow"), [], "Calls that may run."),
     Key("default", choice(*get_args(Default)), "deny", "What happens to a call that no rule matches."),
     Key("trust", choice(*get_args(Trust)), None, "With `\"contained\"` commands of Bash that no rule "
-        "mentions may run, because they cannot leave [the sandbox](#sandbox), which has to be "
+        "mentions may run, because they cannot leave [the sandbox](sandbox.md), which has to be "
         "`required`. Not commands that cannot be analysed. Each decision says so.", "nothing"),
     Key("mode", choice(*get_args(Mode)), None, "[A set of rules](#modes), added to the job's own."),
     Key("from", _path, None, example=".claude/settings.json", doc=
@@ -434,12 +435,13 @@ SANDBOX = Table("sandbox", (
     Key("disk", size(2**20), None, "How large the workspace may grow. The call that makes it larger is "
         "ended.", "unlimited", example="10G"),
     Key("hooks", flag, False, "Whether [hooks](#hooksevent) run in it too."),
-    Key("image", text(300, check=image_problem), None, "[Image of the container](#images) that calls run "
-        "in.", "none: they run this host's programs", example="python:3.12"),
+    Key("image", text(300, check=image_problem), None, "[Image of the container]"
+        "(sandbox.md#container-images) that calls run in.", "none: they run this host's programs",
+        example="python:3.12"),
     Key("caches", list_of(choice(*CACHES), unique=True), [], "Caches of the home that calls can read: "
         + ", ".join(f'`"{name}"`' for name in CACHES) + "."),
     Key("writable_caches", list_of(choice(*CACHES), unique=True), [], "Caches, named so, that calls can "
-        "read and change: in a [copy of the job's own](#sandbox)."),
+        "read and change: in a [copy of the job's own](sandbox.md#caches)."),
 ))
 PILOT_CONTINUE = Table("pilot.continue", (
     Key("success", number(0, 1), None, "At least this share of the pilot's items has succeeded.",
@@ -451,7 +453,7 @@ PILOT = Table("pilot", (
     Key("items", _count, None, "How many items are worked first, spread evenly over all of them.",
         needed="how many items are worked first", example=5),
     Key("continue", table_of(PILOT_CONTINUE), None, "[When the others follow by themselves]"
-        "(#pilotcontinue).", "never: they wait for `runner resume`"),
+        "(costs.md#pilot).", "never: they wait for `runner resume`"),
 ))
 NOTIFY = Table("notify", (
     Key("on", list_of(choice(*NOTICE_EVENTS), unique=True), list(NOTICE_EVENTS), "The events to tell of."),
@@ -563,7 +565,8 @@ AUDIT = Table("audit", (
 TOP = Table("", (
     Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
     Key("provider", _provider(), "anthropic", "Who answers: the Messages API, Amazon Bedrock, Google "
-        "Vertex AI, or a [script](#scripted-jobs). [A table](#provider) sets region and limits."),
+        "Vertex AI, or a [script](#scripted-jobs). [A table](platforms.md#provider) sets region and "
+        "limits."),
     Key("model", _line, None, "The model's id, passed on as it is. A scripted job may call it anything.",
         needed="the id of the model to call, such as claude-sonnet-5-5", example="claude-sonnet-5-5"),
     Key("script", _path, None, 'The script\'s file, `.toml` or `.json`. Only for `provider = "scripted"`.',
@@ -596,10 +599,10 @@ TOP = Table("", (
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
     Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
     Key("hooks", _hooks, {}, "[What runs on events of a run](#hooksevent), and may tighten its rules."),
-    Key("mcp", tables_by_name(MCP), {}, "[MCP servers](#mcpname) whose tools the model is offered."),
+    Key("mcp", tables_by_name(MCP), {}, "[MCP servers](mcp.md) whose tools the model is offered."),
     Key("mcp_from", _path, None, "A file of MCP servers as Claude Code has them, added to `[mcp.NAME]`.",
         example=".mcp.json"),
-    Key("sandbox", table_of(SANDBOX), {}, "[What contains tool calls](#sandbox)."),
+    Key("sandbox", table_of(SANDBOX), {}, "[What contains tool calls](sandbox.md)."),
     Key("priority", _priority(), "normal", "The job's [share of the slots](schedules.md#order-of-work), "
         "next to other jobs that have work: `low` is 1, `normal` 4 and `high` 16."),
     Key("max_concurrency", _count, None, "How many of the job's runs may be worked on at once.",
@@ -608,17 +611,17 @@ TOP = Table("", (
         "`CLAUDE.md` of the workspace's top folder, as they are when the run begins. With `\"follow\"` a "
         "message gives their new text [when they change](hooks.md#instructions-of-the-workspace)."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
-    Key("pilot", table_of(PILOT), None, "[How many items are worked first](#pilot).", "none"),
-    Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](#breaker).", "none"),
-    Key("notify", table_of(NOTIFY), None, "[What people are told of](#notify), and how.", "nothing"),
-    Key("not_before", _moment, None, "[When the first model call may begin](#times).", "at once",
-        example="22:00"),
-    Key("window", _window, None, "[The part of each day](#times) in which model calls may begin.",
-        "the whole day", example="22:00-07:00 Europe/Berlin"),
-    Key("finish_by", _moment, None, "[From then on no model call begins](#times): runs wait until a person "
-        "moves it.", "unlimited", example="07:00"),
-    Key("lane", choice(*get_args(Lane)), "realtime", "[How calls reach the API](#lane): one by one, or in "
-        "Message Batches at half the price, whose replies may take hours."),
+    Key("pilot", table_of(PILOT), None, "[How many items are worked first](costs.md#pilot).", "none"),
+    Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](costs.md#breaker).", "none"),
+    Key("notify", table_of(NOTIFY), None, "[What people are told of](notices.md), and how.", "nothing"),
+    Key("not_before", _moment, None, "[When the first model call may begin](schedules.md#times).",
+        "at once", example="22:00"),
+    Key("window", _window, None, "[The part of each day](schedules.md#times) in which model calls may "
+        "begin.", "the whole day", example="22:00-07:00 Europe/Berlin"),
+    Key("finish_by", _moment, None, "[From then on no model call begins](schedules.md#times): runs wait "
+        "until a person moves it.", "unlimited", example="07:00"),
+    Key("lane", choice(*get_args(Lane)), "realtime", "[How calls reach the API](schedules.md#batches): one "
+        "by one, or in Message Batches at half the price, whose replies may take hours."),
     Key("batch_linger", duration(), "60s", "How long a call waits for others that share its batch."),
     Key("context", table_of(CONTEXT), {}, "[How to shorten a long conversation](#context)."),
     Key("audit", table_of(AUDIT), {}, "[What is recorded beside the work](#audit)."),

@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    words: str  # in docs/job-file.md
+    words: str  # in the tables of docs/
     schema: Mapping[str, Any]  # JSON Schema, draft 4
     read: Callable[[Any, Node], Any]  # returns a TOML value as used; raises BadValueError
     table: Table | None = None  # of a [section]
@@ -78,7 +78,7 @@ class Key:
     type: Type
     default: Any = None  # as in TOML; None: no value
     doc: str = ""  # one line of Markdown
-    stands_for: str | None = None  # in docs/job-file.md in place of the default
+    stands_for: str | None = None  # in the tables of docs/ in place of the default
     needed: str = ""  # what it is, if it must be given
     needs: str = ""  # the key without which it does nothing
     modes: tuple[str, ...] = ()  # of the workspace, if it is only for some
@@ -87,7 +87,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    name: str  # in docs/job-file.md
+    name: str  # in the markers of docs/
     keys: tuple[Key, ...]
     # Groups of keys that exclude each other; with a text (their name) one of them is required.
     groups: tuple[tuple[tuple[str, ...], str], ...] = ()
@@ -318,7 +318,7 @@ def list_of(
 
     Args:
         plural: what messages call the elements.
-        words: what docs/job-file.md calls them, if not that.
+        words: what the tables of docs/ call them, if not that.
         empty: makes an empty list wrong, and says what to give.
         unique: makes an element that was listed before wrong.
         placed: read each element as a pair of its node and its value.
