@@ -15,7 +15,7 @@ from runner.queries.sql.ask import Bounds, ask
 from runner.store.database import Database
 from tests.postgres import execute
 
-QUICK = Bounds(seconds=5, rows=1_000)
+QUICK = Bounds(seconds=60, rows=1_000)
 MAY_NOT = "can do more than"
 
 

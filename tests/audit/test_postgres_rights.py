@@ -14,7 +14,7 @@ from runner.queries.sql.ask import Bounds, ask
 from runner.store.database import Database
 from tests.postgres import execute
 
-QUICK = Bounds(seconds=5, rows=1_000)
+QUICK = Bounds(seconds=60, rows=1_000)
 # It has all that a question of a superuser has without a role, and may call any function.
 READER = "pg_read_all_data"
 

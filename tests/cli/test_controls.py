@@ -96,7 +96,7 @@ def test_change_that_postgres_gave_up_is_made_again(
     first, second = sorted(run["id"] for run in list_runs(database, job_id))
     with database.writer.connect() as other, database.writer.connect() as watching:
         # Whoever has waited for so long looks for a deadlock and gives up: the command, not this.
-        watching.execute(sql(f"ALTER DATABASE {database.url.database} SET deadlock_timeout = '3s'"))
+        watching.execute(sql(f"ALTER DATABASE {database.url.database} SET deadlock_timeout = '8s'"))
         watching.commit()
         other.execute(sql("SET deadlock_timeout = '1min'"))
         other.execute(

@@ -25,6 +25,7 @@ from tests.runner_process import RunnerAtTerminal, RunnerProcess
 
 PATIENCE = 60.0
 DONE = {"text": "Done.\nAll of it."}
+HELD = "touch begun; until [ -e go ]; do sleep 0.1; done"
 
 Start = Callable[..., RunnerProcess]
 
@@ -81,6 +82,31 @@ def wait_for(path: Path) -> None:
 def finish(process: RunnerProcess) -> Result:
     out, err = process.communicate(timeout=PATIENCE)
     return Result(process.returncode, out, err)
+
+
+def stop(process: RunnerProcess, folder: Path, number: int = signal.SIGINT) -> Result:
+    """Stop a command that works ``HELD``, and let that go on once the command stops."""
+    wait_for(folder / "workspace" / "begun")
+    process.send_signal(number)
+    assert process.stderr is not None
+    said = [process.stderr.readline()]
+    while "stopping" not in said[-1]:
+        assert said[-1], f"it ended: {said}"
+        said.append(process.stderr.readline())
+    (folder / "workspace" / "go").touch()
+    result = finish(process)
+    return Result(result.code, result.out, "".join(said) + result.err)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+
+
+def drains(command: Callable[..., Result]) -> bool:
+    """True if the only worker has seen that it is to stop."""
+    return [each["state"] for each in command("workers", "--json").json] == ["draining"]
 
 
 @pytest.mark.slow
@@ -179,11 +205,8 @@ def test_other_jobs_are_given_back_when_the_job_is_done(
 def test_ctrl_c_leaves_the_job_to_be_resumed(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
-    steps = [bash("touch begun; sleep 1"), bash("touch on"), DONE]
-    process = start("run", write_job(folder, {"a": steps}))
-    wait_for(folder / "workspace" / "begun")
-    process.send_signal(signal.SIGINT)
-    result = finish(process)
+    steps = [bash(HELD), bash("touch on"), DONE]
+    result = stop(start("run", write_job(folder, {"a": steps})), folder)
     assert result.code == 130
     (job,) = command("list", "--json").json
     assert f"runner run --resume {job['id'][-8:]}" in result.err
@@ -203,7 +226,7 @@ def test_ctrl_c_leaves_the_job_to_be_resumed(
 def test_a_terminal_that_is_closed_drains_the_worker(
     folder: Path, command: Callable[..., Result]
 ) -> None:
-    job = write_job(folder, {"a": [bash("touch begun; sleep 1"), bash("touch on"), DONE]})
+    job = write_job(folder, {"a": [bash(HELD), bash("touch on"), DONE]})
     hand, terminal = os.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     process = RunnerAtTerminal(["run", job], folder, environment, terminal)
@@ -213,6 +236,8 @@ def test_a_terminal_that_is_closed_drains_the_worker(
         while not ((folder / "workspace" / "begun").exists() and b"\x1b[?1049h" in screen):
             screen += os.read(hand, 65536)  # a screen counts seconds
         os.close(hand)
+        wait_until(lambda: drains(command))
+        (folder / "workspace" / "go").touch()
         assert process.wait(PATIENCE) == 130
     finally:
         process.kill()
@@ -227,21 +252,18 @@ def test_a_terminal_that_is_closed_drains_the_worker(
 def test_sigterm_and_sighup_are_like_ctrl_c(
     start: Start, folder: Path, number: signal.Signals
 ) -> None:
-    process = start("run", write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]}))
-    wait_for(folder / "workspace" / "begun")
-    process.send_signal(number)
-    assert finish(process).code == 130
+    process = start("run", write_job(folder, {"a": [bash(HELD), DONE, DONE]}))
+    assert stop(process, folder, number).code == 130
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_the_database_is_away_is_130(start: Start, folder: Path) -> None:
-    job = write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]})
+    job = write_job(folder, {"a": [bash(HELD), DONE, DONE]})
     with postgres_server() as server:
         process = start("run", job, "--database-url", server.get_uri())
         wait_for(folder / "workspace" / "begun")
         server.stop()
-        process.send_signal(signal.SIGINT)
-        result = finish(process)
+        result = stop(process, folder)
     assert result.code == 130, result.err
     assert "does not answer" in result.err
     assert re.search(r"runner run --resume \w{8}\b", result.err)
@@ -279,11 +301,13 @@ def test_worker_works_what_is_due_and_ends_in_a_burst(
 def test_worker_ends_with_0_when_told_to(
     start: Start, folder: Path, command: Callable[..., Result]
 ) -> None:
-    steps = [bash("touch begun"), {**bash("touch on"), "delay": 1}, DONE]
+    steps = [bash(HELD), bash("touch on"), DONE]
     command("submit", write_job(folder, {"a": steps}))
     worker = start("worker")
     wait_for(folder / "workspace" / "begun")
     worker.send_signal(signal.SIGTERM)
+    wait_until(lambda: drains(command))
+    (folder / "workspace" / "go").touch()
     assert finish(worker).code == 0
     (job,) = command("list", "--json").json
     assert job["state"] == "queued"
@@ -388,12 +412,14 @@ def test_events_are_followed_with_live_text_until_the_end(
 
 
 @pytest.mark.slow
-def test_interrupted_command_shows_what_has_ended(start: Start, folder: Path) -> None:
-    script = {"a": [DONE], "b": [bash("touch begun; sleep 1"), DONE, DONE]}
+def test_interrupted_command_shows_what_has_ended(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    script = {"a": [DONE], "b": [bash(HELD), DONE, DONE]}
     process = start("run", write_job(folder, script), "-c", "2")
     wait_for(folder / "workspace" / "begun")
-    process.send_signal(signal.SIGINT)
-    result = finish(process)
+    wait_until(lambda: "succeeded" in command("list", "--json").json[0]["runs"])
+    result = stop(process, folder)
     assert "1 succeeded" in result.out
     assert "1 waiting" in result.out
     assert "paused by " in result.out
