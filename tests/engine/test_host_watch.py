@@ -56,7 +56,7 @@ class Host:
     def meet(self, fault: str) -> None:
         self.well.clear()
         self.watch.report(fault)
-        assert self.well.wait(10)
+        assert self.well.wait(60)
 
 
 def test_pauses_grow_until_the_host_is_well_and_begin_short_once_it_worked() -> None:
@@ -78,18 +78,18 @@ def test_many_runs_that_meet_a_fault_make_one_line_and_one_when_it_is_over(
 
     def find(met: str) -> None:
         looked.set()
-        look.wait(10)
+        look.wait(60)
 
     host = Host()
     host.watch.find_fault = find
     with caplog.at_level(logging.WARNING):
         host.watch.report("no space")
-        assert looked.wait(10)
+        assert looked.wait(60)
         assert host.claims == "paused"
         for _ in range(5):
             host.watch.report("no space")
         look.set()
-        assert host.well.wait(10)
+        assert host.well.wait(60)
     first, second = (record.getMessage() for record in caplog.records)
     assert (first, second) == (
         "this host cannot work, so its worker takes no runs for now: no space",
@@ -100,7 +100,7 @@ def test_many_runs_that_meet_a_fault_make_one_line_and_one_when_it_is_over(
 def test_a_host_is_looked_at_before_the_first_claim() -> None:
     host = Host("no space", None)
     host.watch.look()
-    assert host.well.wait(10)
+    assert host.well.wait(60)
     assert host.marks == ["no space", None]
 
 
@@ -109,7 +109,7 @@ def test_a_worker_that_drains_looks_no_more() -> None:
     host.watch.report("no space")
     for thread in threading.enumerate():
         if thread.name == "runner-host":
-            thread.join(10)
+            thread.join(60)
     assert (host.claims, host.found) == ("paused", [])
 
 

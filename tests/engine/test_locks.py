@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_host_id_that_is_no_file(shared: HostLocks) -> None:
     (shared.folder / "host-id").unlink()
     os.mkfifo(shared.folder / "host-id")
     looked = subprocess.run(
-        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=60, check=True
     )
     assert looked.stdout == "[]\n"
 

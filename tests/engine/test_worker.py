@@ -47,7 +47,7 @@ def worker(settings: Settings, store: Database) -> Iterator[Worker]:
     worker = wiring.start_worker(settings, store, slots=2)
     yield worker
     worker.drain()
-    assert worker.wait(30)
+    assert worker.wait(60)
     assert worker.failure is None
 
 
@@ -102,7 +102,7 @@ def test_a_worker_that_cannot_leave_properly_still_ends(
 
     monkeypatch.setattr("runner.engine.worker.leases.end", fail)
     worker.drain()
-    assert worker.wait(30)
+    assert worker.wait(60)
     assert isinstance(worker.failure, ValueError)
 
 
@@ -120,9 +120,9 @@ def test_a_worker_that_drains_does_not_wait_for_what_is_being_indexed(
 
     monkeypatch.setattr("runner.queries.search.sqlite.SqliteIndex.follow", follow)
     worker = wiring.start_worker(settings, store, slots=1)
-    assert began.wait(30)
+    assert began.wait(60)
     worker.drain()
-    assert worker.wait(30)
+    assert worker.wait(60)
     assert worker.failure is None
     goes_on.set()
 
@@ -156,14 +156,14 @@ def test_a_worker_says_its_version_and_that_it_drains(
     (listed,) = list_workers(store, time.time())
     assert (listed["state"], listed["version"]) == ("alive", f"{runner.__version__}/{HEAD}")
     ended = threading.Event()
-    monkeypatch.setattr(worker._queue_side, "stop", lambda: ended.wait(30))  # a run is in hand
+    monkeypatch.setattr(worker._queue_side, "stop", lambda: ended.wait(60))  # a run is in hand
     stop = type(worker._queue_side).stop
     worker.drain()
     while list_workers(store, time.time())[0]["state"] != "draining":
         assert not worker.wait(0.05)
     stop(worker._queue_side)
     ended.set()
-    assert worker.wait(30)
+    assert worker.wait(60)
     assert [each["state"] for each in list_workers(store, time.time(), ended=True)] == ["ended"]
 
 

@@ -24,7 +24,7 @@ RUN_IDS = [f"run_{number:026d}" for number in range(1000)]
 QUEUE_KEY = "rq:queue:runner"
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Return when ``condition`` holds; fail when it does not in time."""
     nothing = threading.Event()
     for _ in range(int(seconds * 100)):
@@ -132,6 +132,12 @@ class Handler:
         self._go.set()
 
 
+@pytest.fixture(autouse=True)
+def patient_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is stopped has told Redis all that it noted, however busy the machine is."""
+    monkeypatch.setattr("runner.queue.worker.FAREWELL_SECONDS", 60.0)
+
+
 @contextmanager
 def working(
     connection: redis.Redis,
@@ -152,5 +158,5 @@ def working(
         worker.stop()
         if isinstance(handler, Handler):
             handler.let_go()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()

@@ -34,7 +34,7 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self._gone.set()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     @property

@@ -163,7 +163,7 @@ def test_stop_takes_nothing_new_and_waits_for_what_is_in_hand(
     until(lambda: blocked_clients(connection) == 0)
     assert thread.is_alive()
     handler.let_go()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert handler.ended == [RUN_IDS[0]]
     assert connection.llen(QUEUE_KEY) == 1
@@ -191,7 +191,7 @@ def test_stop_may_be_called_by_a_signal_handler_of_the_thread_that_runs(
     assert process.stdout.readline() == b"ready\n"
     until(lambda: blocked_clients(connection) == 1)
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
     assert worker_names(connection) == []
 

@@ -58,7 +58,7 @@ def test_a_git_that_is_slow_to_read_is_given_all_of_its_input(tmp_path: Path) ->
             (git.folder / "checked").touch()
 
     paths = b"name\0" * 100_000
-    counted = git.run("check-ignore", given=paths, check=check, seconds=10.0)
+    counted = git.run("check-ignore", given=paths, check=check, seconds=60.0)
     assert int(counted) == len(paths)
 
 
@@ -114,8 +114,8 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_git_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     git = fake_git(tmp_path / "bin", "sleep 300 & echo $! > child; wait")
-    with pytest.raises(GitError, match="git fetch did not end within 1 seconds"):
-        git.run("fetch", seconds=1.0)
+    with pytest.raises(GitError, match="git fetch did not end within 5 seconds"):
+        git.run("fetch", seconds=5.0)
     wait_until_gone(tmp_path / "bin" / "child")
 
 
@@ -124,7 +124,8 @@ def test_whoever_checks_ends_git(tmp_path: Path) -> None:
     git = fake_git(tmp_path / "bin", "sleep 300 & echo $! > child; wait")
 
     def check() -> None:
-        if (tmp_path / "bin" / "child").exists():
+        child = tmp_path / "bin" / "child"
+        if child.exists() and child.read_text().endswith("\n"):
             raise Interrupted
 
     with pytest.raises(Interrupted):
@@ -187,7 +188,7 @@ def test_text_for_a_terminal_is_one_printable_line() -> None:
 
 def wait_until_gone(file: Path) -> None:
     child = int(file.read_text())
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
             state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]

@@ -151,7 +151,6 @@ def test_a_link_in_a_repository_is_not_followed(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "link to a device", "huge"])
 def test_what_is_no_list_of_ignored_files_is_left_alone(
     repository: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +178,6 @@ def test_what_is_no_list_of_ignored_files_is_left_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(30)
 def test_a_repository_over_which_git_hangs_holds_nobody_up(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

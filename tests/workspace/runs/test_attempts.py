@@ -90,7 +90,7 @@ class Bench:
         if reason == "shutdown":
             self.stopping.set()
         interrupt.set(reason)
-        thread.join(30)
+        thread.join(60)
         (outcome,) = outcomes
         return outcome
 
