@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.core.conversation import Block
-from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso, usage_of
+from runner.exchange.recorded import Recorded, Row, iso, usage_of
 
 VERSION = "ATIF-v1.7"
 _NOTES = (
@@ -79,12 +79,12 @@ class _Steps:
     def all(self) -> list[Step]:
         if system := self._recorded.spec.system:
             self._add({"source": "system", "message": system})
-        for message in self._recorded.messages():
-            if message.role == "assistant":
-                self._add_happened(message.turn)
-                self._add_reply(message)
+        for rows in self._recorded.messages():
+            if rows[0]["role"] == "assistant":
+                self._add_happened(rows[0]["turn"])
+                self._add_reply(rows)
             else:
-                self._add_user(message)
+                self._add_user(rows)
         self._add_happened(math.inf)
         if not self._steps:  # a trajectory has at least one
             self._add({"source": "system", "message": "Nothing was said."})
@@ -111,11 +111,11 @@ class _Steps:
         before = [number for number in self._first_step if number <= message]
         return self._first_step[max(before)] if before else None
 
-    def _add_reply(self, message: RecordedMessage) -> None:
-        step = self._common(message, "agent", copied=self._is_copied(message.rows[0]))
-        blocks = [row["content"] for row in message.rows]
+    def _add_reply(self, rows: Sequence[Row]) -> None:
+        message, step = rows[0]["message"], self._common(rows, "agent")
+        blocks = [row["content"] for row in rows]
         thought = [b["thinking"] for b in blocks if isinstance(b.get("thinking"), str)]
-        call = self._replies.get(message.turn)
+        call = self._replies.get(rows[0]["turn"])
         step["model_name"] = self._recorded.model if call is None else call["model"]
         options = self._recorded.spec.model_options
         config = {**options, **(options.get("extra_body") or {})}.get("output_config")
@@ -128,7 +128,7 @@ class _Steps:
         uses = [block for block in blocks if block["type"] == "tool_use"]
         if uses:
             step["tool_calls"] = [
-                _tool_call(use, self._recorded.calls.get((message.number, position)))
+                _tool_call(use, self._recorded.calls.get((message, position)))
                 for position, use in enumerate(uses)
             ]
         known = ("text", "image", "thinking", "tool_use")
@@ -148,22 +148,21 @@ class _Steps:
             step["llm_call_count"] = 1
             extra |= {name: call[name] for name in ("stop_reason", "request_id", "latency")}
         self._add({**step, "extra": extra})
-        self._first_step[message.number] = len(self._steps)
+        self._first_step[message] = len(self._steps)
 
-    def _add_user(self, message: RecordedMessage) -> None:
-        results = [row for row in message.rows if row["content"]["type"] == "tool_result"]
-        words = [row for row in message.rows if row["content"]["type"] != "tool_result"]
+    def _add_user(self, rows: Sequence[Row]) -> None:
+        results = [row for row in rows if row["content"]["type"] == "tool_result"]
+        words = [row for row in rows if row["content"]["type"] != "tool_result"]
         if results:
-            self._add_results(message, results)
+            self._add_results(results)
         if words:
             # A verification that failed is the cause of the user's next words.
-            self._add_verifications(message.turn)
+            self._add_verifications(rows[0]["turn"])
         for copied in (True, False):
-            said = [row["content"] for row in words if self._is_copied(row) is copied]
-            if said:
-                step = self._common(message, "user", copied=copied)
-                self._add({**step, "message": _parts(said)})
-                self._first_step.setdefault(message.number, len(self._steps))
+            if said := [row for row in words if self._is_copied(row) is copied]:
+                step = self._common(said, "user")
+                self._add({**step, "message": _parts([row["content"] for row in said])})
+                self._first_step.setdefault(said[0]["message"], len(self._steps))
 
     def _add_verifications(self, turn: float) -> None:
         while self._verifications and self._verifications[0]["turn"] <= turn:
@@ -172,15 +171,14 @@ class _Steps:
             extra = {name: row[name] for name in ("turn", "command", "duration")}
             self._add(_system_step(row["started_at"], words, extra, row["content"]))
 
-    def _add_results(self, message: RecordedMessage, rows: Sequence[Row]) -> None:
+    def _add_results(self, rows: Sequence[Row]) -> None:
         agent = next((s for s in reversed(self._steps) if s["source"] == "agent"), None)
         if agent is None:  # results without a reply: of a record that was damaged elsewhere
-            common = self._common(message, "system", copied=False)
-            agent = self._add(common | {"message": "Results of tools"})
+            agent = self._add(self._common(rows, "system") | {"message": "Results of tools"})
         asked = {call["tool_call_id"] for call in agent.get("tool_calls", ())}
         results = agent.setdefault("observation", {"results": []})["results"]
         for row in rows:
-            place, block = (message.number - 1, row["position"]), row["content"]
+            place, block = (row["message"] - 1, row["position"]), row["content"]
             content = block["content"]
             extra: dict[str, Any] = {"is_error": bool(block.get("is_error"))}
             if call := self._recorded.calls.get(place):
@@ -194,12 +192,14 @@ class _Steps:
             if started := self._recorded.children.get(place):
                 result["subagent_trajectory_ref"] = [{"trajectory_id": each} for each in started]
             results.append(result)
-        self._first_step.setdefault(message.number, agent["step_id"])
+        self._first_step.setdefault(rows[0]["message"], agent["step_id"])
 
-    def _common(self, message: RecordedMessage, source: str, *, copied: bool) -> Step:
-        extra = {"turn": message.turn, "message": message.number}
-        step: Step = {"timestamp": iso(message.at), "source": source, "extra": extra}
-        return step | ({"is_copied_context": True} if copied else {})
+    def _common(self, rows: Sequence[Row], source: str) -> Step:
+        """Return what the step of a message's blocks has, whoever said them."""
+        first = rows[0]
+        extra = {"turn": first["turn"], "message": first["message"]}
+        step: Step = {"timestamp": iso(first["created_at"]), "source": source, "extra": extra}
+        return step | ({"is_copied_context": True} if self._is_copied(first) else {})
 
     def _is_copied(self, row: Row) -> bool:
         """True if a fork has a block from the other run, or a sub-agent from its parent. Of the last

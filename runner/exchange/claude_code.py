@@ -12,7 +12,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from runner.core.responses import response_of
-from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso
+from runner.exchange.recorded import Recorded, Row, iso
 
 _NAMES = uuid5(NAMESPACE_URL, "runner:claude-code-session")
 
@@ -76,16 +76,17 @@ class Session:
         their model calls and tool calls, and all compactions."""
         self._recorded, self._replies = recorded, recorded.replies()
         summaries = [row for row in recorded.compactions if row["kind"] != "clip"]
-        for message in recorded.messages():
-            if message.number > self.last_message:
-                self.last_message, self._written = message.number, set()
-            new = [row for row in message.rows if row["position"] not in self._written]
+        for rows in recorded.messages():
+            number, role = rows[0]["message"], rows[0]["role"]
+            if number > self.last_message:
+                self.last_message, self._written = number, set()
+            new = [row for row in rows if row["position"] not in self._written]
             self._written.update(row["position"] for row in new)
-            yield from (self._reply if message.role == "assistant" else self._user)(message, new)
-            while summaries[self._compactions :]:
-                if summaries[self._compactions]["last_message"] > message.number:
+            yield from (self._reply if role == "assistant" else self._user)(new)
+            for summary in summaries[self._compactions :]:
+                if summary["last_message"] > number:
                     break
-                yield from self._boundary(summaries[self._compactions])
+                yield from self._boundary(summary)
                 self._compactions += 1
 
     def _line(self, kind: str, at: float, **fields: Any) -> Line:
@@ -95,10 +96,13 @@ class Session:
         self._parent = uuid
         return {**line, "uuid": uuid, "timestamp": iso(at)}
 
-    def _reply(self, message: RecordedMessage, rows: Sequence[Row]) -> Iterator[Line]:
-        call = self._replies.get(message.turn)
+    def _reply(self, rows: Sequence[Row]) -> Iterator[Line]:
+        if not rows:
+            return
+        call = self._replies.get(rows[0]["turn"])
+        name = f"{self._recorded.id}/reply/{rows[0]['message']}"
         common: dict[str, Any] = {
-            "id": f"msg_{uuid5(_NAMES, f'{self._recorded.id}/reply/{message.number}').hex[:24]}",
+            "id": f"msg_{uuid5(_NAMES, name).hex[:24]}",
             "type": "message",
             "role": "assistant",
             "model": self._recorded.model if call is None else call["model"],
@@ -127,7 +131,7 @@ class Session:
                 self._asked[block["id"]] = (line["uuid"], row)
             yield line
 
-    def _user(self, message: RecordedMessage, rows: Sequence[Row]) -> Iterator[Line]:
+    def _user(self, rows: Sequence[Row]) -> Iterator[Line]:
         # Results come first.
         for row in sorted(rows, key=lambda row: row["content"]["type"] != "tool_result"):
             block = row["content"]

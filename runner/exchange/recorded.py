@@ -19,22 +19,6 @@ SESSION = "claude_code"
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedMessage:
-    number: int
-    role: str
-    rows: tuple[Row, ...]  # of its blocks, in order
-
-    @property
-    def at(self) -> float:
-        """The time at which its first block was stored, in seconds since the epoch."""
-        return float(self.rows[0]["created_at"])
-
-    @property
-    def turn(self) -> int:
-        return int(self.rows[0]["turn"])
-
-
-@dataclass(frozen=True, slots=True)
 class Recorded:
     """A run with all of its rows, as mappings by column."""
 
@@ -73,10 +57,10 @@ class Recorded:
         found = self.item.get(SESSION) if isinstance(self.item, dict) else None
         return found if isinstance(found, dict) else None
 
-    def messages(self) -> Iterator[RecordedMessage]:
-        for number, rows in groupby(self.blocks, key=lambda row: int(row["message"])):
-            of_message = tuple(rows)
-            yield RecordedMessage(number, of_message[0]["role"], of_message)
+    def messages(self) -> Iterator[tuple[Row, ...]]:
+        """Yield the rows of each message's blocks, in order."""
+        for _, rows in groupby(self.blocks, key=lambda row: row["message"]):
+            yield tuple(rows)
 
     def replies(self) -> dict[int, Row]:
         """Return the model call of each turn's reply. Turns copied from another run have none."""

@@ -35,7 +35,8 @@ _STREAMED = {
 class Line:
     fields: Mapping[str, Any]
     at: float  # seconds since the epoch; of the line before where the line says none
-    blocks: tuple[Block, ...] = ()  # of its message
+    blocks: tuple[Block, ...] = ()  # of its message, or those that its attachment gave to the model
+    by: SpokenBy | None = None  # who spoke, of a line of the user
 
     @property
     def kind(self) -> str:
@@ -64,14 +65,14 @@ _BY_MACHINES = re.compile(
 )
 
 
-def speaker_of(line: Line, words: str) -> SpokenBy:
-    """The speaker of a user's line; in older versions only its words tell."""
-    origin = line.object("origin").get("kind")
+def speaker_of(fields: Mapping[str, Any], words: str) -> SpokenBy:
+    """The speaker of a user's words; in older versions only the words tell."""
+    origin = as_object(fields.get("origin")).get("kind")
     if isinstance(origin, str):
         return _ORIGINS.get(origin, "machine")
-    if line.fields.get("isMeta") is True or line.fields.get("isSidechain") is True:
+    if fields.get("isMeta") is True or fields.get("isSidechain") is True:
         return "machine"
-    if source := line.text("promptSource"):
+    if source := as_text(fields.get("promptSource")):
         return "machine" if source == "system" else "person"
     if words.startswith("<teammate-message"):
         return "peer"
@@ -96,21 +97,29 @@ def read_lines(file: str, raw: Iterable[bytes]) -> Iterator[Line]:
             if not isinstance(value, dict):
                 raise ValueError("it is no object")
             at = _moment(value.get("timestamp"), at)
-            yield from _lines_of(value, at)
+            value |= {
+                ours: value[theirs]
+                for theirs, ours in _STREAMED.items()
+                if ours not in value and value.get(theirs) is not None
+            }
+            if value.get("agentId") is not None and "parent_tool_use_id" in value:
+                value["isSidechain"] = True
+            for fields in _progress_of(value) or (value,):
+                yield _line_of(fields, _moment(fields.get("timestamp"), at))
         except ValueError as error:
             raise UnreadableLineError(file, number, error) from error
 
 
-def _lines_of(value: dict[str, Any], at: float) -> Iterator[Line]:
-    for theirs, ours in _STREAMED.items():
-        if ours not in value and value.get(theirs) is not None:
-            value[ours] = value[theirs]
-    if value.get("agentId") is not None and "parent_tool_use_id" in value:
-        value["isSidechain"] = True
-    for each in _progress_of(value) or (value,):
-        is_said = each.get("type") in ("user", "assistant")
-        blocks = tuple(blocks_of(each.get("message"))) if is_said else ()
-        yield Line(each, _moment(each.get("timestamp"), at), blocks)
+def _line_of(fields: Mapping[str, Any], at: float) -> Line:
+    match fields.get("type"):
+        case "assistant":
+            return Line(fields, at, tuple(blocks_of(fields.get("message"))))
+        case "user":
+            said = tuple(blocks_of(fields.get("message")))
+            return Line(fields, at, said, speaker_of(fields, shown_text(said)))
+        case "attachment":
+            return _attached(fields, at)
+    return Line(fields, at)
 
 
 def _progress_of(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -186,45 +195,35 @@ _NAMES_OF_FILES = ("displayPath", "filename", "path", "hookName")
 _CONTENTS = ("content", "blockingError", "message", "snippet", "file", "stderr", "decision")
 
 
-def given_by(line: Line) -> tuple[SpokenBy, Sequence[Block]]:
-    """Return what an attachment gave to the model, and by whom; no blocks if it gave nothing."""
-    attachment = line.object("attachment")
+def _attached(fields: Mapping[str, Any], at: float) -> Line:
+    attachment = as_object(fields.get("attachment"))
     kind = attachment.get("type")
     if kind == "queued_command":
         said = tuple(blocks_of({"content": attachment.get("prompt")}))
-        by = speaker_of(Line(attachment, line.at), shown_text(said))
-        mode = attachment.get("commandMode")
-        return ("machine" if mode not in (None, "prompt", "bash") else by), said
-    if kind not in _GIVEN:
-        return "machine", ()
-    text = _inner_text(line.fields.get("rendered")) or attachment_text(attachment)
-    if not text or (kind == "hook_success" and not attachment.get("content")):
-        return "machine", ()
-    return "machine", ({"type": "text", "text": text},)
+        is_typed = attachment.get("commandMode") in (None, "prompt", "bash")
+        by = speaker_of(attachment, shown_text(said)) if is_typed else "machine"
+        return Line(fields, at, said, by)
+    text = inner_text(fields.get("rendered")) or attachment_text(attachment)
+    is_empty = kind == "hook_success" and not attachment.get("content")
+    if kind not in _GIVEN or is_empty or not text:
+        return Line(fields, at)
+    return Line(fields, at, ({"type": "text", "text": text},), "machine")
 
 
 def attachment_text(attachment: Mapping[str, Any]) -> str:
     """Return the text of an attachment, after the name of its file or hook."""
     name = next((text for each in _NAMES_OF_FILES if (text := as_text(attachment.get(each)))), None)
-    inner = "\n".join(text for each in _CONTENTS if (text := _inner_text(attachment.get(each))))
+    inner = "\n".join(text for each in _CONTENTS if (text := inner_text(attachment.get(each))))
     return "\n".join(filter(None, (name, inner)))
 
 
-def _inner_text(value: Any) -> str:
+def inner_text(value: Any) -> str:
     if isinstance(value, list):
-        return "\n".join(filter(None, map(_inner_text, value)))
+        return "\n".join(filter(None, map(inner_text, value)))
     if isinstance(value, dict):
         found = (value.get(name) for name in ("file", "text", "content", "blockingError"))
-        return next(filter(None, map(_inner_text, found)), "")
+        return next(filter(None, map(inner_text, found)), "")
     return value if isinstance(value, str) else ""
-
-
-def system_prompt(line: Line) -> str | None:
-    """Return the system prompt that a line says the model was given, or None."""
-    attachment = line.object("attachment")
-    if attachment.get("type") != "prompt_snapshot":
-        return None
-    return _inner_text(attachment.get("systemPrompt")) or None
 
 
 def api_error(line: Line) -> str:

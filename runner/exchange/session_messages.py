@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from runner.core.conversation import Block, ToolOutcome, Usage
+from runner.core.conversation import Block, Role, ToolOutcome, Usage
 from runner.core.media import shown_text
 from runner.core.text import visible
 from runner.exchange import session_lines as kept
@@ -31,6 +31,7 @@ _AFTERWORDS = re.compile(
     r"<(?:command-(?:name|message|args)|local-command-\w+)>|Caveat: The messages "
 )
 _NO_REPLY = "No response requested."
+_UNDELIVERED = "never delivered"
 _NOTED = (
     *("local_command", "informational", "away_summary", "model_refusal_fallback"),
     *("microcompact_boundary", "scheduled_task_fire"),
@@ -41,14 +42,14 @@ def tokens_of(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
 
 
-def usage_of(stated: Mapping[str, Any]) -> Usage:
+def usage_of(stated: Any) -> Usage:
     """Return the tokens that a message's usage, or a whole session's, states."""
-    told = _TOKENS.items()
-    return Usage(**{kind: max(tokens_of(stated.get(n)) for n in names) for kind, names in told})
+    usage, told = as_object(stated), _TOKENS.items()
+    return Usage(**{kind: max(tokens_of(usage.get(n)) for n in names) for kind, names in told})
 
 
 def _usage_in(line: Line) -> Usage:
-    return usage_of(as_object(line.message.get("usage")))
+    return usage_of(line.message.get("usage"))
 
 
 class Said(NamedTuple):
@@ -67,6 +68,7 @@ class Call:
     denier: str | None = None  # in words
     is_stopped: bool = False  # it did not run
     ends_turn: bool = False  # with it the session has its result
+    row: Mapping[str, Any] = field(default_factory=dict)  # that it was stored as
 
     @property
     def shown(self) -> str:
@@ -83,8 +85,7 @@ class Call:
     def whole_output(self, most: int) -> bytes | None:
         """Return what a command printed if it is longer than what the model was shown, up to ``most``
         bytes."""
-        printed = (as_text(self.raw.get(name)) for name in ("stdout", "stderr"))
-        whole = "\n".join(filter(None, printed))
+        whole = "\n".join(filter(None, (as_text(self.raw.get(n)) for n in ("stdout", "stderr"))))
         encoded = whole.encode("utf-8", "replace")
         return encoded if len(self.shown) < len(whole) and len(encoded) <= most else None
 
@@ -93,12 +94,12 @@ class Call:
 class SessionMessage:
     """A message of the user, or a reply."""
 
-    role: str
+    role: Role
+    id: str | None = None  # of a reply, as the API names it
     asked_at: float = 0.0
     said: list[Said] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # that ``said`` asks for
-    lines: list[Line] = field(default_factory=list)
-    id: str | None = None  # of a reply, as the API names it
+    lines: list[Line] = field(default_factory=list)  # of a reply
 
     @property
     def model(self) -> str:
@@ -128,22 +129,31 @@ class SessionMessage:
         texts = [as_text(each.block.get("text")) for each in self.said]
         return all(text and _AFTERWORDS.match(text) for text in texts)
 
+    @property
     def usage(self) -> Usage:
-        """Return its tokens. Each line repeats them; output grows while a reply is streamed."""
+        """Its tokens. Each line repeats them; output grows while a reply is streamed."""
         known = [_usage_in(line).by_kind() for line in self.lines]
         return Usage(**{kind: max(each[kind] for each in known) for kind in _TOKENS})
 
+    @property
+    def request_id(self) -> str | None:
+        return next((text for line in self.lines if (text := line.text("requestId"))), None)
+
+    @property
     def hour_cache(self) -> bool:
         """True if most of what it wrote to the cache lives for an hour."""
         usage = as_object(self.lines[-1].message.get("usage"))
         written = as_object(usage.get("cache_creation"))
-        hour = tokens_of(written.get("ephemeral_1h_input_tokens"))
-        return hour > tokens_of(written.get("ephemeral_5m_input_tokens"))
+        hour, minutes = (
+            tokens_of(written.get(f"ephemeral_{n}_input_tokens")) for n in ("1h", "5m")
+        )
+        return hour > minutes
 
+    @property
     def is_under_reported(self) -> bool:
         """True if its text is far longer than its tokens of output can be."""
-        written = sum(len(json.dumps(call.asked.block.get("input", ""))) for call in self.calls)
-        return len(self.text) + written > 200 + 12 * self.usage().output_tokens
+        written = sum(len(json.dumps(call.asked.block["input"])) for call in self.calls)
+        return len(self.text) + written > 200 + 12 * self.usage.output_tokens
 
 
 @dataclass
@@ -177,14 +187,14 @@ class Conversation:
         self.messages: list[SessionMessage] = []
         self.boundaries: list[Boundary] = []
         self.notes: list[Note] = []
-        self.system: str | None = None
+        self.system = ""
         self.calls: dict[str, Call] = {}  # by the API's id
-        self._result: Line | None = None  # the last line of ``stream-json``
+        self.result: Mapping[str, Any] = {}  # the fields of the last line of ``stream-json``
         self._texts = texts
         self._queued: list[tuple[float, str]] = []
-        self._replies: dict[str, SessionMessage] = {}
-        self._places: dict[str, int] = {}  # of the message that has a line, by uuid
-        self._hooks: dict[str, str] = {}  # that blocked a call, by the API's id
+        self._replies: dict[str | None, SessionMessage] = {}
+        self._places: dict[str | None, int] = {}  # of the message that has a line, by uuid
+        self._hooks: dict[str | None, str] = {}  # that blocked a call, by the API's id
         self._mode: str | None = None
 
     def add(self, line: Line) -> None:
@@ -206,30 +216,25 @@ class Conversation:
             case "system":
                 self._add_system(line)
             case "queue-operation":
-                self._add_queued(line)
+                self._follow_queue(line)
             case "pr-link":
-                self._note(line.at, "pr-link", line.text("prUrl"))
+                self._note(line.at, line.kind, line.text("prUrl"))
             case "permission-mode" if (mode := line.text("permissionMode")) != self._mode:
                 self._mode = mode
-                self._note(line.at, "permission-mode", mode)
+                self._note(line.at, line.kind, mode)
             case "result":
-                self._result = line
+                self.result = line.fields
         if (uuid := line.text("uuid")) is not None and self.messages:
             self._places[uuid] = len(self.messages) - 1
 
     def end(self) -> None:
         """Note typed messages that the session never took, and denied calls that only the last line of
         ``stream-json`` names."""
-        for queued in self._queued:
-            self._note_unsaid(*queued)
-        for each in as_list(self.told("permission_denials")):
+        self._drop_queued(None)
+        for each in as_list(self.result.get("permission_denials")):
             call = self.calls.get(as_text(as_object(each).get("tool_use_id")) or "")
             if call and call.result:
                 call.denier = call.denier or "the permission mode"
-
-    def told(self, name: str) -> Any:
-        """Return a field of the last line of ``stream-json``, or None."""
-        return None if self._result is None else self._result.fields.get(name)
 
     def last(self, name: str) -> str | None:
         return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
@@ -239,13 +244,13 @@ class Conversation:
 
     def end_of(self) -> tuple[str, str]:
         """Return the state and the reason that it ended with."""
-        if self.told("subtype") == "error_max_turns":
+        if self.result.get("subtype") == "error_max_turns":
             return "stopped", "max_turns"
         last = next((each for each in reversed(self.messages) if not each.is_afterword), None)
         reply = last if last is not None and last.role == "assistant" else None
-        if self.told("is_error") is True or (reply is not None and reply.is_error):
+        if self.result.get("is_error") is True or (reply is not None and reply.is_error):
             return "failed", "api_error"
-        if self.told("subtype") == "success":
+        if self.result.get("subtype") == "success":
             return "succeeded", "end_turn"
         if reply is not None and all(call.result for call in reply.calls):
             if reply.stop_reason == "refusal":
@@ -261,36 +266,36 @@ class Conversation:
 
     def _add_reply(self, line: Line, asked_at: float) -> None:
         id_ = visible(as_text(line.message.get("id")) or line.text("requestId") or "") or None
-        reply = self._replies.get(id_) if id_ is not None else None
+        reply = self._replies.get(id_)
         if reply is None:
-            reply = SessionMessage("assistant", asked_at=asked_at, id=id_)
+            reply = SessionMessage("assistant", id_, asked_at)
             self.messages.append(reply)
             if id_ is not None:
                 self._replies[id_] = reply
         reply.lines.append(line)
-        for block in line.blocks:
-            said = Said(block, line.at)
-            if block["type"] == "tool_use":
-                if block["id"] in {call.asked.block["id"] for call in reply.calls}:
+        known = {call.asked.block["id"] for call in reply.calls}
+        for said in (Said(block, line.at) for block in line.blocks):
+            if said.block["type"] == "tool_use":
+                if (use_id := said.block["id"]) in known:
                     continue
-                reply.calls.append(Call(said))
-                self.calls[block["id"]] = reply.calls[-1]
+                known.add(use_id)
+                self.calls[use_id] = Call(said)
+                reply.calls.append(self.calls[use_id])
             reply.said.append(said)
 
     def _add_user(self, line: Line) -> None:
         results = [block for block in line.blocks if block["type"] == "tool_result"]
         # What Claude Code kept is of the one result that the line has.
         raw = line.object("toolUseResult") if len(results) == 1 else {}
-        by = kept.speaker_of(line, shown_text(line.blocks))
         words = []
         for block in line.blocks:
-            if block["type"] == "tool_result" and block["tool_use_id"] in self.calls:
-                call = self.calls[block["tool_use_id"]]
+            is_result = block["type"] == "tool_result"
+            if is_result and (call := self.calls.get(block["tool_use_id"])) is not None:
                 if call.result is None:
                     self._add_result(line, block, call, raw)
             elif block["type"] != "text" or block["text"]:
-                words.append(Said(block, line.at, by))
-        self._say(words)
+                words.append(block)
+        self._say(words, line, line.by)
 
     def _add_result(self, line: Line, block: Block, call: Call, raw: Mapping[str, Any]) -> None:
         call.result, call.raw = Said(block, line.at), raw
@@ -301,66 +306,68 @@ class Conversation:
         if is_error and call.denier in (None, "a hook"):
             call.denier = self._hooks.get(block["tool_use_id"], call.denier)
 
-    def _say(self, words: Sequence[Said]) -> None:
-        if not words:
-            return
-        if not self.messages or self.messages[-1].role != "user":
+    def _say(self, words: Sequence[Block], line: Line, by: SpokenBy | None) -> None:
+        if words and (not self.messages or self.messages[-1].role != "user"):
             self.messages.append(SessionMessage("user"))
-        self.messages[-1].said += words
+        for block in words:
+            self.messages[-1].said.append(Said(block, line.at, by))
 
     def _add_attachment(self, line: Line) -> None:
         attachment = line.object("attachment")
-        kind, use_id = str(attachment.get("type")), attachment.get("toolUseID")
-        self.system = kept.system_prompt(line) or self.system
-        if kind == "hook_blocking_error" and isinstance(use_id, str):
+        kind = str(attachment.get("type"))
+        if kind == "prompt_snapshot":
+            self.system = kept.inner_text(attachment.get("systemPrompt")) or self.system
+        elif kind == "hook_blocking_error":
             hook = visible(str(attachment.get("hookName") or ""))
-            self._hooks[use_id] = f"the hook {hook}".strip()
-        by, blocks = kept.given_by(line)
+            self._hooks[as_text(attachment.get("toolUseID"))] = f"the hook {hook}".strip()
         if self.agent is not None and not self._replies:
             # An agent begins with its prompt; what it is given beside that is noted.
-            self._note(line.at, kind, shown_text(blocks))
-        elif blocks:
-            self._say([Said(block, line.at, by) for block in blocks])
+            self._note(line.at, kind, shown_text(line.blocks))
+        elif line.blocks:
+            self._say(line.blocks, line, line.by)
         elif kind in kept.NOTED_ATTACHMENTS:
             self._note(line.at, kind, kept.attachment_text(attachment))
 
     def _add_system(self, line: Line) -> None:
         subtype = line.text("subtype") or ""
         if subtype == "compact_boundary" and self.messages:
-            data = line.object("compactMetadata")
-            before = tokens_of(data.get("preTokens", data.get("pre_tokens")))
-            preserved, segment = (
-                as_object(data.get(name)) for name in ("preservedMessages", "preservedSegment")
-            )
-            uuids = preserved.get("allUuids") or preserved.get("uuids") or [segment.get("headUuid")]
-            known = (self._places.get(uuid) for uuid in as_list(uuids) if isinstance(uuid, str))
-            first = min((place for place in known if place is not None), default=None)
-            after = tokens_of(data.get("postTokens"))
-            self.boundaries.append(Boundary(len(self.messages), line.at, before, after, kept=first))
+            self._add_boundary(line.object("compactMetadata"), line.at)
         elif subtype == "api_error":
             self._note(line.at, subtype, kept.api_error(line))
         elif subtype in _NOTED:
             self._note(line.at, subtype, line.text("content"))
 
-    def _add_queued(self, line: Line) -> None:
+    def _add_boundary(self, data: Mapping[str, Any], at: float) -> None:
+        names = ("preservedMessages", "preservedSegment")
+        preserved, segment = (as_object(data.get(name)) for name in names)
+        uuids = preserved.get("allUuids") or preserved.get("uuids") or [segment.get("headUuid")]
+        known = (self._places.get(as_text(uuid)) for uuid in as_list(uuids))
+        first = min((place for place in known if place is not None), default=None)
+        before = tokens_of(data.get("preTokens", data.get("pre_tokens")))
+        after = tokens_of(data.get("postTokens"))
+        self.boundaries.append(Boundary(len(self.messages), at, before, after, kept=first))
+
+    def _follow_queue(self, line: Line) -> None:
         """Follow the queue of what a person types while the model works. Older versions say only
         here that it was delivered."""
-        text, operation = line.text("content"), line.text("operation")
-        if operation == "enqueue" and text is not None:
-            self._queued.append((line.at, text))
-        elif operation == "remove" and self._queued:
-            place = next((n for n, (_, each) in enumerate(self._queued) if each == text), 0)
-            _, text = self._queued.pop(place)
-            if text not in self._texts:
-                by = kept.speaker_of(line, text)
-                self._say([Said({"type": "text", "text": text}, line.at, by)])
-        elif operation == "dequeue" and self._queued:
-            self._note_unsaid(*self._queued.pop(0), "command")
-        elif operation == "popAll":  # the person takes all of it back, to edit it
-            while self._queued:
-                self._note_unsaid(*self._queued.pop(0))
+        text = line.text("content")
+        match line.text("operation"):
+            case "enqueue" if text is not None:
+                self._queued.append((line.at, text))
+            case "remove" if self._queued:
+                texts = [each for _, each in self._queued]
+                _, text = self._queued.pop(texts.index(text) if text in texts else 0)
+                if text not in self._texts:
+                    block = {"type": "text", "text": text}
+                    self._say([block], line, kept.speaker_of(line.fields, text))
+            case "dequeue":
+                self._drop_queued(1, "command")
+            case "popAll":  # the person takes all of it back, to edit it
+                self._drop_queued(None)
 
-    def _note_unsaid(self, at: float, text: str, of_commands: str = "never delivered") -> None:
-        """Note a typed text, unless the conversation contains it."""
-        if text not in self._texts:
-            self._note(at, of_commands if text.startswith("/") else "never delivered", text)
+    def _drop_queued(self, count: int | None, of_commands: str = _UNDELIVERED) -> None:
+        """Take the first texts from the queue, and note those that the conversation does not contain."""
+        for at, text in self._queued[:count]:
+            if text not in self._texts:
+                self._note(at, of_commands if text.startswith("/") else _UNDELIVERED, text)
+        del self._queued[:count]

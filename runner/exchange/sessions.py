@@ -8,7 +8,8 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from runner.core import events as audit
@@ -53,12 +54,11 @@ class EmptySessionError(ValueError):
     """Nothing was said in a session."""
 
 
-@dataclass(frozen=True)
-class _Link:
-    """The call that started an agent, as far as the session says."""
+class _Start(NamedTuple):
+    """What started an agent, as far as the session says."""
 
     owner: str | None = None  # the agent whose call it was; None: the session
-    use_id: str | None = None
+    call: Call | None = None
     type: str = ""
 
 
@@ -67,17 +67,19 @@ class Session:
     time. Raises ``UnreadableLineError`` or ``EmptySessionError``."""
 
     def __init__(self, files: Files, modified: float = 0.0) -> None:
-        lines = {
-            name: _timed(list(kept.read_lines(name, raw)), modified)
-            for name, raw in files.items()
-            if not name.endswith(".json")
-        }
+        is_meta = {name: name.endswith(".json") for name in files}
         self._meta = {
             name: parsed_object(b"\n".join(raw)) or {}
             for name, raw in files.items()
-            if name.endswith(".json")
+            if is_meta[name]
         }
-        texts = set(_texts_in(line for each in lines.values() for line in each))
+        lines = {
+            name: _timed(list(kept.read_lines(name, raw)), modified)
+            for name, raw in files.items()
+            if not is_meta[name]
+        }
+        shown = ("user", "attachment")
+        texts = {shown_text(line.blocks) for line in chain(*lines.values()) if line.kind in shown}
         self._main = Conversation(None, texts)
         self._agents: dict[str, Conversation] = {}
         self.forked_from: str | None = None  # the id of another session
@@ -95,9 +97,8 @@ class Session:
             if is_copy or (uuid is not None and uuid in seen):
                 continue
             seen.add(uuid)
-            self.forked_from = (
-                as_text(line.object("forkedFrom").get("sessionId")) or self.forked_from
-            )
+            if origin := as_text(line.object("forkedFrom").get("sessionId")):
+                self.forked_from = origin
             usd = line.fields.get("total_cost_usd", line.fields.get("totalCostUSD"))
             if isinstance(usd, int | float) and 0 <= usd < _MOST_USD:
                 self.stated_usd = float(usd)
@@ -152,32 +153,30 @@ class Session:
         if not self._main.messages:
             for name, one in self._agents.items():
                 made[name] = SessionRun(self, one, known.get(name), counted)
-        else:
-            root = made[None] = SessionRun(self, self._main, known.get(None), counted)
-            links = self._links()
-            numbers: Counter[str] = Counter()
-            for place in map(place_columns, known.values()):
-                above_id, number = place["parent_run"], place["child_number"] or 0
-                numbers[above_id] = max(numbers[above_id], number)
-            waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
-            while waiting:
-                # An agent whose owner is itself or missing belongs to the session.
-                for name in [each for each in waiting if links[each].owner in made] or waiting:
-                    above = made.get(links[name].owner, root)
-                    numbers[above.id] += name not in known
-                    run_id = known.get(name) or child_id(above.id, numbers[above.id])
-                    made[name] = SessionRun(self, self._agents[name], run_id, counted)
-                    made[name].put_below(above, links[name])
-                waiting = [name for name in waiting if name not in made]
-            root.add_unreported(made.values())
-        for run in made.values():
-            run.finish()
+            return tuple(made.values())
+        root = made[None] = SessionRun(self, self._main, known.get(None), counted)
+        starts = self._starts()
+        numbers: Counter[str] = Counter()  # of the last sub-agent of each run
+        for place in map(place_columns, known.values()):
+            above_id, number = place["parent_run"], place["child_number"] or 0
+            numbers[above_id] = max(numbers[above_id], number)
+        waiting = sorted(self._agents, key=lambda name: self._agents[name].lines[0].at)
+        while waiting:
+            # An agent whose owner is itself or missing belongs to the session.
+            for name in [each for each in waiting if starts[each].owner in made] or waiting:
+                above = made.get(starts[name].owner, root)
+                numbers[above.id] += name not in known
+                run_id = known.get(name) or child_id(above.id, numbers[above.id])
+                made[name] = SessionRun(self, self._agents[name], run_id, counted)
+                made[name].put_below(above, starts[name])
+            waiting = [name for name in waiting if name not in made]
+        root.add_unreported(made.values())
         return tuple(made.values())
 
-    def _links(self) -> dict[str, _Link]:
-        """Return the call that started each agent, as far as the session says."""
-        by_id: dict[str | None, _Link] = {}  # of an agent or of a call
-        by_prompt: dict[str, list[_Link]] = {}
+    def _starts(self) -> dict[str, _Start]:
+        """Return what started each agent, as far as the session says."""
+        by_id: dict[str | None, _Start] = {}  # of an agent or of a call
+        by_prompt: dict[str, list[_Start]] = {}
         for one in self._conversations:
             for use_id, call in one.calls.items():
                 asked, given = call.asked.block, as_object(call.asked.block["input"])
@@ -186,11 +185,11 @@ class Session:
                     given.get("agent_type"),
                     call.raw.get("agentType"),
                 )
-                link = _Link(one.agent, use_id, next(filter(None, map(as_text, types)), ""))
+                start = _Start(one.agent, call, next(filter(None, map(as_text, types)), ""))
                 agent = visible(as_text(call.raw.get("agentId")) or use_id)
-                by_id |= {use_id: link, agent: link}
+                by_id |= {use_id: start, agent: start}
                 if agent not in self._agents and asked["name"] in _AGENT_TOOLS:
-                    by_prompt.setdefault(str(given.get("prompt")), []).append(link)
+                    by_prompt.setdefault(str(given.get("prompt")), []).append(start)
         found = {}
         for agent, one in self._agents.items():
             meta = self._meta.get(f"agent-{agent}.meta.json", {})
@@ -199,8 +198,8 @@ class Session:
             known = by_id.get(agent) or by_id.get(asked_in)
             if known is None and (same := by_prompt.get(one.messages[0].text)):
                 known = same.pop(0)
-            link = known or _Link(owner if owner in self._agents else None, call_id)
-            found[agent] = replace(link, type=as_text(meta.get("agentType")) or link.type)
+            start = known or _Start(owner if owner in self._agents else None)
+            found[agent] = start._replace(type=as_text(meta.get("agentType")) or start.type)
         return found
 
 
@@ -221,14 +220,6 @@ def _timed(lines: list[Line], modified: float) -> list[Line]:
     return [line if line.at else replace(line, at=first) for line in lines]
 
 
-def _texts_in(lines: Iterator[Line]) -> Iterator[str]:
-    for line in lines:
-        if line.kind == "user":
-            yield shown_text(line.blocks)
-        elif line.kind == "attachment":
-            yield shown_text(kept.given_by(line)[1])
-
-
 # --- Runs ---
 
 
@@ -239,35 +230,30 @@ class Happened(NamedTuple):
 
 class SessionRun:
     """A session, or an agent in it, as a run: its rows and events. ``id_`` is the id that it has, None for
-    a new one."""
+    a new one; ``counted`` are the replies that other runs have, by the API's id."""
 
     def __init__(
         self, session: Session, talk: Conversation, id_: str | None, counted: Mapping[str, str]
     ) -> None:
-        self.agent, self._session, self._talk = talk.agent, session, talk
+        self.agent, self._talk = talk.agent, talk
         replies = [message for message in talk.messages if message.role == "assistant"]
         # The turns that other runs have, with these runs, and how many of them it begins with.
-        self._shared = {
-            turn: counted[reply.id]
-            for turn, reply in enumerate(replies, 1)
-            if reply.id is not None and reply.id in counted
-        }
+        runs = ((turn, counted.get(reply.id or "")) for turn, reply in enumerate(replies, 1))
+        self._shared = {turn: run for turn, run in runs if run is not None}
         copied = next(n for n in range(len(replies) + 1) if n + 1 not in self._shared)
         # A fork begins after its copied lines, even if the original is not stored: its id depends on it.
-        last = replies[copied - 1].lines[-1] if copied else None
-        is_copy = ("forkedFrom" in line.fields or line is last for line in talk.lines)
-        own = max((number for number, copy in enumerate(is_copy, 1) if copy), default=0)
-        self.started_at = talk.lines[min(own, len(talk.lines) - 1)].at
+        last, numbered = replies[copied - 1].lines[-1] if copied else None, enumerate(talk.lines, 1)
+        own = [n for n, line in numbered if "forkedFrom" in line.fields or line is last]
+        self.started_at = talk.lines[min(max(own, default=0), len(talk.lines) - 1)].at
         self.ended_at = max(line.at for line in talk.lines)
         self.id = id_ or _run_id_of(session.id, self.agent, self.started_at)
+        named = {"session_id": session.id, "agent_id": self.agent}
+        named["title"] = session.title if self.agent is None else None
         cwd = talk.first("cwd") or session.cwd
         self.project = visible(cwd or "unknown")
-        self._title = session.title if self.agent is None else None
         self.item = {
             SESSION: {
-                "session_id": session.id,
-                "agent_id": self.agent,
-                "title": self._title,
+                **named,
                 "cwd": cwd,
                 "git_branch": talk.last("gitBranch"),
                 "version": talk.last("version"),
@@ -281,12 +267,21 @@ class SessionRun:
         self.usage = Usage()  # of all its own replies
         # The rows by table, each with the run's id.
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-        self.events: list[Happened] = []  # what Runner would have recorded, in order
+        self._events: list[Happened] = []
         self._under_reported = 0
         self._add_messages()
         for note in talk.notes:
             data = {"kind": shorten(note.kind, 60), "text": shorten(note.text, _LONGEST_NOTE)}
             self._add_event(note.at, "session_note", data)
+        self._add(
+            "sessions",
+            **named,
+            system=talk.system,
+            notes="\n".join(f"{note.kind}: {note.text}" for note in talk.notes),
+            stated_usd=session.stated_usd if self.agent is None else None,
+            under_reported=self._under_reported,
+        )
+        self.message_count = len({row["message"] for row in self.rows["blocks"]})
         models = (visible(each.model) for each in reversed(replies) if each.model != SYNTHETIC)
         self.model = next(models, "unknown")
         self.place: dict[str, Any] = {}  # the columns of ``runs`` that say where it comes from
@@ -294,23 +289,22 @@ class SessionRun:
         if copied and origin < self.id and place_of(origin)["parent"] is None:
             self.place = {"fork_of": origin, "fork_turn": copied}
 
-    def put_below(self, above: SessionRun, link: _Link) -> None:
-        """Make it a sub-agent of the run of the call that started it, unless it is stored as none."""
+    def put_below(self, above: SessionRun, start: _Start) -> None:
+        """Make it a sub-agent of the run that started it, unless it is stored as none."""
         self.place = {}
         if place_of(self.id)["parent"] is None:
             return
-        calls = (row for row in above.rows["tool_calls"] if row["tool_use_id"] == link.use_id)
-        call = next(calls, None)
-        agent_type = visible(link.type or "general-purpose")
+        agent_type = visible(start.type or "general-purpose")
+        call = start.call.row if start.call is not None and start.owner == above.agent else {}
         self.place = {
             **place_columns(self.id),
             "parent_run": above.id,
-            "parent_message": call and call["message"],
-            "parent_position": call and call["position"],
+            "parent_message": call.get("message"),
+            "parent_position": call.get("position"),
             "agent_type": agent_type,
         }
         data = {"child": self.id, "agent_type": agent_type}
-        if call is not None:
+        if call:
             data |= {"turn": call["turn"], "call_index": call["position"], "name": call["name"]}
         above._add_event(self.started_at, "child_started", data)
 
@@ -319,32 +313,21 @@ class SessionRun:
         reply's lines have the output tokens known when it began, and calls outside the conversation
         have no lines."""
         missing: dict[str, Counter[str]] = {}
-        for name, of_model in as_object(self._talk.told("modelUsage")).items():
+        for name, of_model in as_object(self._talk.result.get("modelUsage")).items():
             # Replies name the model without the window that the session asked for.
             model = visible(name.removesuffix("[1m]"))
-            missing.setdefault(model, Counter()).update(usage_of(as_object(of_model)).by_kind())
+            missing.setdefault(model, Counter()).update(usage_of(of_model).by_kind())
         for row in [row for run in runs for row in run.rows["model_calls"]]:
             counts = missing.get(row["model"], Counter[str]())
             counts.subtract({kind: row[kind] for kind in Usage.__slots__})
         for model, counts in missing.items():
             if left := +counts:  # only the kinds that are still missing
-                self._add_usage(model, Usage(**left), "summary", self.ended_at)
+                self._add_model_call(model, Usage(**left), self.ended_at)
 
-    def finish(self) -> None:
-        """Add what only the complete session tells."""
-        self.events.sort(key=lambda each: each.at)
-        self.message_count = len({row["message"] for row in self.rows["blocks"]})
-        talk = self._talk
-        self._add(
-            "sessions",
-            session_id=self._session.id,
-            agent_id=self.agent,
-            title=self._title,
-            system=talk.system or "",
-            notes="\n".join(f"{note.kind}: {note.text}" for note in talk.notes),
-            stated_usd=self._session.stated_usd if self.agent is None else None,
-            under_reported=self._under_reported,
-        )
+    @property
+    def events(self) -> list[Happened]:
+        """The events that Runner would have recorded, in order."""
+        return sorted(self._events, key=lambda each: each.at)
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -354,35 +337,36 @@ class SessionRun:
                 "has: its cost is higher than what is shown"
             )
 
-    def _add(self, table: str, **row: Any) -> None:
-        """Add a row. Control characters are made visible in all texts but the content."""
+    def _add(self, table: str, **row: Any) -> dict[str, Any]:
+        """Add a row, and return it. Control characters are made visible in all texts but the content."""
         for name, value in row.items():
             if isinstance(value, str) and name not in _CONTENT:
                 row[name] = visible(value)
         self.rows[table].append({"run_id": self.id, **row})
+        return row
 
     def _add_event(self, at: float, kind: str, data: dict[str, Any]) -> None:
-        self.events.append(Happened(at, Event(kind, data)))
+        self._events.append(Happened(at, Event(kind, data)))
 
     def _add_messages(self) -> None:
-        boundaries = list(self._talk.boundaries)
         ends: list[int] = []  # the number of each message, or that of the results of its calls
         number = -1
-        calls: Sequence[Call] = ()  # of the message before; its results begin the next one
-        for place, message in enumerate(self._talk.messages):
-            while boundaries and boundaries[0].before <= place:
-                self._add_compaction(boundaries.pop(0), ends)
-            if message.role == "assistant":
+        calls: Sequence[Call] = ()  # of the message before; their results begin the next one
+        for place, message in enumerate((*self._talk.messages, None)):
+            for boundary in self._talk.boundaries:
+                if boundary.before == place:
+                    self._add_compaction(boundary, ends)
+            if message is None:
+                break
+            if message.role == "user":
+                number += 1
+                self._add_blocks(number, "user", message.said, first=len(calls))
+            else:
                 # A reply may have no block; its turn has a model call and no message.
                 number += bool(message.said) + bool(calls)
                 self._add_reply(message, number)
-            else:
-                number += 1
-                self._add_blocks(number, "user", message.said, first=len(calls))
             calls = message.calls
             ends.append(number + any(call.result for call in calls))
-        for boundary in boundaries:
-            self._add_compaction(boundary, ends)
 
     def _add_blocks(self, message: int, role: str, said: Sequence[Said], first: int = 0) -> None:
         for position, each in enumerate(said, first):
@@ -394,56 +378,56 @@ class SessionRun:
         self.turns += 1
         self._add_blocks(number, "assistant", reply.said)
         if reply.model != SYNTHETIC and self.turns not in self._shared:
-            self._under_reported += reply.is_under_reported()
-            self._add_model_call(reply)
+            self._under_reported += reply.is_under_reported
+            ended_at = max(line.at for line in reply.lines)
+            self._add_model_call(reply.model, reply.usage, ended_at, reply)
         for position, call in enumerate(reply.calls):
             self._add_call(number, position, call)
-        results = [call.result for call in reply.calls if call.result]
+        results = [call.result.at for call in reply.calls if call.result]
         if reply is not self._talk.messages[-1] or len(results) == len(reply.calls):
-            ended_at = max([reply.lines[-1].at, *(result.at for result in results)])
+            ended_at = max([reply.lines[-1].at, *results])
             self._add_event(ended_at, "turn_ended", {"turn": self.turns})
 
-    def _add_model_call(self, reply: SessionMessage) -> None:
-        ended_at, usage = max(line.at for line in reply.lines), reply.usage()
-        told = {
-            "stop_reason": reply.stop_reason,
-            "request_id": next(
-                filter(None, (line.text("requestId") for line in reply.lines)), None
-            ),
-            "latency": max(ended_at - reply.asked_at, 0.0),
-            "started_at": reply.asked_at,
-            "message_id": reply.id,
-            "hour_cache": reply.hour_cache(),
-        }
-        self._add_usage(reply.model, usage, "turn", ended_at, **told)
-        row = self.rows["model_calls"][-1]
-        data = {
-            "stop_reason": shorten(reply.stop_reason, audit.INPUT_SUMMARY_LENGTH),
-            "request_id": row["request_id"],
-            "latency": round(row["latency"], 3),
-            "turn": self.turns,
-            "call": row["number"],
-            "usage": audit.usage_of(usage),
-        }
-        self._add_event(ended_at, "model_call_ended", data)
-
-    def _add_usage(self, model: str, usage: Usage, purpose: str, at: float, **told: Any) -> None:
+    def _add_model_call(
+        self, model: str, usage: Usage, at: float, reply: SessionMessage | None = None
+    ) -> None:
+        """Add a call that ended at a time, with its reply if it is known."""
         self.usage += usage
-        call = {"number": len(self.rows["model_calls"]) + 1, "attempt": 1, "purpose": purpose}
-        times = {"turn": self.turns, "started_at": at, "ended_at": at, "hour_cache": False}
-        spent = {"max_tokens": 0, "worst_case": usage.total, "charged_tokens": usage.total}
-        unknown = dict.fromkeys(("latency", "request_id", "stop_reason", "message_id"))
-        row = {**call, "model": model, **times, **spent, **usage.by_kind(), **unknown, **told}
-        self._add("model_calls", **row)
+        started_at = at if reply is None else reply.asked_at
+        row = self._add(
+            "model_calls",
+            number=len(self.rows["model_calls"]) + 1,
+            attempt=1,
+            purpose="summary" if reply is None else "turn",
+            turn=self.turns,
+            model=model,
+            started_at=started_at,
+            ended_at=at,
+            latency=None if reply is None else max(at - started_at, 0.0),
+            stop_reason=reply and reply.stop_reason,
+            request_id=reply and reply.request_id,
+            message_id=reply and reply.id,
+            hour_cache=reply is not None and reply.hour_cache,
+            max_tokens=0,
+            worst_case=usage.total,
+            charged_tokens=usage.total,
+            **usage.by_kind(),
+        )
+        if reply is not None:
+            told = {
+                "stop_reason": audit.summary(reply.stop_reason),
+                "request_id": row["request_id"],
+            }
+            told |= {"latency": round(row["latency"], 3), "turn": self.turns, "call": row["number"]}
+            self._add_event(at, "model_call_ended", told | {"usage": audit.usage_of(usage)})
 
     def _add_call(self, message: int, position: int, call: Call) -> None:
         block, at, result = call.asked.block, call.asked.at, call.result
         named = {"tool_use_id": block["id"], "name": block["name"]}
-        short = {name: shorten(text, audit.INPUT_SUMMARY_LENGTH) for name, text in named.items()}
-        about: dict[str, Any] = {"turn": self.turns, "call_index": position, **short}
-        self._add_event(
-            at, "tool_started", about | {"input": audit.summarise_input(block["input"])}
-        )
+        about: dict[str, Any] = {"turn": self.turns, "call_index": position}
+        about |= {name: audit.summary(text) for name, text in named.items()}
+        started = {"input": audit.summarise_input(block["input"])}
+        self._add_event(at, "tool_started", about | started)
         place = {"message": message, "position": position}
         row: dict[str, Any] = {**place, "turn": self.turns, **named}
         row |= {"started_attempt": 1, "started_at": at, "interrupted": result is None}
@@ -461,7 +445,7 @@ class SessionRun:
                 compressed = zlib.compress(whole)
                 self._add("tool_outputs", **place, size=len(whole), compressed=compressed)
             self._add_event(ended_at, "tool_done", about | about_result(told))
-        self._add("tool_calls", **row)
+        call.row = self._add("tool_calls", **row)
 
     def _add_compaction(self, boundary: Boundary, ends: Sequence[int]) -> None:
         last = ends[(boundary.kept or boundary.before) - 1]
@@ -472,8 +456,8 @@ class SessionRun:
         what = {"kind": kind, "text": boundary.text, "clips": [], "created_at": boundary.at}
         self._add("compactions", number=number, turn=self.turns + 1, **where, **what, **tokens)
         stated = {name: count for name, count in tokens.items() if count}
-        data = {"kind": kind, "first": 0, "last": last, **stated}
-        self._add_event(boundary.at, "context_compacted", data)
+        told = {"kind": kind, "first": 0, "last": last, **stated}
+        self._add_event(boundary.at, "context_compacted", told)
 
 
 def _run_id_of(session: str, agent: str | None, started: float) -> str:

@@ -257,6 +257,10 @@ def test_a_last_line_that_was_being_written_is_left_out() -> None:
             "has no valid tool_use_id",
         ),
         (b'{"type":"assistant","message":{"content":[{"type":"tool_use"}]}}\n', "has no valid id"),
+        (
+            b'{"type":"attachment","attachment":{"type":"queued_command","prompt":7}}\n',
+            "neither text nor a list of blocks",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused(line: bytes, why: str) -> None:
