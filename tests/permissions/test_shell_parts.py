@@ -30,7 +30,10 @@ PARTS = [
     ("bash -c 'a; b' && eval \"c d\" && trap 'e' EXIT", ["a", "b", "c d", "e"]),
     ("sh -c 'a && b'", ["a", "b"]), ("i=0; while [ $# -gt 1 ]; do i=$((i+1)); a; done", ["a"]),
     ('[[ $x == y* && -n "$z" || ! -f q ]] && a', ["a"]),
-    ("while IFS= read -r l; do a; done < f", ["read -r l", "a"]), ("FOO=x; bar=2", ["FOO=x"]),
+    ("while IFS= read -r l; do a; done < f", ["a"]), ("FOO=x; bar=2", ["FOO=x"]),
+    ("while read l; do a $l; done < f", ["a $l", "read l"]),
+    ("b; a <<X 2>&1 | rm y\nX", ["b", "rm y", "a"]),
+    ("a <<'X' > f 2>&1 | b\n\\c\nX\n", ["b", "a"]),
     ("/usr/bin/a x", ["/usr/bin/a x"]),
 ]  # fmt: skip
 

@@ -19,7 +19,7 @@ ILLEGIBLE = [
     "[[ 'a[$(x)]' -eq 0 ]]", "[ -v 'a[$(x)]' ]", "test -v x", "[[ -v x ]]", "[[ $x -eq 0 ]]",
     "[ $x ]", "printf -v 'a[$(x)]' y", "printf $x", "let 'a[$(x)]=1'", "declare -n r=PATH",
     "declare -i x=y", "unset 'a[$(x)]'", "read 'a[$(x)]'", "echo $((x))", "echo $((a[$(x)]))",
-    "((x++ + y))", "read n; echo $((n))", "a[$(x)]=1", "echo $[x]", "cat <<X 2>&1 | rm y\nX\n",
+    "((x++ + y))", "read n; echo $((n))", "a[$(x)]=1", "echo $[x]",
     "cat <<X\n`rm`\nX\n", "cat <<X\n$\\\n(rm)\nX\n", "echo \"$\\\n(rm)\"", "cat <<A <<B\nA\nB\n",
     "cat <<X\nx", "cat <<X\nx\nX y\n", "cat <<E\"O\"F\nx\nEOF\n", "cat < /dev/tcp/h/1",
     "x > /dev/udp/h/1", "alias ls=rm", "shopt -s expand_aliases", "hash -p x ls", "enable -f x y",

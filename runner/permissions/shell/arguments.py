@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, pairwise, takewhile
+from itertools import chain, dropwhile, pairwise, takewhile
 
 from runner.permissions.shell import programs
 from runner.permissions.shell.harmless import is_cmake_definition, is_make_assignment, is_plain_sed
@@ -339,18 +339,27 @@ def _joined_values(word: str, options: Collection[str]) -> list[str]:
     ]
 
 
+def input_as_arguments(name: str, arguments: Sequence[Word], text: str) -> Sequence[Word]:
+    """Return the arguments by which a client of a database that reads commands from its input would run
+    the same, one for each that begins with a backslash."""
+    if not _reads_commands(name, arguments):
+        return ()
+    option = programs.COMMAND_READERS[name].given_by
+    texts = [text, *(f"\\{rest}" for rest in text.split("\\")[1:])]
+    return [Word(each, each) for each in chain.from_iterable((option, t) for t in texts) if each]
+
+
 def _reads_commands(name: str, arguments: Sequence[Word]) -> str:
     reader = programs.COMMAND_READERS.get(name)
     if reader is None:
         return ""
-    option, valued, needed = reader
     values = [word.value for word in arguments]
     operands = [
         value
         for before, value in zip(["", *values], values, strict=False)
-        if not value.startswith("-") and before not in valued
+        if not value.startswith("-") and before not in reader.valued
     ]
-    if len(operands) >= needed or any(map(option.fullmatch, values)):
+    if len(operands) >= reader.operands or any(map(reader.option.fullmatch, values)):
         return ""
     return f"{name} runs commands of its input"
 

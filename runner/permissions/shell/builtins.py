@@ -69,7 +69,8 @@ class Text:
 
 
 # They look at the shell itself, or change what holds in it alone.
-_OF_SHELL = names("true false shopt test wait shift return")
+_OF_SHELL = names("true false shopt test wait shift return read")
+_OWN_JOBS = re.compile(r"(?:-(?:s ?)?(?:[A-Z]+|[0-9]+) )?(?:%[0-9%+-]?|\$!)(?: (?:%[0-9]|\$!))*")
 
 
 def concerns_shell(program: str, arguments: Sequence[Word]) -> bool:
@@ -80,6 +81,8 @@ def concerns_shell(program: str, arguments: Sequence[Word]) -> bool:
             return values[:1] == ["-v"]
         case "exec":  # it redirects
             return not values
+        case "kill":
+            return _OWN_JOBS.fullmatch(" ".join(values)) is not None
         case "set":  # without an option it shows variables, or gives the script arguments
             return bool(values) and all(
                 (v[:1] in ("-", "+") and v != "--") or v in _SET_NAMES for v in values

@@ -12,6 +12,7 @@ from runner.permissions.shell.arguments import (
     arguments_hide,
     executed_by_find,
     inner_commands,
+    input_as_arguments,
     program_of,
     unwrap,
 )
@@ -34,7 +35,9 @@ from runner.permissions.shell.words import Assignment, Word, names, path_of
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
     if then else elif fi do done while until for case esac select function coproc in { } ! [[ ]] time""")
-_RUNS_NOTHING = re.compile(r"(?:break|continue|exit)(?: [0-9]+| \$\?)?|:")
+_RUNS_NOTHING = re.compile(
+    r"(?:break|continue|exit)(?: [0-9]+| \"?\$(?:\?|\w+|\{\w+(?:\[[0-9]+\])?\})\"?)?|:", re.ASCII
+)
 _VERSIONED = re.compile(
     r"(?<=^pip)[0-9.]+$|(?<=^python3)\.[0-9]+$|\.exe$", re.IGNORECASE
 )  # ``pip3.12`` is ``pip``
@@ -53,6 +56,7 @@ class _Command:
     hides: str = ""
     level: int = 0
     piped: bool = False  # it reads a pipe for sure
+    fed: str | None = None  # what it reads from its input, if that is literal
 
     @property
     def shown(self) -> str:
@@ -79,8 +83,10 @@ class Commands:
         source: str,
         level: int,
         piped: bool,
+        fed: str | None,
     ) -> None:
-        """Add the command ``words`` with ``assigned`` before it. ``piped``: it reads a pipe for sure."""
+        """Add the command ``words`` with ``assigned`` before it. ``piped``: it reads a pipe for sure;
+        ``fed`` is what it reads from its input, if that is literal."""
         if words[0].value == "read":
             # IFS says how read parts its line, and is as before when it is done.
             assigned = [each for each in assigned if each.name != "IFS"]
@@ -88,7 +94,7 @@ class Commands:
         kept = [each.source for each, risk in risks if risk != "none"]
         high = [each.name for each, risk in risks if risk == "high"]
         hides = f"it sets {high[0]} for the command" if high else ""
-        command = _Command(words, kept, hides, level, piped)
+        command = _Command(words, kept, hides, level, piped, fed)
         forms: Forms = {source: None}
         if assigned:
             forms[" ".join([*(each.source for each in assigned), command.shown])] = None
@@ -212,12 +218,15 @@ class Commands:
         reason = self._note_builtin(program, arguments)
         builtin = not (reason or command.hides or command.kept or command.level)
         if builtin and concerns_shell(command.words[0].value, arguments):
-            findings.calls.append(Part(command.text, (command.text, *forms)))
+            part = Part(command.text, (command.text, *forms))
+            (findings.inputs if program == "read" else findings.calls).append(part)
             return
         hiding = program in HIDING and not is_harmless_use(program, arguments)
         hides = f"{program} runs what its arguments say" if hiding else command.hides
         executing = executed_by_find(arguments) if program == "find" else None
         own = executing.own if executing else arguments
+        if command.fed is not None:
+            own = [*own, *input_as_arguments(program, own, command.fed)]
         hides = hides or arguments_hide(program, own)
         if hides or reason or (executing and executing.commands):
             self._unseen(command.words, forms, changes=bool(hides or reason))
@@ -233,7 +242,7 @@ class Commands:
         findings.operands += files.reads
         findings.changes += files.changes
         findings.below += files.below
-        reads, writes, globs = mentioned(program, arguments)
+        reads, writes, globs = mentioned(program, own if command.fed else arguments)
         findings.mentions += reads
         findings.changes += writes
         findings.below += globs

@@ -15,7 +15,7 @@ from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.harmless import passes_on, printed
-from runner.permissions.shell.script import INTEGERS
+from runner.permissions.shell.script import INTEGERS, Part
 from runner.permissions.shell.tree import EXPANSIONS, WORDS, Tree
 from runner.permissions.shell.words import IS_GLOB, Printed, Reader, UnclearError, Word, names
 
@@ -250,6 +250,9 @@ class Expansions(Tree):
                     self.give_up(node, "backticks have escapes inside")
                     return
                 tokens = ("$(", ")", "`", "<(", ">(", ";", "&", "\n")
+                if text == "$(pwd)" and not self.findings.defines_functions:
+                    self.findings.calls.append(Part("pwd", ("pwd",)))  # it is $PWD
+                    return
                 redirect = {"file_redirect": self.lone_redirect}
                 self.visit_each(self.children(node, lines=True), redirect, tokens, named=self.visit)
             case _:

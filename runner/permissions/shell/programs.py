@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from runner.permissions.shell.words import by_name, names
 
@@ -366,21 +367,33 @@ _PATTERNS = {
 }
 _PATTERN_OF = by_name(_PATTERNS)
 RISKY = {name: Options.of(text, _PATTERN_OF.get(name)) for name, text in by_name(_RISKY).items()}
-# They run commands of their own, and so programs, from their input, unless an option has what to run or
-# there are so many operands: the option, options with a value, the operands.
+
+
+class CommandReader(NamedTuple):
+    """A program that runs commands of its own, and so programs, from its input."""
+
+    option: re.Pattern[str]  # not with such an option
+    valued: frozenset[str]  # options with a value
+    operands: int  # nor with so many operands
+    given_by: str  # the option whose value it runs; "" for an operand
+
+
 _COMMAND_READERS = {
-    "sqlite3": (
+    "sqlite3": CommandReader(
         re.compile(r"--?(?:version|help)"),
         names("-separator -nullvalue -newline -maxsize -mmap -vfs -heap"),
         2,
+        "",
     ),
-    "duckdb": (
-        re.compile(r"-[cs]|--?(?:version|help)"),
-        names("-separator -nullvalue -newline"),
-        2,
+    "duckdb": CommandReader(
+        re.compile(r"-[cs]|--?(?:version|help)"), names("-separator -nullvalue -newline"), 2, "-c"
     ),
-    "psql": (re.compile(r"-[AtXqaebEnxSsz01w]*[cfl].*|-V|--(?:com|fi|li|ve|he).*"), names(""), 9),
-    "mysql mariadb": (re.compile(r"-[sNBtHrvn]*e.*|-V|--(?:exec|vers|help).*"), names(""), 9),
+    "psql": CommandReader(
+        re.compile(r"-[AtXqaebEnxSsz01w]*[cfl].*|-V|--(?:com|fi|li|ve|he).*"), names(""), 9, "-c"
+    ),
+    "mysql mariadb": CommandReader(
+        re.compile(r"-[sNBtHrvn]*e.*|-V|--(?:exec|vers|help).*"), names(""), 9, "-e"
+    ),
 }
 COMMAND_READERS = by_name(_COMMAND_READERS)
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++

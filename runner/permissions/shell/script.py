@@ -113,6 +113,7 @@ class Findings:
     defines_functions: bool = False
     functions: set[str] = field(default_factory=set)
     calls: list[Part] = field(default_factory=list)  # of these functions, and ends of pipes
+    inputs: list[Part] = field(default_factory=list)  # they set variables to what they read
     functions_change: bool = False  # one may be undefined again, and a program take its place
     arrays: bool = False  # an array is set
     declares_dynamic: bool = False  # a declaration has a value that is only known when it runs
@@ -167,7 +168,10 @@ class Findings:
             self.give_up("bash evaluates what is declared for an array")
         if self.trusts_output and self.defines_functions:
             self.give_up("a function may take the place of a program whose output matters")
-        parts = list(self.parts)
+        # A rule is needed where a program may open what they read.
+        opens = self.unknown or any(not target.path for target in self.reads)
+        parts = [*self.parts, *(self.inputs if opens else ())]
+        self.calls += () if opens else self.inputs
         if self.functions_change or not parts:
             parts.extend(self.calls)
         elif self.calls:

@@ -33,6 +33,12 @@ _BLANK_LINES = re.compile(r"[ \t\n]*(?:(?<=[ \t\n])\\\n[ \t\n]*)*")
 _NUMBER = re.compile(r"(?:^|[\s;&|(){}<>`])[0-9]+\Z")  # the descriptor of a redirect behind it
 _VARIABLE = re.compile(r"\{[^{}\s]*\}\Z")  # ``{name}> file`` sets the variable
 
+_HEREDOC = r"<<-?[ \t]*(?:\\?[A-Za-z0-9_]+|'[A-Za-z0-9_. -]+'|\"[A-Za-z0-9_. -]+\")"
+_BEHIND_HEREDOC = re.compile(
+    rf"(?<=[ \t])({_HEREDOC})((?:[ \t]+(?:2>&1|(?:[12]?>>?|&>>?)[ \t]*[A-Za-z0-9_./-]+))+)(?=[ \t]*\|)"
+)
+_BACKSLASH = re.compile(rf"{_HEREDOC}[^\n]*\n\\")
+
 # What every POSIX shell reads as bash does; dash takes [[ for a program and &> for &.
 _PORTABLE = names("""
     program list pipeline command command_name word number string string_content raw_string
@@ -49,10 +55,8 @@ class Tree(ABC):
     offsets."""
 
     def __init__(self, command: str, findings: Findings) -> None:
-        source = command.encode("utf-8", "replace")
-        self.text = source.decode("latin-1")
+        self.text, self.root = _parsed(command.encode("utf-8", "replace").decode("latin-1"))
         self.findings = findings
-        self.root = _PARSER.parse(source.translate(_ASCII)).root_node
 
     @abstractmethod
     def visit(self, node: Node) -> None:
@@ -125,6 +129,34 @@ class Tree(ABC):
                 visitor(child)
             elif child.type not in tokens:
                 self.give_up(child)
+
+
+def _parsed(text: str) -> tuple[str, Node]:
+    """Return a script, bytes as Latin-1, and its tree. The grammar does not know redirects between a
+    here-document's operator and a pipe, which are moved before it, nor a backslash that the text of
+    the here-document begins with."""
+    moved = _BEHIND_HEREDOC.sub(lambda found: found[2][1:] + found[2][0] + found[1], text)
+    masked = _BACKSLASH.sub(lambda found: found[0][:-1] + "x", moved)
+    root = _tree(masked)
+    operators = [found.start() + len(found[2]) for found in _BEHIND_HEREDOC.finditer(text)]
+    begins = [found.end() - 1 for found in _BACKSLASH.finditer(moved)]
+    if all(_is_in(root, at, "heredoc_redirect") == at for at in operators) and all(
+        _is_in(root, at, "heredoc_body") is not None for at in begins
+    ):
+        return moved, root
+    return text, _tree(text)
+
+
+def _tree(text: str) -> Node:
+    return _PARSER.parse(text.encode("latin-1").translate(_ASCII)).root_node
+
+
+def _is_in(root: Node, at: int, kind: str) -> int | None:
+    """Return where the innermost node of that kind around a position begins, None if there is none."""
+    node = root.descendant_for_byte_range(at, at + 1)
+    while node is not None and node.type != kind:
+        node = node.parent
+    return None if node is None else node.start_byte
 
 
 def is_portable(node: Node) -> bool:

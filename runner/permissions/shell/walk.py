@@ -50,6 +50,12 @@ _NETWORK = re.compile(r"/+dev/+(?:\.*/+)*(?:tcp|udp)(?:/|$)")
 _PLAIN = re.compile(r"[A-Za-z0-9_./~ +=:,@%-]+")
 _HEREDOC_PARTS = names("heredoc_start heredoc_body heredoc_end")
 _HEREDOC_START = re.compile(r"\\?([A-Za-z0-9_.-]+)|'([A-Za-z0-9_. -]+)'|\"([A-Za-z0-9_. -]+)\"")
+# Literal texts that a command reads: of a here-document, of ``echo`` before it, or behind ``<<<``.
+_QUOTED_TEXT = re.compile(r"(.*)", re.DOTALL)
+_TEXT = re.compile(r"([^$`\\]*)")
+_ECHO = re.compile(r"echo (?:'([^'\\]*)'|\"([^\"$`\\]*)\")")
+_HERESTRING = re.compile(r"<<<[ \t]*(?:'([^']*)'|\"([^\"$`\\]*)\")")
+_OUTPUT = re.compile(r"(?:[0-9]*|&)>[^&]|[0-9]*>&[0-9]")
 _HEREDOC_EXPANSIONS = names("simple_expansion expansion command_substitution arithmetic_expansion")
 
 
@@ -239,7 +245,12 @@ class Walk(Expansions):
         self.findings.feeds = _feeds(node)
         if words:
             self.commands.simple(
-                words, assigned, self.source_of(node), self.level, self._piped(node)
+                words,
+                assigned,
+                self.source_of(node),
+                self.level,
+                self._piped(node),
+                self._fed(node),
             )
         else:
             self.give_up(node)
@@ -250,6 +261,34 @@ class Walk(Expansions):
         redirects = any(child.type.endswith("_redirect") for child in node.children)
         behind = above is not None and above.type == "pipeline" and node.prev_sibling is not None
         return behind and not redirects and bool(_END.match(self.text, node.end_byte))
+
+    def _fed(self, node: Node) -> str | None:
+        """Return the text that a command reads from its input, None if that is not literal."""
+        top = node
+        while top.parent and top.parent.type in ("list", "pipeline") and not top.next_sibling:
+            top = top.parent  # a redirect of its last command stands behind it
+        beside = top.parent.children if top.parent and top.parent.type in _WHOLE else []
+        redirects = [c for c in (*node.children, *beside) if c.type.endswith("_redirect")]
+        redirects += [
+            c for each in redirects for c in each.children if c.type.endswith("_redirect")
+        ]
+        inputs = [each for each in redirects if not _OUTPUT.match(self.text_of(each))]
+        if not inputs and self._piped(node) and node.prev_named_sibling:
+            given = _ECHO.fullmatch(self.text_of(node.prev_named_sibling))
+        elif len(inputs) != 1:
+            return None
+        elif inputs[0].type == "herestring_redirect":
+            given = _HERESTRING.fullmatch(self.text_of(inputs[0]))
+        else:
+            parts = {child.type: child for child in inputs[0].children}
+            start, end = parts.get("heredoc_start"), parts.get("heredoc_end")
+            if start is None or end is None:
+                return None
+            first = self.text.find("\n", start.end_byte)
+            given = _QUOTED_TEXT.fullmatch(self.text, first, end.start_byte)
+            if self.text[start.start_byte] not in "\\'\"":
+                given = _TEXT.fullmatch(self.text, first, end.start_byte)
+        return unicode("".join(filter(None, given.groups()))) if given else None
 
     def _moment(self, node: Node) -> Moment:
         return (*self.base, node.start_byte)
