@@ -24,7 +24,7 @@ def settings_in(settings: Settings, path: Path) -> tuple[str, Notify]:
     tells nobody."""
     spec = wiring.load_submission(path, settings).spec
     if spec.notify is None:
-        raise UsageError(f"{path} has no [notify]: see docs/job-file.md")
+        raise UsageError(f"{path} has no [notify]: see docs/notices.md")
     return spec.name, spec.notify
 
 
@@ -33,7 +33,7 @@ def settings_of(app: App, name: str) -> tuple[str, Notify]:
     job = show_job(app.database, app.find_job(name))
     spec = JobSpec.from_json(job["spec"])
     if spec.notify is None:
-        raise UsageError(f"{job['id']} has no [notify]: see docs/job-file.md")
+        raise UsageError(f"{job['id']} has no [notify]: see docs/notices.md")
     return spec.name, spec.notify
 
 

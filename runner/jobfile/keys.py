@@ -462,7 +462,7 @@ NOTIFY = Table("notify", (
     Key("webhook", _variable, None, "The workers' environment variable that holds the address to post "
         "the notice to.", example="RUNNER_SLACK_WEBHOOK"),
     Key("secret", _variable, None, "The environment variable that holds the key to "
-        "[sign](notices.md) requests with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
+        "sign requests with.", needs="webhook", example="RUNNER_WEBHOOK_KEY"),
     Key("format", choice(*get_args(NoticeFormat)), "json", "The body: the notice, or a message for Slack.",
         needs="webhook"),
     Key("desktop", flag, False, "Whether to show it on the desktop of the worker's host."),
