@@ -27,7 +27,7 @@ from runner.permissions.shell.builtins import (
 from runner.permissions.shell.files import Below, decoded, files_of, literal
 from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use
 from runner.permissions.shell.mentions import is_unknown, knows_operands, listed, mentioned, scripts
-from runner.permissions.shell.programs import HIDING, WRAPPERS
+from runner.permissions.shell.programs import HIDING, LIKE, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import git_parts, is_option, spellings
 from runner.permissions.shell.words import Assignment, Word, names, path_of
@@ -375,6 +375,8 @@ def _spell(forms: Forms, values: list[str], shown: str) -> None:
     for program in ("git", "docker"):
         if name.startswith(f"{program}-"):
             _spell(forms, [program, name.removeprefix(f"{program}-"), *values[1:]], shown)
+    if name in LIKE:
+        _spell(forms, [LIKE[name], *values[1:]], shown)
     plain = _VERSIONED.sub("", values[0].rstrip("/").rpartition("/")[2])
     if plain != values[0]:
         values = [plain, *values[1:]]

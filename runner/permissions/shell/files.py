@@ -294,6 +294,9 @@ def written(word: Word) -> tuple[list[str], list[Below]]:
 def _gather(files: Files, word: Word) -> None:
     """Note that all that is below a folder is read."""
     files.below += [Below(path, "**", deep=True, reads=True) for path in literal([word])]
+    if not word.exact:
+        globs = filter(IS_GLOB.search, _readings(word))
+        files.below += [matching(glob, deep=True)._replace(reads=True) for glob in globs]
 
 
 def _readings(word: Word) -> list[str]:
@@ -398,6 +401,8 @@ def _select(files: Files, words: Sequence[Word]) -> None:
     for path in literal(words):
         plain = re.sub(r"^:(?:\([^)]*\)|[/!^]+)", "", path)
         files.changes.append(plain)
+        if not plain:
+            files.below.append(Below(".", "**", deep=True))
         if IS_GLOB.search(plain):
             folder, name, deep, _ = matching(plain, deep=True)
             names = (name, name.lstrip("*"), f".{name}")
@@ -513,7 +518,7 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
             files.reads.append(".")
         case _ if programs.compiles(program):
             for word in arguments:
-                if word.value.startswith("-W"):
+                if word.value.startswith(("-W", "--")):
                     files.reads += pieces(word.value)
                     files.changes += pieces(word.value)
 

@@ -40,6 +40,7 @@ _INTERPRETERS = re.compile(
 _QUERIED = names("""
     sqlite3 sqlite duckdb psql mysql mariadb clickhouse clickhouse-local q textql dsq csvsql sqlcmd usql
     jsonnet gdb ffmpeg ffprobe convert magick xmllint terraform tofu dotnet rustc sbt""")
+_TAKES_NAMES = names("xargs read mapfile readarray")  # of files, from their input
 # A name that begins with a dot, as a pattern that a program may look up itself.
 _HIDDEN_GLOB = re.compile(r"(?:.*[/=])?\.\w+[*?\[][^/\s]*")
 _LISTS_HIDDEN = {
@@ -50,7 +51,8 @@ _LISTS_HIDDEN = {
 }
 _NOT_HIDDEN = re.compile(r"(?:-not|!) -\w+ (?:\*/|\./)?\.\*")  # in the arguments of find
 _DECODES = names("rev base64 base32 xxd")
-_PLAIN_FORMAT = re.compile(r"(?:[^%\\]|%s|\\[nt0](?!\d))*")
+_PLAIN_FORMAT = re.compile(r"(?:[^%\\]|\\[nt0](?!\d))*|(?:%s(?:\\[nt0](?!\d)|\s))*(?:%s)?")
+_TEXT = re.compile(r"([\"'])((?:(?!\1)[^\\])+)\1")
 _TEXT_TOKEN = re.compile(r"[^\s'\"`(){}\[\],;=<>|&]+")
 _WRITES = re.compile(
     r"['\"](?:[wxa]b?\+?|rb?\+)['\"]|writ|append|unlink|remove|rename|replace|rmtree|rmdir|rmSync|chmod|touch|truncate|copy"
@@ -68,7 +70,7 @@ _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
 _NAMES_FILE = re.compile(r"--[a-z-]*(?:file|from|input|include|list)")
 # The value of these options is a command.
 _COMMAND = re.compile(r"-[cC]|--(?:command|cmd|exec|run|scripts|parameters)")
-LISTED = re.compile(r"['\"]\s*,\s*['\"]|[\[\]]")  # ``["rm", "x"]`` is ``rm x``
+LISTED = re.compile(r"['\"]\s*,\s*\[?\s*['\"]|[\[\]]")  # ``["rm", "x"]`` is ``rm x``
 _UNKNOWN = re.compile(r"[$`…]|\{\}")
 
 
@@ -100,6 +102,7 @@ def scripts(program: str, arguments: Sequence[Word]) -> Iterator[str]:
         runs = interprets or program in SCRIPTED or text == given or _COMMAND.fullmatch(before)
         if runs and " " in text:
             yield text
+            yield from (found[2] for found in _TEXT.finditer(text))
         if interprets and (joined := LISTED.sub(" ", text)) != text:
             yield joined
         before = word.value
@@ -115,12 +118,17 @@ def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
 def runs_input(line: str) -> bool:
     """True if a line of a script has the name of a program that may run its input as code."""
     called = [word.rpartition("/")[2] for word in re.findall(r"[\w./+-]+", line)]
-    return any(is_interpreter(name) or name in _QUERIED or compiles(name) for name in called)
+    return any(
+        is_interpreter(name) or name in _QUERIED | _TAKES_NAMES or compiles(name) for name in called
+    )
 
 
 def inside(text: str) -> tuple[list[str], list[str]]:
     """Return the paths that code may read, and those that it may write."""
     tokens = [each.split("\\")[0] for each in _TEXT_TOKEN.findall(text)]
+    tokens += [
+        part for each in tokens if re.search("[:@]", each) for part in re.split("[:@]", each)
+    ]
     return tokens, tokens if _WRITES.search(text) else []
 
 
@@ -150,7 +158,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     interprets = is_interpreter(program) or program in HIDING | _QUERIED | SCRIPTED
     interprets = interprets or program in WRAPPERS
     globs: list[Below] = []
-    knows = program in _NAMING | _KNOWN or knows_operands(program)
+    knows = program in _NAMING | _KNOWN or (knows_operands(program) and program not in _QUERIED)
     before = ""
     for word in arguments:
         found = list(candidates(word))
@@ -169,7 +177,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
             reads += [path for path in found if not bare or re.search(r"[./]", path)]
         if program != "git" and given and _OUTPUT.match(option) and not _INPUT.match(option):
             writes += found
-        if interprets and re.search(r"[\s'\"({\\]", word.value) and len(word.value) <= _LONGEST:
+        if interprets and re.search(r"[\s'\"({\\[]", word.value) and len(word.value) <= _LONGEST:
             tables = program in _QUERIED
             for paths, tokens in zip((reads, writes), inside(word.value), strict=True):
                 paths += [each for each in tokens if not tables or re.search("[./]", each)]

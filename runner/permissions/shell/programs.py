@@ -62,6 +62,7 @@ HIDING = names("""
     plink pdsh dsh clush ansible run0 heaptrack reptyr incrond watchexec nodemon reflex when-changed
     xdotool xdg-open sensible-pager sensible-editor sensible-browser run-one run-this-one flatpak-spawn
     distrobox-enter minijail0 pivot_root switch_root tini-static msgfilter grc multitime pexec genie
+    mutt neomutt micro kak hx helix joe mcedit pssh parallel-ssh wine wine64 box64 qemu-x86_64
     openvt autossh sshuttle nix-shell run-mailcap dmsetup check_by_ssh tmate jtag openvpn logrotate""")
 
 # --- Runners: they run another program as their everyday use. People write allow rules for them
@@ -74,7 +75,7 @@ _RUNNERS = {
     "npx bunx pnpx uvx corepack env-cmd cross-env summon envconsul lxc-attach gpg-agent": "",
     "npm": "exec|x|explore ?",
     "pnpm": "exec|dlx",
-    "yarn": "exec|dlx|run|&npm",
+    "yarn": "exec|dlx|run|&npm|workspace ?|workspaces run",
     "bun": "x|run|exec",
     "uv": "run|tool run|&pip",
     "pipx poetry pipenv pdm rye hatch conda mamba micromamba volta devbox": "run",
@@ -85,16 +86,24 @@ _RUNNERS = {
     "microk8s k3s": "&kubectl",
     "minikube": "ssh|&kubectl",
     "colima": "ssh",
-    "consul vault": "exec ?|lock ?",
+    "consul vault": "exec ?|lock ?|ssh ?",
     "sops": "exec-env ?|exec-file ?",
     "dotenv": "|run",
     "pixi": "run|exec",
-    "asdf pyenv rbenv nodenv goenv jenv fnm opam stack cabal dune ddev lerna": "exec",
+    "asdf pyenv rbenv nodenv goenv jenv fnm opam dune ddev lerna gem": "exec",
+    "cabal": "exec|v2-exec|new-exec",
+    "stack": "exec|&ghc|&runghc",
+    "zig": "&cc|&c++",
+    "mix": "cmd|do cmd",
+    "composer": "exec|global exec",
+    "dotnet": "tool run",
+    "meson": "subprojects foreach|devenv",
+    "pm2": "start",
     "bundle bundler": "exec|e|ex|exe",
     "mise rtx": "exec ?|x ?",
     "direnv aws-vault chamber": "exec ?",
     "rvm": "exec ?|do ?",
-    "nvm docker podman nerdctl kubectl crictl": "exec ?|run ?|unshare",
+    "nvm docker podman nerdctl kubectl crictl": "exec ?|run ?|unshare|machine ssh",
     "oc": "exec ?|run ?|rsh ?",
     "docker-compose podman-compose": "exec ?|run ?",
     "rustup": "run ?",
@@ -111,13 +120,13 @@ CONTAINERS = names("docker podman nerdctl")
 # They run what is in an argument with blanks: ``concurrently "npm run a" "npm run b"``.
 SCRIPTED = names("""
     concurrently minikube heroku cross-env-shell start-server-and-test sops salt wsl npm-run-all
-    wireit wait-on""")
+    wireit wait-on chokidar onchange husky lint-staged pm2 yarn aws npx pnpm bunx""")
 
 # Modules that are programs of that name: ``python -m black``.
 PYTHON_MODULES = names("""
     pip pytest black ruff isort mypy pylint flake8 coverage tox nox uv poetry autopep8 yapf bandit venv
-    virtualenv build twine docformatter pyupgrade autoflake sphinx celery gunicorn uvicorn zipfile
-    tarfile""")
+    virtualenv dotenv gzip build twine docformatter pyupgrade autoflake sphinx celery gunicorn uvicorn
+    zipfile tarfile""")
 
 # --- Options that run or overwrite what they say.
 
@@ -188,6 +197,13 @@ _RISKY = {
     "facter": "ANY --custom-dir --external-dir",
     "sqlmap": "ANY --eval --os-*",
     "gem": "ANY -e --editor",
+    "ugrep ug": "ANY --filter* --pager* --view*",
+    "pygmentize": "ANY -x",
+    "code": "ANY --install-extension --extensions-dir",
+    "ansible-playbook": "ANY -M --module-path --vault-id --become-password-file "
+    "--connection-password-file --vault-password-file --ssh-common-args --ssh-extra-args "
+    "--scp-extra-args --sftp-extra-args",
+    "php": "ANY -z*",
     "ninja": "ANY -f",
     "hg": "-e --config --ssh --remotecmd",
     "jj": "ANY --config --config-file --config-toml",
@@ -211,14 +227,14 @@ _RISKY = {
     "-shell-escape* -enable-write18* -shell-restricted* -cnf-line* -lua* -fmt* -ini*",
     "latexmk": "-pdflatex* -latex* -xelatex=* -lualatex=* -usepretex* -shell-escape* --shell-escape*",
     "tectonic": "ANY -Z*",
-    "openssl": "ANY -engine* --engine* -provider* --provider* -config* --config*",
+    "openssl": "ANY -WWW* -HTTP* -engine* --engine* -provider* --provider* -config* --config*",
     "ssh-keygen": "ANY -Dw",
     "ssh-add": "ANY -sS",
     "gpg gpg2 gpgv": "ANY --photo-viewer --exec-path --agent-program --dirmngr-program --options "
     "--load-extension --keyserver-options --pinentry-program --gpgconf-program",
     "pylint": "ANY --init-hook --load-plugins",
     "mypy dmypy": "ANY --python-executable",
-    "pytest py.test": "ANY --basetemp* --pdbcls* --pastebin*",
+    "pytest py.test": "ANY --basetemp* --pdbcls* --pastebin* --tx* --rsyncdir* --px*",
     "tox": "ANY -x* --override*",
     "rake": "ANY -eEpr --execute-print --execute-continue --require",
     "prove": "ANY -eP --exec --source",
@@ -226,7 +242,8 @@ _RISKY = {
     "gradle gradlew": "ANY -I* --init-script",
     "ant": "ANY -lib* -logger* -listener* -inputhandler*",
     "helm": "ANY --post-renderer*",
-    "bazel bazelisk blaze": "ANY --run_under* --workspace_status_command* --shell_executable* --bazelrc*",
+    "bazel bazelisk blaze": "ANY --run_under* --workspace_status_command* --shell_executable* --bazelrc* "
+    "--server_javabase* --host_jvm_args* --override_*",
     "javadoc": "ANY -doclet* -taglet* -J* @* --doclet*",
     "kotlinc scalac": "ANY -Xplugin* -J* @*",
     "nmap": "ANY --script --datadir",
@@ -239,7 +256,7 @@ _RISKY = {
     "nvcc": "ANY -ccbin* --compiler-bindir* --options-file* -optf*",
     "swiftc": "ANY @* -load-plugin* -tools-directory* -use-ld* -ld-path*",
     "ghc": "ANY @* -pgm* -e*",
-    "cabal": "ANY --with-*",
+    "cabal": "ANY -w --with-*",
     "ocamlc ocamlopt ocamlfind": "ANY -pp* -cc*",
     "protoc": "ANY @* --plugin*",
     "meson": "ANY --native-file* --cross-file* --wrap* --gdb-path* devenv*",
@@ -258,7 +275,7 @@ _RISKY = {
     "mail mailx": "ANY -S --exec*",
     "just": "ANY -ec --command --shell --shell-arg --chooser --edit",
     "unison": "ANY -sshcmd* -rshcmd* -servercmd*",
-    "java": "ANY -XX:OnError* -XX:OnOutOfMemoryError* -XX:Flags* @*",
+    "java": "ANY -agentpath* -XX:OnError* -XX:OnOutOfMemoryError* -XX:Flags* @*",
     "mpv": "ANY --script* --input-conf* --config-dir*",
     "scrot": "ANY -e --exec",
     "nginx": "ANY -g",
@@ -334,7 +351,7 @@ _PATTERNS = {
     "npm pnpm yarn": _NPM_SETTINGS,
     "latexmk": re.compile(r"^-[er]$"),
     "openssl": re.compile(r"^engine$|\.(?:so|dylib|dll)\b|SO_PATH"),
-    "go": re.compile(r"-extld[\s=\"']|-extldflags.*(?:\s-B|-wrapper|-plugin|fuse-ld=[./])"),
+    "go": re.compile(r"-extld(?:[\s=\"']|$)|-extldflags.*(?:\s-B|-wrapper|-plugin|fuse-ld=[./])"),
     "gh glab": re.compile(r"^(?:alias|extensions?|ext|config)$"),
     "mlr": re.compile(
         r"\b(?:system|exec)\s*\(|\b(?:tee|emit\w*|print|dump)\b.*[>|]|^(?:tee|split)$"
@@ -346,13 +363,18 @@ _PATTERNS = {
         r"^\s*:?(?:!!|:(?:out|error|perftrace|r)\b)", re.MULTILINE | re.IGNORECASE
     ),
     "debugfs smbclient": re.compile(r"^\s*!|;\s*!|^-w|^(?:dump|rdump|write|put|get|mget|mput)\b"),
-    "sbt": re.compile(r"^!|\beval\b"),
+    "sbt": re.compile(r"^[!<]|\beval\b|\"\s*\.!|^-sbt-jar|^-java-home"),
     "nx": re.compile(r"run-commands"),
     "rtorrent": re.compile(r"execute|^import="),
     "nix nix-build nix-instantiate": re.compile(r"allow-unsafe"),
     "restic": re.compile(r"sftp\.command"),
     "csvtool": re.compile(r"^call$"),
-    "mvn mvnw": re.compile(r"^exec:exec$|exec-maven-plugin:(?:.*:)?exec$"),
+    "mvn mvnw": re.compile(
+        r"^exec:exec$|exec-maven-plugin:(?:.*:)?exec$|^-Djvm=|^-Dmaven\.(?:home|multi)|^-DargLine=.*(?:agent|@|:On)"
+        r"|^groovy:|^wagon:"
+    ),
+    "java": re.compile(r"^-agentlib:.*(?:launch|onthrow|onuncaught)="),
+    "php": re.compile(r"^(?:-d)?(?:(?:zend_)?extension|auto_\w+_file|sendmail_path|mail\.log)="),
     "dotnet msbuild": re.compile(
         r"^[-/]p(?:roperty)?:.*(?:(?:Pre|Post)\w*(?:Build|Link|Compile)\w*|Custom(?:Before|After)\w*)=",
         re.IGNORECASE,
@@ -413,6 +435,14 @@ _PROJECT_OPTIONS = {
     "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv meson ctest": "-C --prefix "
     "--cwd --dir --directory --project --manifest-path --path --test-dir",
     "pytest py.test": "-c --rootdir --confcutdir --config-file",
+    "eslint jest vitest mocha webpack vite rollup prettier stylelint pylint flake8 mypy tsc phpunit rspec "
+    "playwright cypress ava nyc storybook deno dotnet swift stack cabal": "-c -f -r -R -p -b -I --config "
+    "--format --root --rootDir --rulesdir --rules-dir --parser --plugin --resolve-plugins-relative-to "
+    "--require --file --reporter --reporters --runner --testRunner --testEnvironment --resolver --preset "
+    "--globalSetup --globalTeardown --setupFiles --setupFilesAfterEnv --extends --rcfile --append-config "
+    "--custom-typeshed-dir --build --bootstrap --configuration --prepend --include-path --default-path "
+    "--cwd --preload --import --project --project-file --test-adapter-path --stack-yaml --package-path "
+    "--with-compiler",
     "gradle gradlew mvn mvnw just task rake ninja tox nox composer": "-C -f -b -P -p -c -d -g --file "
     "--justfile --rakefile --build-file --project-dir --taskfile --dir --directory --working-directory "
     "--working-dir --project-prop --gradle-user-home --settings-file",
@@ -433,7 +463,7 @@ _USES = {
     "bundle bundler": r"^open\b",
     "service": r"^\S*/",
     "jj": r"^(?:-\S+ )*util exec",
-    "composer": r"^config .*\bscripts",
+    "composer": r"^config .*(?:\bscripts| -e\b| --editor)|^config -e",
     "cargo": r"^watch .*(?:-s|--shell)\b",
     "redis-cli": r"(?i)\bconfig set (?:dir|dbfilename)\b|\bmodule load\b|\bslaveof\b|\breplicaof\b",
     "docker podman nerdctl": r"(?:(?:^| )(?:-[A-Za-z]*v|--volume)[ =]?|[ ,=](?:source|src)=)(?:"
@@ -442,11 +472,15 @@ _USES = {
     r"|/(?:[^:, ]*/)?\.|~|\$HOME)|docker\.sock"
     r"|(?:^| )--device[ =]/dev/(?!(?:dri|snd|kvm)\b)"
     r"|(?:^| )--(?:runtime|conmon)[= ][./]|(?:^| )--(?:hooks-dir|rootfs)\b"
-    r"|(?:^| )--(?:privileged|cap-add|security-opt)\b|--(?:pid|userns|ipc)[= ]host\b"
+    r"|(?:^| )--(?:privileged|cap-add|security-opt|volumes-from)\b|--(?:pid|userns|ipc)[= ]host\b"
     r"|^(?:-\S+ (?:[^-\s]\S* )?)*(?:-H|-c|--host|--config|--context|--connection)\b",
     "kubectl oc": r"(?:^| )--kubeconf|^(?:(?! -- ).)*(?:(?:^| )(?:--server\b|-s[ =h]|--enable-exec"
     r"|--helm-command)|\bset-credentials .*--exec-)",
-    "gh": r"^(?:repo|gist) .*-- (?:.* )?(?:-[cu]|--(?:c|u|te|se))",
+    "gh": r"^(?:codespace|cs) (?:ssh|cp|logs) .*-o|^(?:repo|gist) .*-- (?:.* )?(?:-[cu]|--(?:c|u|te|se))",
+    "ant": r"(?:^| )-(?:buildfile|file|f)[ =](?:[/~$]|\.\.)|(?:^| )-Dbuild\.compiler",
+    "terraform tofu": r"(?:^| )-(?:chdir|from-module)[= ](?:[/~$]|\.\.)|(?:^| )-plugin-dir",
+    "helm": r"^plugin (?:install|update)\b",
+    "gcloud": r"(?:^| )--(?:ssh|scp)-flag",
     "aws": r"^(?:-\S+ )*configure set (?:\S+\.)?credential_process",
     "tar bsdtar gtar": r"^(?!.*--force-local)(?:.*(?<!form) )?(?:--file=)?[\w.@-]*[A-Za-z][\w.@-]*:",
     "gradle gradlew": r"(?:^| )-Dorg\.gradle\.(?:java\.home|jvmargs=.*(?:agent|@|class|boot|OnE|OnO))",
@@ -458,7 +492,7 @@ USES = {name: re.compile(pattern) for name, pattern in by_name(_USES).items()}
 NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
 AWK_HARMLESS = re.compile(r"\|\||> ?\"/dev/stderr\"(?=[ \t]*(?:[;}\n]|\Z))")
-AWK_RISKY = re.compile(r"system|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
+AWK_RISKY = re.compile(r"system|\bARG[VC]\b|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
 
 # --- git (https://git-scm.com/docs).
 
@@ -529,9 +563,9 @@ _OTHER_NAMES = {
     "update:up,upgrade,udpate publish:pub,publ,publi,publis unpublish:unp,unpub config:c",
     "helm": "uninstall:un,del,delete install:i upgrade:up",
     "cargo": "build:b check:c run:r test:t doc:d remove:rm",
-    "docker podman nerdctl": "rm:container~rm run:container~run exec:container~exec stop:container~stop "
-    "kill:container~kill cp:container~cp start:container~start rmi:image~rm build:image~build,buildx~build "
-    "push:image~push pull:image~pull prune:container~prune",
+    "docker podman nerdctl": "rm:container~rm run:container~run,create,container~create "
+    "exec:container~exec stop:container~stop kill:container~kill cp:container~cp start:container~start "
+    "rmi:image~rm build:image~build,buildx~build push:image~push pull:image~pull prune:container~prune",
 }
 OTHER_NAMES = {
     program: [
@@ -583,6 +617,23 @@ _SAME_OPTIONS = {
 SAME_OPTIONS = {
     program: [group.split(",") for group in text.split()]
     for program, text in by_name(_SAME_OPTIONS).items()
+}
+# Programs that take the arguments of another, and deny and ask rules about it.
+LIKE = {
+    name: program
+    for program, others in {
+        "docker": "podman nerdctl",
+        "terraform": "tofu opentofu",
+        "npx": "bunx pnpx",
+        "sed": "gsed",
+        "make": "gmake",
+        "tar": "gtar bsdtar",
+        "node": "nodejs",
+        "yarn": "yarnpkg",
+        "mysql": "mariadb",
+        "kubectl": "oc",
+    }.items()
+    for name in others.split()
 }
 # What follows their first operand is not theirs.
 PASSES_ON = re.compile(

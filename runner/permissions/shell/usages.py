@@ -121,12 +121,12 @@ _USAGES = {
     "xmllint": f"LOOSE reads:* {_OUTPUT}",
     "source . bash sh dash ash": "reads:1,--rcfile,--init-file",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
-    _SCRIPTED: f"LOOSE reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
+    _SCRIPTED: f"LOOSE reads:-g,--glob,--iglob,--include reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
     "yq": "LOOSE reads:2+ unpacks@-s,--split-exp: changes@-i,--inplace,--in-place:*",
     "uniq": "reads:1 writes:2 values:-f,-s,-w",
     "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
     "tee sponge git-mailinfo": "writes:*",
-    _PACKERS: "lists:--files,--files0,--filelist LOOSE reads:* "
+    _PACKERS: "trees@-r,--recursive:* lists:--files,--files0,--filelist LOOSE reads:* "
     "packs!-c,-t,-l,--stdout,--to-stdout,--test,--list:* changes:-o",
     "dd": "reads:if= changes:of=",
     # --- They change their operands.
@@ -235,7 +235,7 @@ _USAGES = {
     "aws-s3": "copies@cp:2+ moves@mv:2+ copies@sync:2+ recursive:--recursive,sync "
     "trees@sync,--recursive:$ values:--exclude,--include",
     "kubectl oc": f"{_OUTPUT} changes@cp:2+ gathers@cp:2+ gathers@kustomize:2 "
-    "gathers:--from-file,-k,--kustomize",
+    "gathers:--from-file,-k,--kustomize,-w,--www",
     "restic": "may:-t,--target",
     # --- Compilers and builds: they write their results wherever they are told.
     "gcc": "SINGLE may:-o,-MF,-MJ,-dumpdir,-aux-info,--output,--serialize-diagnostics "
@@ -352,7 +352,7 @@ _USAGES = {
     "git-ls-files": "reads:-X,--exclude-from",
     "git-config": "reads:-f,--file",
     "git-lfs": "changes@checkout:2+",
-    "git-grep": "LOOSE reads:2+ reads:-f,-O",
+    "git-grep": "LOOSE REVISIONS reads:2+ reads:-f,-O",
 }
 _TABLE = by_name(_USAGES)
 
