@@ -205,8 +205,12 @@ def test_a_worker_that_may_not_act_makes_no_call(database: Database, ports: Port
     assert row(database, lease).turns == 0
 
 
-def test_a_cancel_is_seen_in_a_back_off(database: Database, ports: Ports) -> None:
-    failing = {"error": {"kind": "overloaded_error", "status": 529, "retry_after": 4.5}}
+def test_a_cancel_is_seen_in_a_back_off(
+    database: Database, ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("decide", "model_calls"):
+        monkeypatch.setattr(f"runner.core.{module}.IN_HAND_SECONDS", 500.0)
+    failing = {"error": {"kind": "overloaded_error", "status": 529, "retry_after": 400}}
     lease = claimed(database, scripted(failing))
     interrupt = Interrupt()
     ended: list[BaseException] = []
@@ -223,7 +227,7 @@ def test_a_cancel_is_seen_in_a_back_off(database: Database, ports: Ports) -> Non
         assert thread.is_alive()
     control.cancel(database, Target("run", lease.run_id), time.time())
     interrupt.set("dropped")
-    thread.join(3)
+    thread.join(60)
     assert [type(error) for error in ended] == [Interrupted]
 
 
