@@ -149,7 +149,7 @@ class Task:
     worker_id: str
     boundary: int | None = None
     signal: int = 0
-    watchdog_seconds: float = 10.0
+    watchdog_seconds: float = 60.0
     fault: str | None = None
     home: str = "home"
 

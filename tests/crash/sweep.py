@@ -100,8 +100,8 @@ class Person:
 Mode = Literal["kill", "freeze"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
-_FROZEN_WATCHDOG_SECONDS = 2.0
-_PATIENCE = 30.0
+_FROZEN_WATCHDOG_SECONDS = 6.0
+_PATIENCE = 60.0
 _AHEAD = 60.0  # seconds
 _CLOCK_ERROR = 10.0  # seconds; when a process began is not known exactly
 
