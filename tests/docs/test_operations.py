@@ -219,7 +219,7 @@ COMPOSE = (CODE.parent / "docker-compose.yml").read_text()
 
 
 def test_the_variables_of_the_compose_file_are_documented() -> None:
-    table = section(PAGE, "### Docker Compose")
+    table = read("docs/compose.md")
     documented = {name for row in rows(table) for name in codes(row[0])}
     used = set(re.findall(r"\$\{(\w+)", COMPOSE)) | set(
         re.findall(r"^    (ANTHROPIC_\w+|RUNNER_PRICES):$", COMPOSE, re.MULTILINE)
@@ -232,7 +232,7 @@ def test_the_variables_of_the_compose_file_are_documented() -> None:
 
 def test_there_is_no_default_password_and_the_line_that_makes_one_works(tmp_path: Path) -> None:
     assert set(re.findall(r"\$\{POSTGRES_PASSWORD(..)", COMPOSE)) == {":?"}
-    line = blocks(section(PAGE, "### Docker Compose"), "sh")[0]
+    line = blocks(read("docs/compose.md"), "sh")[0]
     head = re.sub(r"\\\n#\s+", "", COMPOSE.partition("name:")[0])
     assert line.strip() in head
     subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)

@@ -62,7 +62,7 @@ def test_every_command_and_option_that_is_shown_exists(path: Path) -> None:
 
 
 def test_commands_are_found_in_text_and_blocks() -> None:
-    found = list(commands(read("docs/operations.md")))
+    found = list(commands(read("docs/operations.md") + read("docs/compose.md")))
     assert ["retry", "RUN", "--fresh"] in found
     assert ["db", "check"] in found
     assert ["submit", "jobs/refactor.toml"] in found
