@@ -63,7 +63,7 @@ fuzz: $(ready)
 compose-test: $(ready)
 	$(BIN)/python -m tests.compose
 
-# The tables of keys in docs/ and jobs/job.schema.json, from runner/jobfile/keys.py.
+# The tables of keys and views in docs/, and jobs/job.schema.json, from the code.
 docs: $(ready)
 	$(BIN)/python -m docs.tables
 

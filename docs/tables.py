@@ -1,4 +1,5 @@
-"""Writes what follows from the keys of a job file: its JSON Schema, and their tables in docs/.
+"""Writes what follows from the code: the JSON Schema of job files, and in docs/ the tables of their keys
+and of the views of the record.
 
 make docs
 """
@@ -13,10 +14,22 @@ from typing import Any
 
 from runner.jobfile.keys import TABLES, json_schema
 from runner.jobfile.table import Key, Table
+from runner.queries.sql.views import VIEWS, View
 
 ROOT = Path(__file__).parents[1]
 MAIN = "job-file.md"  # where links without a page lead
 SCHEMA = ROOT / "jobs/job.schema.json"
+VIEWS_PAGE = ROOT / "docs/views.md"
+IN_EVERY_VIEW = (
+    "run_id",
+    "job_id",
+    "item",
+    "root_run",
+    "parent_run",
+    "depth",
+    "agent_type",
+    "label",
+)
 _MARKED = re.compile(r"<!-- keys: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -62,7 +75,33 @@ def toml(value: Any) -> str:
     return f"{value:_}" if type(value) is int else json.dumps(value)
 
 
+def with_views(page: str) -> str:
+    """Return the page with a section for each view between ``<!-- views -->`` and ``<!-- end -->``."""
+    before, _, rest = page.partition("<!-- views -->\n")
+    sections = "\n\n".join(map(columns, VIEWS))
+    return f"{before}<!-- views -->\n{sections}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+
+
+def columns(view: View) -> str:
+    """Return the section of a view, without the columns of all views and the texts of times."""
+    rows = [
+        f"| `{column.name}` | {column.kind} | {column.meaning} |"
+        for column in view.columns
+        if column.name not in IN_EVERY_VIEW and not column.name.endswith("_text")
+    ]
+    lines = (
+        f"## {view.name}",
+        "",
+        view.meaning,
+        "",
+        "| column | kind | meaning |",
+        "|---|---|---|",
+    )
+    return "\n".join((*lines, *rows))
+
+
 if __name__ == "__main__":
     for name, text in with_tables(pages()).items():
         (ROOT / "docs" / name).write_text(text)
     SCHEMA.write_text(json.dumps(json_schema(), indent=2) + "\n")
+    VIEWS_PAGE.write_text(with_views(VIEWS_PAGE.read_text()))

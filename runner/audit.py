@@ -188,7 +188,7 @@ class Audit:
     def sql(
         self, sql: str, *, limit: int | None = None, timeout: float = 30.0, role: str | None = None
     ) -> Rows:
-        """Ask with a SELECT over the views of docs/audit.md; it cannot change anything. It may take
+        """Ask with a SELECT over the views of docs/views.md; it cannot change anything. It may take
         ``timeout`` seconds; on Postgres it has the rights of ``role``. Raises ``UsageError`` if it
         cannot be answered, ``RunnerError`` if it takes too long or too much memory."""
         if not 0 < timeout <= _MOST_SECONDS:

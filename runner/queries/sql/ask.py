@@ -42,7 +42,7 @@ class Bounds:
 
 
 def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -> Rows:
-    """Ask one question, a SELECT over the views of docs/audit.md or any other table, and return the
+    """Ask one question, a SELECT over the views of docs/views.md or any other table, and return the
     whole answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in base
     16, on both databases. On Postgres the question has the rights of ``role``, else of
     ``pg_read_all_data`` if the user may create a login with it, else the user's own.

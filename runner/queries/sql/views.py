@@ -1,4 +1,4 @@
-"""The views of the record, as docs/audit.md lists them: their names, columns and what these mean.
+"""The views of the record, which docs/views.md lists: their names, columns and what these mean.
 
 The initial migration creates them. They are stable: a column keeps its name, its kind and its
 meaning.
