@@ -323,7 +323,8 @@ AGENT = Table("agents.NAME", (
     Key("model", _line, None, "The model's id.", "the job's"),
     Key("tools", _names, None, "Its tools, out of its parent's. With `Agent` it may start sub-agents "
         "itself.", "all of the job's"),
-    Key("permissions", table_of(AGENT_PERMISSIONS), {}, "[Rules of its own](#agentsnamepermissions)."),
+    Key("permissions", table_of(AGENT_PERMISSIONS), {},
+        "[Rules of its own](sub-agents.md#agentsnamepermissions)."),
     Key("workspace", choice(*get_args(AgentWorkspace)), "parent", "Where it works: in its parent's "
         "folder, or in its own worktree or copy, which starts with the newest recorded files of its "
         'parent. `"own"` needs a `[workspace]` with mode `"git"` or `"copy"`.'),
@@ -332,7 +333,7 @@ AGENT = Table("agents.NAME", (
     Key("output_schema", _result_schema, None,
         "[The structured result](#structured-results) that it has to submit."),
     Key("output_schema_file", _path, None, "The same from a JSON file; at most one of the two.", ""),
-    Key("limits", table_of(AGENT_LIMITS), {}, "[Limits of its own](#agentsnamelimits)."),
+    Key("limits", table_of(AGENT_LIMITS), {}, "[Limits of its own](sub-agents.md#agentsnamelimits)."),
 ), (_SYSTEM, _RESULT))
 COORDINATOR = Table("coordinator", (
     Key("agent", text(), None, "The type of sub-agent that works on a part.",
@@ -487,7 +488,7 @@ LIMITS = Table("limits", (
     Key("deadline", duration(), None, "Time of a run from its submission, waiting included.", example="8h"),
     Key("working_time", duration(), None, "Time of a run's model calls and tools together. Waiting for a "
         "person, for a worker or between two tries is not counted.", example="30m"),
-    Key("max_agent_depth", integer(DEEPEST), 3, "How deep [sub-agents](#agentsname) may nest: those "
+    Key("max_agent_depth", integer(DEEPEST), 3, "How deep [sub-agents](sub-agents.md) may nest: those "
         "that an item's run starts are at depth 1."),
     Key("max_agents_at_once", integer(100), 8, "Unended sub-agents of one run, not counting their "
         "own. A call past it waits until one has ended."),
@@ -596,8 +597,9 @@ TOP = Table("", (
     Key("output_schema_file", _path, None, "The same from a JSON file; at most one of the two.", ""),
     Key("permissions", table_of(PERMISSIONS), {}, "[Which tool calls may run, and which a person is "
         "asked about](#permissions).", "everything is denied"),
-    Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
-    Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
+    Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](sub-agents.md) that a run may start."),
+    Key("coordinator", table_of(COORDINATOR), None,
+        "[Splits each task](sub-agents.md#a-coordinator) among sub-agents."),
     Key("hooks", _hooks, {}, "[What runs on events of a run](#hooksevent), and may tighten its rules."),
     Key("mcp", tables_by_name(MCP), {}, "[MCP servers](mcp.md) whose tools the model is offered."),
     Key("mcp_from", _path, None, "A file of MCP servers as Claude Code has them, added to `[mcp.NAME]`.",
