@@ -203,6 +203,16 @@ class Executing:
         return [each for name in found for each in (name, name.lstrip("*"), f".{name}") if each]
 
 
+def excluded_by_find(arguments: Sequence[Word]) -> set[int]:
+    """Return the identities of the patterns of paths that find leaves out."""
+    return {
+        id(arguments[at])
+        for at in range(2, len(arguments))
+        if arguments[at - 1].value in ("-path", "-wholename", "-ipath")
+        and arguments[at - 2].value in ("-not", "!")
+    }
+
+
 def executed_by_find(arguments: Sequence[Word]) -> Executing | None:
     """Return the arguments of find and the commands in them, None when they are not understood. What
     stands for ``{}`` is a path below where find starts: no option."""
@@ -401,7 +411,7 @@ def _awk(arguments: Sequence[Word]) -> str:
                 next(words, None)
         elif value.startswith("-"):
             return "awk has an option that is not known"
-        elif not word.exact or programs.AWK_RISKY.search(programs.AWK_HARMLESS.sub("", value)):
+        elif not word.exact or programs.AWK_RISKY.search(programs.awk_code(value)):
             break
         else:
             return ""

@@ -10,6 +10,7 @@ from runner.permissions.shell.arguments import (
     MOST_READINGS,
     Executing,
     arguments_hide,
+    excluded_by_find,
     executed_by_find,
     inner_commands,
     input_as_arguments,
@@ -30,7 +31,7 @@ from runner.permissions.shell.mentions import is_unknown, knows_operands, listed
 from runner.permissions.shell.programs import HIDING, LIKE, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import git_parts, is_option, spellings
-from runner.permissions.shell.words import Assignment, Word, names, path_of
+from runner.permissions.shell.words import Assignment, Printed, Word, names, path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
@@ -57,6 +58,7 @@ class _Command:
     level: int = 0
     piped: bool = False  # it reads a pipe for sure
     fed: str | None = None  # what it reads from its input, if that is literal
+    given: Printed = ""  # or of which kind that is
 
     @property
     def shown(self) -> str:
@@ -84,9 +86,10 @@ class Commands:
         level: int,
         piped: bool,
         fed: str | None,
+        given: Printed,
     ) -> None:
         """Add the command ``words`` with ``assigned`` before it. ``piped``: it reads a pipe for sure;
-        ``fed`` is what it reads from its input, if that is literal."""
+        ``fed`` is what it reads from its input, if that is literal, and ``given`` of which kind it is."""
         if words[0].value == "read":
             # IFS says how read parts its line, and is as before when it is done.
             assigned = [each for each in assigned if each.name != "IFS"]
@@ -94,7 +97,7 @@ class Commands:
         kept = [each.source for each, risk in risks if risk != "none"]
         high = [each.name for each, risk in risks if risk == "high"]
         hides = f"it sets {high[0]} for the command" if high else ""
-        command = _Command(words, kept, hides, level, piped, fed)
+        command = _Command(words, kept, hides, level, piped, fed, given)
         forms: Forms = {source: None}
         if assigned:
             forms[" ".join([*(each.source for each in assigned), command.shown])] = None
@@ -168,6 +171,9 @@ class Commands:
     def _wrapper(self, program: str, command: _Command, forms: Forms) -> None:
         text, hides, level = command.text, command.hides, command.level + 1
         inner = unwrap(program, command.words[1:])
+        if program == "xargs" and command.given in ("number", "word"):
+            words = [replace(w, loose=w.loose and w in command.words) for w in inner.words]
+            inner = replace(inner, words=tuple(words))
         if inner.hides:
             self._unseen(command.words, forms)
             reads, _, globs = mentioned(program, command.words[1:])
@@ -222,8 +228,13 @@ class Commands:
             (findings.inputs if program == "read" else findings.calls).append(part)
             return
         hiding = program in HIDING and not is_harmless_use(program, arguments)
+        if program in HIDING and not hiding:
+            self._unseen(command.words, forms)
         hides = f"{program} runs what its arguments say" if hiding else command.hides
         executing = executed_by_find(arguments) if program == "find" else None
+        if program == "find":
+            excluded = excluded_by_find(arguments)
+            findings.words = [word for word in findings.words if id(word) not in excluded]
         own = executing.own if executing else arguments
         if command.fed is not None:
             own = [*own, *input_as_arguments(program, own, command.fed)]
@@ -266,11 +277,11 @@ class Commands:
         findings.writes += [findings.target("", findings.here) for path in script.after_cd]
         findings.reads += seen.reads
         findings.mentions += seen.mentions
-        findings.unknown = findings.unknown or seen.unknown
         # The same with a name for what is found, to see which files those are.
         named = [replace(word, exact=word.exact or "{}" in word.value) for word in words]
         files = Findings(here=findings.here)
         Commands(files, self.nested)._add(_Command(named, level=level + 1), {})
+        findings.unknown = findings.unknown or files.unknown
         folders = list(map(path_of, executing.starts))
         filled = {path for path, *_ in files.writes if "{}" in path}
         if filled == {"{}"} and executing.stays and all(path for path, *_ in files.writes):

@@ -284,15 +284,18 @@ class Expansions(Tree):
             # What a program may have in its environment can hold anything before it is set.
             own = variable_risk(named[1], exported=False) == "none"
             return self.known.get(named[1], "") if own else ""
-        if node.type != "command_substitution" or text.startswith("`"):
+        if node.type != "command_substitution" or (text.startswith("`") and "\\" in text):
             return "number" if text in ("$#", "$?", "$$") else ""
         inside = [child for child in node.children if child.is_named]
         last = inside[0] if len(inside) == 1 else node
-        if last.type == "pipeline":
-            commands = last.named_children
-            while len(commands) > 1 and passes_on(self.text_of(commands[-1])):
-                commands.pop()
-            last = commands[-1]
+        return self.prints(last.named_children if last.type == "pipeline" else [last])
+
+    def prints(self, commands: Sequence[Node]) -> Printed:
+        """Return what the last command of a pipe prints, "" if that is not known."""
+        commands = list(commands)
+        while len(commands) > 1 and passes_on(self.text_of(commands[-1])):
+            commands.pop()
+        last = commands[-1]
         if last.type == "redirected_statement" and all(
             re.fullmatch(r"<[^<>&()]+|2> ?/dev/null", self.text_of(child))
             for child in last.children[1:]

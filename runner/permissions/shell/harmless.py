@@ -221,6 +221,7 @@ _PATHS = re.compile(
     r"|TARGETS?|SUITES?|SPECS?|DOCS?|APPS?|IMAGE|TAG|BRANCH|ROOT|PLATFORMS?)",
     re.IGNORECASE,
 )
+_FOLDERS = re.compile(r"(?:[A-Z]+_)?(?:PKGS?|PACKAGES?|TESTS?|DIRS?|PATHS?|FILES?|ARGS?|SRCS?)")
 _PLAIN_PIECE = re.compile(r"[A-Za-z0-9_.,:@%+=-]*")
 _PATH_PIECE = re.compile(
     r"(?!-)(?!.*(?:^|/)\.\.?(?:/|$))(?!/|[A-Za-z0-9_]*=/)[A-Za-z0-9_.,:@%+=/-]*"
@@ -246,11 +247,15 @@ def is_make_assignment(text: str) -> bool:
         return re.fullmatch(_list_of(f"{_COMPILE}|{_LINK}"), value) is not None
     if _NAMES_PROGRAM.fullmatch(name):
         return False
+    here = "./" if _FOLDERS.fullmatch(name) else ""
     pieces = value.split(" ")
     if len(pieces) > 1 and not _ARGS.fullmatch(name):
         return False
     return all(
-        (_PLAIN_PIECE.fullmatch(piece) or (_PATHS.fullmatch(name) and _PATH_PIECE.fullmatch(piece)))
+        (
+            _PLAIN_PIECE.fullmatch(piece)
+            or (_PATHS.fullmatch(name) and _PATH_PIECE.fullmatch(piece.removeprefix(here)))
+        )
         and not _RISKY_PIECE.fullmatch(piece)
         for piece in pieces
     )
@@ -350,7 +355,7 @@ def is_plain_sed(script: str) -> bool:
 # --- Commands with a known form of output.
 
 _REF = r"[A-Za-z0-9@][A-Za-z0-9_./@^~-]*(?:@?\{[a-z0-9]+\})?"
-_QUOTED = r"'[^']*'|\"[^\"$`\\]*\"|[A-Za-z0-9_.,:^-]+"
+_QUOTED = r"'[^']*'|\"[^\"$`\\]*\"|[A-Za-z0-9_.,:^/-]+"
 _FILE = r"[A-Za-z0-9_][A-Za-z0-9_./-]*"
 _DATE = r"%-?[YmdHMSsFTjygGVU](?:[-_.:]?%-?[YmdHMSsFTjygGVU])*"
 _PRINTS: dict[Printed, tuple[str, ...]] = {
@@ -412,7 +417,24 @@ def is_end_of_pipe(command: str) -> bool:
 
 _HOST = r"[A-Za-z0-9][A-Za-z0-9.:-]*"
 _SCAN = r"(?:-[zvnu46]+ |-[zvnu46]*w ?[0-9]+ )*-[vnu46]*z[vnu46]*(?:w ?[0-9]+)? (?:-[vnu46]+ |-w ?[0-9]+ )*"
+_MADE = (
+    r"(?=\./|[\w.-]+/)(?:\./)?(?!\.)(?:\w[\w.-]*/)*\w[\w.-]*(?: .*)?"  # a program of the project
+)
+_SHOWS = "run|r|bt|backtrace|bt full|where|quit|q|thread apply all bt|info [a-z]+|list|start"
 _USES = {
+    "valgrind": re.compile(
+        r"(?:(?:-[qvsh]|--(?:tool=[a-z-]+|leak-check=[a-z]+|show-leak-kinds=[a-z,]+|show-reachable=[a-z]+"
+        r"|error-exitcode=[0-9]+|track-(?:origins|fds)=[a-z]+|trace-children=[a-z]+|num-callers=[0-9]+|quiet"
+        r"|errors-for-leak-kinds=[a-z,]+|child-silent-after-fork=yes|gen-suppressions=[a-z]+|verbose))"
+        rf" )*{_MADE}"
+    ),
+    "strace ltrace": re.compile(rf"(?:-(?:[fcCtTryvqSkin]+|[es] ?[a-z0-9=,!_-]+|ff) )*{_MADE}"),
+    "perf": re.compile(
+        rf"(?:stat|record)(?: -(?:[gdvra]|[eF] ?[a-z0-9:,-]+|-call-graph[= ][a-z]+|-))* {_MADE}"
+    ),
+    "gdb": re.compile(
+        rf"-?-batch(?: -(?:q|-quiet|-?ex ['\"]?(?:{_SHOWS})['\"]?))*(?: --?args)? {_MADE}"
+    ),
     "nc ncat netcat": re.compile(rf"{_SCAN}{_HOST}(?: [0-9]+(?:-[0-9]+)?)+(?: -[vzw0-9]+)*"),
     "crontab": re.compile("-l"),
     "ip": re.compile(

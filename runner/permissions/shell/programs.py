@@ -493,6 +493,20 @@ NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
 AWK_HARMLESS = re.compile(r"\|\||> ?\"/dev/stderr\"(?=[ \t]*(?:[;}\n]|\Z))")
 AWK_RISKY = re.compile(r"system|\bARG[VC]\b|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
+# In a script of awk: a text, a comment, a division, or a regular expression behind an operator.
+_AWK_DATA = re.compile(
+    r"\"(?:[^\"\\\n]|\\.)*\"|#[^\n]*"
+    r"|(?:(?!(?:print|printf|return|in|case|else|do|getline|exit|delete)\b)\b\w+|\])[ \t]*/"
+    r"|(?P<before>^|[{};(,!~&|\n])[ \t]*/(?:[^/\\\n\[]|\\.|\[\^?[^\]/\\\n]+\])+/"
+)
+
+
+def awk_code(script: str) -> str:
+    """Return a script of awk without what is harmless in it: texts, regular expressions, ``||``."""
+    code = AWK_HARMLESS.sub("", script)
+    data = _AWK_DATA.sub(lambda found: f'{found["before"] or ""}""', code)
+    return code if "/" in data else data
+
 
 # --- git (https://git-scm.com/docs).
 

@@ -122,7 +122,8 @@ _USAGES = {
     "source . bash sh dash ash": "reads:1,--rcfile,--init-file",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads:-g,--glob,--iglob,--include reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
-    "yq": "LOOSE reads:2+ unpacks@-s,--split-exp: changes@-i,--inplace,--in-place:*",
+    "yq": "SINGLE LOOSE reads:2+ values:-o,-p,--output-format,--input-format unpacks@-s,--split-exp: "
+    "changes@-i,--inplace,--in-place:*",
     "uniq": "reads:1 writes:2 values:-f,-s,-w",
     "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
     "tee sponge git-mailinfo": "writes:*",
@@ -186,7 +187,7 @@ _USAGES = {
     # --- Archives.
     "tar bsdtar gtar": f"BUNDLE changes@{_TAR_WRITES}:-f,--file reads!{_TAR_WRITES}:-f,--file "
     f"reads@{_TAR_WRITES}:* gathers@{_TAR_WRITES}!--exclude,-C,--directory:* "
-    "unpacks@-x,--extract,--get:-C,--directory values:-b,-H,-K,-N,-V,-L "
+    "unpacks@-x,--extract,--get!-O,--to-stdout:-C,--directory values:-b,-H,-K,-N,-V,-L "
     "within:-C,--directory values:--exclude,--strip-components,--transform,--format,--owner,--group,"
     "--mode,--mtime lists:-T,--files-from reads:-X,--exclude-from "
     "changes:-g,--listed-incremental,--index-file",

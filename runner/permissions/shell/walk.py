@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from tree_sitter import Node
 
@@ -20,7 +20,15 @@ from runner.permissions.shell.files import written
 from runner.permissions.shell.mentions import runs_input
 from runner.permissions.shell.script import Findings, Moment
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
-from runner.permissions.shell.words import DEVICES, Assignment, Word, names, targets_of, unicode
+from runner.permissions.shell.words import (
+    DEVICES,
+    Assignment,
+    Printed,
+    Word,
+    names,
+    targets_of,
+    unicode,
+)
 
 _DEEPEST = 150  # nodes below one another
 
@@ -251,6 +259,7 @@ class Walk(Expansions):
                 self.level,
                 self._piped(node),
                 self._fed(node),
+                self._given(node) if words[0].value == "xargs" else "",
             )
         else:
             self.give_up(node)
@@ -261,6 +270,13 @@ class Walk(Expansions):
         redirects = any(child.type.endswith("_redirect") for child in node.children)
         behind = above is not None and above.type == "pipeline" and node.prev_sibling is not None
         return behind and not redirects and bool(_END.match(self.text, node.end_byte))
+
+    def _given(self, node: Node) -> Printed:
+        """Return what a command reads from a pipe, "" if that is not known."""
+        before = takewhile(
+            lambda child: child != node, node.parent.named_children if node.parent else ()
+        )
+        return self.prints(list(before)) if self._piped(node) else ""
 
     def _fed(self, node: Node) -> str | None:
         """Return the text that a command reads from its input, None if that is not literal."""

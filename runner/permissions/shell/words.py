@@ -172,7 +172,7 @@ class Reader:
         if self.text.startswith(("`", "<(", ">("), at) or (
             character == "$" and at in self.expansions
         ):
-            known = character == "$" and self._becomes(at) in ("number", "word")
+            known = character in "$`" and self._becomes(at) in ("number", "word")
             self.loose = self.loose or (character in "$`" and not known)
             self.bare = True
             return self._expansion(at, end)
