@@ -611,7 +611,7 @@ TOP = Table("", (
         "unlimited", example=4),
     Key("instructions", _instructions, False, "Whether the system prompt ends with `AGENTS.md` and "
         "`CLAUDE.md` of the workspace's top folder, as they are when the run begins. With `\"follow\"` a "
-        "message gives their new text [when they change](hooks.md#instructions-of-the-workspace)."),
+        "message gives their new text [when they change](#instructions-of-the-workspace)."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
     Key("pilot", table_of(PILOT), None, "[How many items are worked first](costs.md#pilot).", "none"),
     Key("breaker", table_of(BREAKER), None, "[When the job pauses by itself](costs.md#breaker).", "none"),
