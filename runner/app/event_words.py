@@ -23,9 +23,11 @@ def is_by_person(data: Mapping[str, Any]) -> bool:
     return data.get("by") not in (None, RUNNERS_NAME)
 
 
-def event_note(type_: str, data: Any, attempt: int | None) -> Note | None:
-    """Return an event in words, or None if another event says the same or no reader needs it. The
-    data of an imported event may have any shape."""
+def event_note(
+    type_: str, data: Any, attempt: int | None, *, beside_calls: bool = True
+) -> Note | None:
+    """Return an event in words, or None if another event, or a call that it is shown beside, says the
+    same, or no reader needs it. The data of an imported event may have any shape."""
     data = data if isinstance(data, dict) else {}
 
     def get(name: str, before: str = "") -> str:
@@ -75,10 +77,12 @@ def event_note(type_: str, data: Any, attempt: int | None) -> Note | None:
         case "done":  # the event of the cancellation says it
             is_cancelled = data["state"] == "cancelled"
             return None if is_cancelled else run_state({"reason": "", "detail": "", **data})
-        case "child_started":  # a call that asked for it already shows it
+        case "child_started" if "call_index" in data:
+            words = f"{get('name')} starts {get('agent_type')} {get('child')}"
+            return None if beside_calls else Note(words)
+        case "child_started":
             did = "is given the whole task" if "token_ceiling" in data else "works for it"
-            words = f"{get('agent_type')} {get('child')} {did}"
-            return None if "call_index" in data else Note(words)
+            return Note(f"{get('agent_type')} {get('child')} {did}")
         case "connection":  # `runner audit connections` lists those that were made, too
             where = f"{get('host')}:{get('port')} {get('outcome')}{get('why', ': ')}"
             is_made = data.get("outcome") == "allowed"

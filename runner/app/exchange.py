@@ -75,7 +75,7 @@ def import_file(
     modified = path.stat().st_mtime if path is not None else now
     files = {"": lines} if path is None else session_files(path, lines)
     try:
-        runs = import_session(app.database, files, source, author, now, modified)
+        runs = import_session(app.database, files, source, author, now, modified, app.prices())
     except UnreadableLineError as error:
         where = f"{error.file or source}, line {error.number}"
         raise UsageError(f"{where}: {error}; nothing was imported") from error

@@ -59,7 +59,7 @@ def diff_of(
     """Return the recorded changes of a run or of one turn, for people with a summary of at most
     ``width`` columns. Raises ``UsageError`` if the run has no recorded files."""
     found = workspace_of(app.database, app.find(name, "run").id)
-    workspaces.refuse_unrecorded(found)
+    workspaces.refuse_unrecorded(app, found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
     if turn is not None:
         change = snapshots_around_turn(app.database, found.run_id, turn)
@@ -89,11 +89,11 @@ def runs_to_patch(app: App, name: str, states: Collection[RunStatus]) -> list[Ru
     found = app.find(name, "job", "run")
     if found.kind == "run":
         run = workspace_of(app.database, found.id)
-        workspaces.refuse_unrecorded(run)
+        workspaces.refuse_unrecorded(app, run)
         return [run]
     runs = workspaces_of_job(app.database, found.id)
     if runs and not runs[0].is_recorded:
-        workspaces.refuse_unrecorded(runs[0])
+        workspaces.refuse_unrecorded(app, runs[0])
     wanted = [run for run in runs if run.state in states]
     if not wanted:
         what = "has ended" if states == ENDED else f"has {' or '.join(states)}"

@@ -199,7 +199,7 @@ def event_lines(
     found = timeline.newest_events(app.database, head.run["id"], before, EVENTS + 1)
     lines: list[Mapping[str, Any]] = []
     for event in found[:EVENTS]:
-        note = event_note(event["type"], event["data"], event["attempt"])
+        note = event_note(event["type"], event["data"], event["attempt"], beside_calls=False)
         lines.append({**event, "note": note})
     return lines, found[EVENTS - 1]["number"] if len(found) > EVENTS else None
 

@@ -13,6 +13,7 @@ from runner.app.handle import App
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
 from runner.queries.accesses import Action, Differences, SnapshotPair
+from runner.queries.transcript import session_of_run
 from runner.settings import tool_environment
 from runner.store.workspaces import RunWorkspace, workspace_of
 from runner.workspace import leftovers
@@ -100,9 +101,14 @@ def differences_in(app: App) -> Differences:
     return differences
 
 
-def refuse_unrecorded(run: RunWorkspace) -> None:
+def refuse_unrecorded(app: App, run: RunWorkspace) -> None:
     """Raise ``UsageError`` if no snapshots are recorded of a run."""
     if not run.is_recorded:
+        if session_of_run(app.database, run.run_id) is not None:
+            raise UsageError(
+                f"no files are recorded of {run.run_id}: it is a session that was imported; "
+                f"`runner audit files --run {run.run_id}` lists the files that its calls name"
+            )
         mode = f'works in mode "{run.asked.mode}"' if run.asked else "has no workspace"
         raise UsageError(
             f"no files are recorded of {run.run_id}: its job {mode}, and only those with "

@@ -34,7 +34,7 @@ from runner.exchange.session_messages import (
     usage_of,
 )
 
-READER = 5  # this reader's version: files that an older one has read are read again
+READER = 6  # this reader's version: files that an older one has read are read again
 TABLES = ("sessions", "blocks", "tool_calls", "tool_outputs", "model_calls", "compactions")
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.

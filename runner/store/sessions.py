@@ -17,10 +17,12 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from runner.core.agents import item_of, tree_order
+from runner.core.conversation import Usage
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
+from runner.core.prices import PriceList, Terms
 from runner.core.run import UNKNOWN, Author
 from runner.core.spec import JobSpec
-from runner.core.state import ModelState, Progress
+from runner.core.state import ModelState, Money, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.claude_code import session_id_of
@@ -48,6 +50,7 @@ from runner.store.tables import (
 )
 
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
+_MOST_COST = 10**15  # a million USD, in billionths: sums over many runs stay within 64 bits
 _READ_BY = f"{READER}:"  # prefix of the digest of a session's files
 
 
@@ -58,11 +61,18 @@ class ImportedSession(ImportedRun):
 
 
 def import_session(
-    database: Database, files: Files, source: str, author: Author, now: float, modified: float = 0.0
+    database: Database,
+    files: Files,
+    source: str,
+    author: Author,
+    now: float,
+    modified: float = 0.0,
+    prices: PriceList | None = None,
 ) -> list[ImportedSession]:
-    """Store the runs of a session in one transaction. A session that the database has stays; lines
-    that it lacks are added. Raises ``UnreachableError``, ``UnreadableLineError``, ``EmptySessionError``,
-    and ``UsageError`` if the database has other lines of it; nothing was stored."""
+    """Store the runs of a session in one transaction, charged by these prices (None: nothing). A session
+    that the database has stays; lines that it lacks are added. Raises ``UnreachableError``,
+    ``UnreadableLineError``, ``EmptySessionError``, and ``UsageError`` if the database has other lines of
+    it; nothing was stored."""
     digest = _digest(files)
     if there := database.read(
         lambda connection: _there(connection, sessions.c.files_digest == digest)
@@ -74,7 +84,7 @@ def import_session(
         job_id = _sessions_job(connection, author, now)
         if own := _own_run(connection, session.id):
             return own
-        new = _Import(connection, job_id, source, now)
+        new = _Import(connection, job_id, source, now, prices)
         imported = new.store(session, files, modified)
         keeper = update(sessions).where(sessions.c.run_id == imported[0].run_id)
         connection.execute(keeper.values(files_digest=digest))
@@ -173,8 +183,11 @@ def _keyed(line: bytes) -> tuple[str, str]:
 
 
 class _Import:
-    def __init__(self, connection: Connection, job_id: str, source: str, now: float) -> None:
+    def __init__(
+        self, connection: Connection, job_id: str, source: str, now: float, prices: PriceList | None
+    ) -> None:
         self._connection, self._job_id, self._source, self._now = connection, job_id, source, now
+        self._prices = prices
 
     def store(self, session: Session, files: Files, modified: float) -> list[ImportedSession]:
         known, kept = self._known(session.id)
@@ -274,7 +287,7 @@ class _Import:
     def _store_run(self, run: SessionRun, *, is_legacy: bool) -> ImportedSession:
         query = select(runs).where(runs.c.id == run.id).with_for_update()
         here = self._connection.execute(query).one_or_none()
-        row = _run_row(run)
+        row = _run_row(run, self._prices)
         if here is None:
             key = "+".join((run.project, *run.id.split(".")[1:]))
             new = {"id": run.id, "job_id": self._job_id, "item_key": key, "attempt": 1}
@@ -297,6 +310,7 @@ class _Import:
             self._store_events(run, here, changed, row, told)
         else:
             what = "there"
+            self._connection.execute(update(runs).where(runs.c.id == run.id).values(row))
         warnings = tuple(run.warnings)
         return ImportedSession(run.id, self._job_id, what, run.state, run.project, warnings)
 
@@ -378,10 +392,14 @@ def _subject(kind: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
     return (kind, *(data.get(name) for name in names))
 
 
-def _run_row(run: SessionRun) -> dict[str, Any]:
+def _run_row(run: SessionRun, prices: PriceList | None) -> dict[str, Any]:
     """Return the columns of ``runs`` that change when a session goes on. Its limits are used up, so that
     nobody resumes it by mistake."""
-    calls = len(run.rows["model_calls"])
+    calls = run.rows["model_calls"]
+    cost = sum(_cost_of(call, prices) for call in calls) if prices is not None else 0
+    progress = Progress(
+        model=ModelState(calls=len(calls)), money=Money(charged_cost=min(cost, _MOST_COST))
+    )
     return {
         **{name: getattr(run, name) for name in _RUN_COLUMNS},
         **asdict(run.usage),
@@ -391,5 +409,12 @@ def _run_row(run: SessionRun) -> dict[str, Any]:
         "denials": sum(call.get("outcome") == "denied" for call in run.rows["tool_calls"]),
         "charged_tokens": run.usage.total,
         "compaction_count": len(run.rows["compactions"]),
-        "progress": progress_to_json(Progress(model=ModelState(calls=calls))),
+        "progress": progress_to_json(progress),
     }
+
+
+def _cost_of(call: Mapping[str, Any], prices: PriceList) -> int:
+    """Return the cost of a model call in billionths of a USD, 0 if its model has no price."""
+    tariff = prices.tariff(call["model"], Terms())
+    usage = Usage(*(call[kind] for kind in Usage.__slots__))
+    return tariff.cost(usage, hour_cache=call["hour_cache"]) if tariff is not None else 0

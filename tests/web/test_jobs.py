@@ -12,13 +12,14 @@ import pytest
 from sqlalchemy import Engine, event
 
 from runner.app import overview
+from runner.app.exchange import import_file
 from runner.app.handle import App
 from runner.app.run_table import ROWS, Sorting, filters_of, runs_page
 from runner.core.run import Author
 from runner.store.batches import set_lane
 from runner.store.database import Database
 from runner.store.sessions import import_session
-from tests.exchange.samples import usual
+from tests.exchange.samples import Session, text, usual
 from tests.store.audit.played import PLAYED, Job, play, submit
 from tests.store.examples import NOW
 from tests.web.browser import Browser
@@ -110,6 +111,29 @@ def test_sessions_of_one_project_are_told_apart_by_title_and_cost(
     cost = page.text.partition('data-label="cost">')[2]
     assert "Mending the cart" in page.words
     assert cost.startswith("$0.0")
+
+
+@pytest.mark.dialect
+def test_imported_sessions_are_sorted_and_filtered_by_their_cost(
+    app: App, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, tokens in (("a", 1_000), ("b", 3_000_000), ("c", 2_000_000)):
+        session = Session(sessionId=name, cwd=f"/{name}")
+        session.user("Go on.")
+        session.reply(f"msg_{name}", text("Done."), stop="end_turn", output_tokens=tokens)
+        if name == "b":  # imported before, by a Runner that charged nothing
+            with monkeypatch.context() as patched:
+                patched.setattr("runner.store.sessions._READ_BY", "5:")
+                import_session(database, {"": session.raw()}, "b", Author("ann"), NOW)
+        (run,), _ = import_file(app, session.file(), "session.jsonl", None, Author("ann"))
+
+    def found(sort: str, **filters: str) -> list[str]:
+        page = runs_page(app, run["job_id"], filters_of(filters), Sorting.parse(sort), None)
+        return [row["item_key"].partition("+")[0] for row in page.rows]
+
+    assert found("cost") == ["/a", "/c", "/b"]
+    assert found("-cost") == ["/b", "/c", "/a"]
+    assert found("cost", usd="1") == ["/c", "/b"]
 
 
 @pytest.mark.slow

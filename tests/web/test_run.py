@@ -17,6 +17,7 @@ from runner.core.run import Author
 from runner.store.database import Database
 from runner.store.sessions import import_session
 from tests.exchange.samples import usual
+from tests.exchange.test_session_lines import with_agents
 from tests.store.attempts import claim, text
 from tests.store.audit.played import PLAYED, bash, play, submit, turn
 from tests.web.browser import Browser
@@ -128,6 +129,18 @@ def test_the_page_of_an_imported_session_offers_nothing_that_is_refused(
     for words in ("Act on this run", "as sent"):
         assert words in ours
         assert words not in page
+    changes = browser.get(f"/runs/{brought.run_id}/changes").words
+    assert "it is a session that was imported" in changes
+    assert "its job" not in changes
+
+
+def test_the_events_of_a_run_say_which_sub_agents_its_calls_started(
+    browser: Browser, database: Database
+) -> None:
+    author, now = Author("ann"), time.time()
+    main, first, *_ = import_session(database, with_agents(), "session.jsonl", author, now)
+    words = browser.get(f"/runs/{main.run_id}/events").words
+    assert f"Agent starts Explore {first.run_id[-10:]} data" in words
 
 
 @pytest.mark.slow
