@@ -1,6 +1,6 @@
 """An MCP server over stdio, of the standard library alone, that can be made to misbehave.
 
-    mcp_server.py [NOTES] [--mute | --fails | --quiet | --fickle]
+    mcp_server.py [NOTES] [--mute | --fails | --quiet | --fickle | --toolless]
 
 It appends a line to the file NOTES when it starts (its process id, unless ``--quiet`` or ``--fickle``)
 and for each call of ``note``, which changes its tools with ``--fickle``.
@@ -51,6 +51,7 @@ TOOLS = [
     _tool("structured", "Structured content alone.", hint=True),
     _tool("deafen", "Read nothing any more."),
     _tool("wrong", "Fail.", hint=True),
+    _tool("odd", "Answer with what is no result.", hint=True),
     _tool("spawn", "Start a process that outlives the server."),
     _tool("write", "Write a file.", path="string"),
     _tool("change", "Change the tools.", hint=True),
@@ -114,6 +115,8 @@ def call(request: Any, name: str, given: dict[str, Any]) -> dict[str, Any]:
             TOOLS.append({"name": "crooked", "inputSchema": {**_schema(), "anyOf": []}})
             send({"method": "notifications/tools/list_changed"})
             content = [{"type": "text", "text": "changed"}]
+        case "odd":
+            content = [{"type": "smell", "data": "x"}]
         case "structured":
             return {"content": [], "structuredContent": {"a": 1}}
         case "deafen":
@@ -143,7 +146,7 @@ def answer(message: dict[str, Any]) -> None:
             "serverInfo": {"name": "ours", "version": "1"},
         }
         send({"id": request, "result": about})
-    elif method == "tools/list":
+    elif method == "tools/list" and "--toolless" not in FLAGS:
         at = int(params.get("cursor") or 0)
         page: dict[str, Any] = {"tools": TOOLS[at : at + 5]}
         send(

@@ -75,7 +75,8 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
     names = ("tree_turns", "tree_tokens", "tree_unknown_tokens", "below")
     turns, tokens, unknown, below = (sum(run[name] for run in runs) for name in names)
     started = f" and {plural(below, 'sub-agent')}" if below else ""
-    say(f"\n{report.outcomes}{started}; {turns:,} turns, {tokens_of(tokens, unknown)} tokens")
+    used = f"{plural(turns, 'turn')}, {tokens_of(tokens, unknown)} tokens"
+    say(f"\n{report.outcomes}{started}; {used}")
     if cost := cost_line(report.spending):
         say(f"cost: {cost}")
     if report.forecast:

@@ -34,6 +34,7 @@ from mcp_types import (
     ToolListChangedNotification,
     jsonrpc_message_adapter,
 )
+from pydantic import ValidationError
 
 import runner
 from runner.core.mcp import McpServer
@@ -187,13 +188,15 @@ class Session:
             raise CallFailed(str(error)) from error
         except CancelledError as error:
             raise SessionLost(self._how_it_ended(error)) from error
-        except Exception as error:
-            raise CallFailed(_words(error)) from error
+        except Exception as error:  # what it answered is no result
+            raise CallFailed(f"{_words(error)}. The call may have taken effect.") from error
 
     def _how_it_ended(self, error: BaseException) -> str:
         """Return how the server ended, with the end of its stderr, in words."""
+        error = _first(error)
         if self._begin is None:
-            return _words(error) + (f" (HTTP {self._status})" if self._status else "")
+            asks = " asks for credentials, which headers may name" if self._status == 401 else ""
+            return _words(error) + (f" (HTTP {self._status}{asks})" if self._status else "")
         with suppress(Exception, CancelledError):
             self._served.result(2 * _EXIT_PATIENCE)  # then its process has ended
         ended = self._ended
@@ -203,8 +206,11 @@ class Session:
             return f"it could not be started: {ended.output.decode('utf-8', 'replace')}"
         if ended.end == "limited":
             return f"it was ended: {ended.limit}"
+        is_closed = isinstance(error, MCPError) and error.code == CONNECTION_CLOSED
         if isinstance(error, TimeoutError):
             how = str(error)
+        elif isinstance(error, MCPError | ValidationError) and not is_closed:
+            how = f"it answered with an error: {_words(error)}"
         elif ended.end == "exited":
             code = ended.exit_code
             how = f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
@@ -345,8 +351,17 @@ def _wait(future: Future[T], interrupt: Interrupt, seconds: float | None = None)
     return future.result()
 
 
-def _words(error: BaseException) -> str:
-    """Return an error in words; of a group of errors the first."""
+def _first(error: BaseException) -> BaseException:
+    """Return the first error of a group, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _words(error: BaseException) -> str:
+    error = _first(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"{place} of its answer is wrong: {first['msg']}"
     return str(error) or type(error).__name__

@@ -87,6 +87,11 @@ def test_results_of_every_kind_become_text(ours: Ours) -> None:
     assert json.loads(ours.call("structured").content) == {"a": 1}
     wrong = ours.call("wrong")
     assert (wrong.outcome, wrong.content) == ("failed", "no luck")
+    odd = ours.call("odd")
+    assert (odd.outcome, odd.content.count("\n")) == ("failed", 0)
+    assert odd.content.endswith(
+        " of its answer is wrong: Field required. The call may have taken effect."
+    )
     assert ours.call("odd.name/x").content == "odd.name/x"
     assert len(ours.pids(1)) == 1
 
@@ -275,7 +280,7 @@ def test_servers_are_listed_on_all_pages_and_hints_count_only_when_trusted(
     assert isinstance(tools, tuple)
     names = [tool.name for tool in tools]
     assert names == sorted(names)
-    assert len(names) == 15
+    assert len(names) == 16
     reads = {tool.name for tool in tools if tool.read_only}
     assert "mcp__ours__say" in reads
     assert "mcp__ours__note" not in reads
@@ -337,10 +342,12 @@ def test_a_session_that_is_closed_at_once_ends() -> None:
 def test_a_server_that_cannot_be_listed_says_why(patient: Workbench) -> None:
     good = Ours(patient).server
     fails = replace(good, name="fails", args=(*good.args, "--fails"))
+    toolless = replace(good, name="toolless", args=(*good.args, "--toolless"))
     mute = replace(good, name="mute", args=(*good.args, "--mute"), start_timeout=0.5)
     missing = replace(good, name="missing", command="no-such-server")
     unset = replace(good, name="unset", args=("${NOT_THERE}",))
-    listed = list_tools([fails, mute, missing, unset])
+    listed = list_tools([fails, toolless, mute, missing, unset])
+    assert listed["toolless"] == "it answered with an error: no tools/list"
     assert listed["fails"] == "it ended with exit code 1\ncannot begin: no database"
     assert listed["mute"] == "it has not answered in 0.5 s"
     assert listed["missing"] == "its command no-such-server is not on this host"
