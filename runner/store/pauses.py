@@ -250,7 +250,8 @@ def stop_spending(database: Database, run_id: str, now: float) -> dict[str, str]
 
 @writes
 def _decide(connection: Connection, job_id: str, now: float) -> str | None:
-    """Decide on a pilot whose items have all ended. Returns the reason if the other items are to follow."""
+    """Decide on a pilot whose items have all ended, unless another worker has. Returns the reason if the
+    other items are to follow: who finds none to follow must not take the job for one that rests."""
     result = pilot_result(connection, job_id)
     if result is None:
         return None
@@ -265,7 +266,8 @@ def _decide(connection: Connection, job_id: str, now: float) -> str | None:
         .values(detail=detail, at=now, pending=None if why else "resume")
     )
     if connection.execute(decided).rowcount == 0:
-        return None
+        to_follow = job_pauses.c.job_id == job_id, job_pauses.c.pending == "resume"
+        return connection.execute(select(job_pauses.c.detail).where(*to_follow)).scalar()
     told = {"detail": detail, "goes_on": why is None}
     tell_of_job(connection, job_id, now, "pilot_ended", RUNNER, old={"detail": None}, new=told)
     return None if why else detail

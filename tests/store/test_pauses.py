@@ -104,6 +104,26 @@ def test_a_job_waits_for_a_person_after_its_pilot(database: Database) -> None:
     assert isinstance(claim(database, ids[2], NOW + 3).effect, CallModel)
 
 
+def test_items_follow_a_pilot_that_another_worker_decides_on_at_the_same_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a command takes the job for one that rests, before the other has let its items go on."""
+    job_id, ids = submit_with(database, *KEYS, pilot=Pilot(1, success=1.0))
+    succeed(database, ids[0])
+    find = database.find
+
+    def decided_meanwhile(*query: Any) -> Any:
+        found = find(*query)
+        assert pauses._decide(database, job_id, NOW) is not None
+        return found
+
+    monkeypatch.setattr(database, "find", decided_meanwhile)
+    attend(database, NOW)
+    assert states(database, job_id) == ["succeeded", *["queued"] * 4]
+    assert pause_of(database, job_id) is None
+    assert changes(database, job_id) == ["submitted", "pilot_ended"]
+
+
 def test_cancelling_ends_a_job_after_its_pilot(database: Database) -> None:
     job_id, ids = submit_with(database, *KEYS, pilot=Pilot(1))
     succeed(database, ids[0])
