@@ -31,7 +31,8 @@ from runner.permissions.shell.mentions import is_unknown, knows_operands, listed
 from runner.permissions.shell.programs import HIDING, LIKE, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import git_parts, is_option, spellings
-from runner.permissions.shell.words import Assignment, Printed, Word, names, path_of
+from runner.permissions.shell.usages import named_by
+from runner.permissions.shell.words import IS_GLOB, Assignment, Printed, Word, names, path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = names("""
@@ -139,13 +140,17 @@ class Commands:
         words, findings, text = command.words, self.findings, command.text
         values = [word.value for word in words]
         _spell(forms, values, command.shown)
-        if not all(word.exact for word in words) and any(
-            plain := [text for word in words for text in decoded(word)]
-        ):
-            _spell(forms, plain, " ".join(plain))
+        if not all(word.exact for word in words):
+            read = [[text for text in decoded(word) if text] for word in words]
+            for texts in (read, [each[-1:] for each in read]):
+                plain = [text for each in texts for text in each]
+                if plain:
+                    _spell(forms, plain, " ".join(plain))
         name = values[0]
         if not words[0].exact or not _NAME.fullmatch(name):
             findings.give_up("the name of a command is not literal")
+            for known in named_by(name) if IS_GLOB.search(name) else ():
+                _spell(forms, [known, *values[1:]], " ".join([known, *values[1:]]))
             findings.add(text, forms)
             return
         program = name.rpartition("/")[2]
@@ -351,8 +356,13 @@ class Commands:
             if changes:
                 self.findings.changes += [*files.reads, *files.writes, *files.changes]
                 self.findings.below += files.below
+            if not words[at].exact:
+                forms |= dict.fromkeys(
+                    form for text in decoded(words[at]) for form in raw_forms(text)
+                )
             if re.search(r"[\s=:;]", values[at]):
-                forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
+                for sign in "=:":
+                    forms.update(dict.fromkeys(raw_forms(values[at].partition(sign)[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))
                 forms.update(dict.fromkeys(raw_forms(re.sub(r"^-[A-Za-z]", "", values[at]))))
         forms.pop("", None)

@@ -33,7 +33,11 @@ _BRACES = re.compile(r"\{(?:([^{}]*,[^{}]*)|(\w)\.\.(\w)(?:\.\.-?\d+)?)\}")
 _MOST_BRACES = 64
 _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
 _EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
-_DEFAULT = re.compile(r"\$\{\w+:?[-+=]([^${}]*)\}")
+# What stands for its text: ``${x:-text}``, ``$(echo text)``.
+_DEFAULT = re.compile(
+    r"\$\{\w+:?[-+=]([^${}]*)\}|\$\((?:echo|printf) ([^$()`;|&]*)\)|`(?:echo|printf) ([^$()`;|&]*)`"
+)
+_SPACE = re.compile(r"\$(?:IFS|\{IFS[^{}]*\})(?:\$9)?")
 _PROCESS = re.compile(r"/proc/(?:[^/]+/task/[^/]+|\$\$|\$\w+|\$\{\w+\}|[][0-9*?!^-]+)/")
 _SIGNS = re.compile(r"[=,:@#]")
 _LONGEST = 2000  # characters of an argument that is taken apart
@@ -337,8 +341,12 @@ def decoded(word: Word) -> list[str]:
     """Return what bash may make of a word if its expansions are empty."""
     if word.exact:
         return [word.value]
+    if word.choices and not any(map(IS_GLOB.search, word.choices)):
+        return list(word.choices)
     text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), word.value)
-    texts = [_EXPANSION.sub("", each) for each in dict.fromkeys((text, _DEFAULT.sub(r"\1", text)))]
+    text = _SPACE.sub(" ", text)
+    given = _DEFAULT.sub(lambda found: found[found.lastindex or 0], text)
+    texts = [_EXPANSION.sub("", each) for each in dict.fromkeys((text, given))]
     if text.startswith("$") and texts[0].startswith("/"):  # ``$folder/.env``
         texts += [f".{texts[0]}", f"~{texts[0]}"]
     return [each for text in texts for each in _without_braces(text)]
@@ -369,7 +377,9 @@ def pieces(text: str) -> Iterator[str]:
 def _sign(escape: re.Match[str]) -> str:
     digits = escape[1] or escape[2] or escape[3]
     code = int(digits, 16) if digits else int(escape[4] or "0", 8)
-    return escape[5] or (chr(code) if code <= sys.maxunicode else "")
+    return {"n": "\n", "t": "\t"}.get(escape[5], escape[5]) or (
+        chr(code) if code <= sys.maxunicode else ""
+    )
 
 
 def _change(files: Files, word: Word, *, deep: bool) -> None:

@@ -40,7 +40,8 @@ _INTERPRETERS = re.compile(
 _QUERIED = names("""
     sqlite3 sqlite duckdb psql mysql mariadb clickhouse clickhouse-local q textql dsq csvsql sqlcmd usql
     jsonnet gdb ffmpeg ffprobe convert magick xmllint terraform tofu dotnet rustc sbt""")
-_TAKES_NAMES = names("xargs read mapfile readarray")  # of files, from their input
+# They take names of files, or targets, from their input.
+_TAKES_NAMES = names("xargs read mapfile readarray make gmake")
 # A name that begins with a dot, as a pattern that a program may look up itself.
 _HIDDEN_GLOB = re.compile(r"(?:.*[/=])?\.\w+[*?\[][^/\s]*")
 _LISTS_HIDDEN = {
@@ -119,7 +120,8 @@ def runs_input(line: str) -> bool:
     """True if a line of a script has the name of a program that may run its input as code."""
     called = [word.rpartition("/")[2] for word in re.findall(r"[\w./+-]+", line)]
     return any(
-        is_interpreter(name) or name in _QUERIED | _TAKES_NAMES or compiles(name) for name in called
+        is_interpreter(name) or name in _QUERIED | _TAKES_NAMES | HIDING or compiles(name)
+        for name in called
     )
 
 

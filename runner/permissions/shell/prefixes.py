@@ -12,7 +12,7 @@ import shlex
 from runner.permissions.shell.files import operands_of
 from runner.permissions.shell.words import names
 
-_CLIMBS = re.compile(r"(?:^|[/{,\"'])\.\.(?:[/},\"']|$)")
+_CLIMBS = re.compile(r"(?:^|[/{,\"'])\.(?:\.(?:[/},\"']|$)|[*?\[])|[$`]")
 # Programs that do the same with each of their operands.
 _ALIKE = names("""
     rm rmdir unlink shred truncate touch mkdir chmod chown chgrp cat head tail less more wc nl od xxd

@@ -433,7 +433,7 @@ def compiles(program: str) -> bool:
 # They run the scripts of a project: by which option, of a project in another folder.
 _PROJECT_OPTIONS = {
     "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv meson ctest": "-C --prefix "
-    "--cwd --dir --directory --project --manifest-path --path --test-dir",
+    "--workspace --cwd --dir --directory --project --manifest-path --path --test-dir",
     "pytest py.test": "-c --rootdir --confcutdir --config-file",
     "eslint jest vitest mocha webpack vite rollup prettier stylelint pylint flake8 mypy tsc phpunit rspec "
     "playwright cypress ava nyc storybook deno dotnet swift stack cabal": "-c -f -r -R -p -b -I --config "
@@ -559,6 +559,9 @@ GIT_SYNONYMS = {
     "send-pack": "push",
     "http-push": "push",
     "subtree push": "push",
+    "svn dcommit": "push",
+    "p4 submit": "push",
+    "annex sync": "push",
     "lfs push": "push",
     "fetch-pack": "fetch",
     "stage": "add",
@@ -637,6 +640,7 @@ LIKE = {
     name: program
     for program, others in {
         "docker": "podman nerdctl",
+        "git": "hub",
         "terraform": "tofu opentofu",
         "npx": "bunx pnpx",
         "sed": "gsed",

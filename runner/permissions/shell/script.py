@@ -277,7 +277,7 @@ _MOST_STARTS = 12  # words of a segment that a form may start at
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
 _BORDER = re.compile(r"[\r\n;&|(){}<>`!=]|\$\(")
-_BRACES = re.compile(r"\{([^{}\s]*,[^{}\s]*)\}")
+_BRACES = re.compile(r"(?<![^{}\s])([^{}\s]*)\{([^{}\s]*,[^{}\s]*)\}([^{}\s]*)")
 _BLANKS = re.compile(r"[ \t\f\v]+")
 _QUOTES = str.maketrans("", "", "\"'\\")
 
@@ -298,15 +298,17 @@ def _deceives(character: str) -> bool:
     return "\ufe00" <= character <= "\ufe0e" or "\U000e0100" <= character <= "\U000e01ef"
 
 
+def _expanded(found: re.Match[str]) -> str:
+    return " ".join(f"{found[1]}{choice}{found[3]}" for choice in found[2].split(","))
+
+
 def raw_forms(command: str) -> tuple[str, ...]:
     """Return the text itself, each line, each segment between shell operators, and what starts at each
     of a segment's first words; with quotes and without, invisible characters taken out."""
     forms: dict[str, None] = {command: None, command.strip(): None}
     texts = dict.fromkeys((command.replace("\\\n", " "), command.replace("\\\n", "")))
     for text in tuple(texts):
-        texts.setdefault(
-            _BRACES.sub(lambda found: found[1].replace(",", " "), text).replace('$"', '"')
-        )
+        texts.setdefault(_BRACES.sub(_expanded, text).replace('$"', '"'))
     for text in tuple(texts):
         if text.isascii() and text.isprintable():
             continue  # nothing in it is invisible or has another form

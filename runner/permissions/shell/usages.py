@@ -23,11 +23,12 @@ several letters has one dash. ``LOOSE``: every argument that is no option counts
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from runner.permissions.shell.programs import compiles
+from runner.permissions.shell.programs import HIDING, RUNNERS, WRAPPERS, compiles
 from runner.permissions.shell.words import by_name
 
 
@@ -356,6 +357,12 @@ _USAGES = {
     "git-grep": "LOOSE REVISIONS reads:2+ reads:-f,-O",
 }
 _TABLE = by_name(_USAGES)
+
+
+def named_by(glob: str) -> list[str]:
+    """Return the known programs that a glob for a program's name may match."""
+    pattern = re.compile(fnmatch.translate(glob.rpartition("/")[2]))
+    return [name for name in {*_TABLE, *HIDING, *RUNNERS, *WRAPPERS, "git"} if pattern.match(name)]
 
 
 @lru_cache(maxsize=512)

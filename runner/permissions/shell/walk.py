@@ -18,7 +18,7 @@ from runner.permissions.shell.commands import Commands
 from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.files import written
 from runner.permissions.shell.mentions import runs_input
-from runner.permissions.shell.script import Findings, Moment
+from runner.permissions.shell.script import Findings, Moment, raw_forms
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
 from runner.permissions.shell.words import (
     DEVICES,
@@ -346,7 +346,8 @@ class Walk(Expansions):
             risk = variable_risk(each.name, False, each.value)
             if risk != "none":
                 hides = f"it sets {each.name}" if risk == "high" else ""
-                self.findings.add(each.source, {each.source: None}, hides)
+                forms = (each.source, *(raw_forms(each.source) if hides else ()))
+                self.findings.add(each.source, dict.fromkeys(forms), hides)
 
     def _declaration(self, node: Node) -> None:
         first, *children = self.children(node)
