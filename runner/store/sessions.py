@@ -51,6 +51,7 @@ from runner.store.tables import (
 
 _RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
 _MOST_COST = 10**15  # a million USD, in billionths: sums over many runs stay within 64 bits
+_Lines = dict[str, list[bytes]]  # as ``Files``
 _READ_BY = f"{READER}:"  # prefix of the digest of a session's files
 
 
@@ -157,18 +158,17 @@ def _sessions_job(connection: Connection, author: Author, now: float) -> str:
 # --- Lines ---
 
 
-def _merged(old: Sequence[bytes], new: Sequence[bytes]) -> tuple[Sequence[bytes], bool]:
-    """Return the lines of a file that are kept and those that it has now, and True if these are all of
-    them. Raises ``ValueError`` if a line has changed."""
-    if list(new[: len(old)]) == list(old):
-        return new, True
+def _merged(old: list[bytes], new: list[bytes]) -> list[bytes]:
+    """Return the lines of a file that are kept and those that it has now. Raises ``ValueError`` if a line
+    has changed."""
+    if new[: len(old)] == old:
+        return new
     known, here = dict(map(_keyed, old)), dict(map(_keyed, new))
     if any(here.get(key, value) != value for key, value in known.items()):
         raise ValueError
-    lacking = [line for line in new if _keyed(line)[0] not in known]
-    if lacking and known.keys() <= here.keys():
-        return new, True
-    return (*old, *lacking), False
+    if known.keys() < here.keys():
+        return new
+    return [*old, *(line for line in new if _keyed(line)[0] not in known)]
 
 
 def _keyed(line: bytes) -> tuple[str, str]:
@@ -191,18 +191,16 @@ class _Import:
 
     def store(self, session: Session, files: Files, modified: float) -> list[ImportedSession]:
         known, kept = self._known(session.id)
-        merged: dict[str, Sequence[bytes]] = dict(kept)
-        for name, lines in files.items():
-            try:
-                merged[name], _ = _merged(kept.get(name, ()), lines)
-            except ValueError as error:
-                raise self._refusal(known[min(known, key=str)]) from error
+        given = {name: list(lines) for name, lines in files.items() if lines}
+        try:
+            merged = kept | {name: _merged(kept.get(name, []), given[name]) for name in given}
+        except ValueError as error:
+            raise self._refusal(known[min(known, key=str)]) from error
         is_read = sessions.c.files_digest.startswith(_READ_BY)
         read = select(sessions.c.run_id).where(sessions.c.session_id == session.id, is_read)
-        nothing_new = kept and all(list(merged[name]) == kept.get(name) for name in merged)
-        if nothing_new and self._connection.scalar(read) is not None:
+        if merged == kept and self._connection.scalar(read) is not None:
             return _there(self._connection, sessions.c.session_id == session.id)
-        if any(list(merged[name]) != list(files.get(name, ())) for name in merged):
+        if merged != given:
             session = Session({"": (), **merged}, modified)
         counted = self._counted(session.reply_ids, set(known.values()))
         forks = self._forks_among(set(counted.values()), session)
@@ -213,7 +211,7 @@ class _Import:
             self._make_again(session_id)
         return imported
 
-    def _known(self, session_id: str) -> tuple[dict[str | None, str], dict[str, list[bytes]]]:
+    def _known(self, session_id: str) -> tuple[dict[str | None, str], _Lines]:
         """Return the stored runs of a session, by agent, and its stored lines."""
         query = select(sessions.c.agent_id, sessions.c.run_id)
         rows = self._connection.execute(query.where(sessions.c.session_id == session_id)).all()
@@ -265,7 +263,7 @@ class _Import:
                     found[row.message_id] = row.run_id
         return found
 
-    def _store_lines(self, run_id: str, kept: Files, merged: Files) -> None:
+    def _store_lines(self, run_id: str, kept: _Lines, merged: _Lines) -> None:
         """Keep the lines that are new; a file whose lines are in another order now is kept anew."""
         line = session_lines.c
         query = select(line.file, line.run_id, line.part).order_by(line.part)
@@ -274,7 +272,7 @@ class _Import:
         for name, lines in merged.items():
             old = kept.get(name, [])
             added, part = lines[len(old) :], parts.get(name, 0) + 1
-            if list(lines[: len(old)]) != list(old):
+            if lines[: len(old)] != old:
                 of_file = (line.run_id == run_id) & (line.file == name)
                 self._connection.execute(delete(session_lines).where(of_file))
                 added, part = lines, 1
