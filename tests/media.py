@@ -32,13 +32,13 @@ def noise(size: tuple[int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def pdf(pages: int, password: str = "") -> bytes:
+def pdf(pages: int, password: str = "", owner: str | None = None) -> bytes:
     """A PDF whose page N is N hundred points wide."""
     writer, buffer = PdfWriter(), io.BytesIO()
     for number in range(1, pages + 1):
         writer.add_blank_page(width=100 * number, height=100)
-    if password:
-        writer.encrypt(password, algorithm="RC4-128")
+    if password or owner:
+        writer.encrypt(password, owner, algorithm="RC4-128")
     writer.write(buffer)
     return buffer.getvalue()
 

@@ -93,8 +93,8 @@ def _pages(data: bytes, wanted: str) -> tuple[dict[str, Any], bytes]:
     from pypdf import PdfReader, PdfWriter
 
     reader = PdfReader(BytesIO(data))
-    if reader.is_encrypted:
-        raise Unusable("is encrypted: it cannot be shown")
+    if reader.is_encrypted and not reader.decrypt(""):  # many documents only forbid changes
+        raise Unusable("is encrypted with a password: it cannot be shown")
     count = len(reader.pages)
     first, dash, last = wanted.partition("-")
     begin, end = int(first or 1), int(last or (count if dash or not first else first))
@@ -106,7 +106,8 @@ def _pages(data: bytes, wanted: str) -> tuple[dict[str, Any], bytes]:
             f'as in pages="{begin}-{begin + MOST_PAGES - 1}"'
         )
     about = {"pages": end - begin + 1, "first": begin, "last": end, "count": count}
-    if end - begin + 1 == count and len(data) <= MOST_DOCUMENT_BYTES:
+    is_whole = end - begin + 1 == count
+    if is_whole and len(data) <= MOST_DOCUMENT_BYTES and not reader.is_encrypted:
         return about, data
     writer, buffer = PdfWriter(), BytesIO()
     writer.append(reader, pages=(begin - 1, end), import_outline=False)

@@ -155,6 +155,12 @@ def test_pages_of_a_document_are_cut_out(bench: Workbench) -> None:
     assert shown(bench, "report.pdf", pdf(12)).data == pdf(12)
 
 
+def test_a_document_that_only_its_owner_may_change_is_shown(bench: Workbench) -> None:
+    media = shown(bench, "form.pdf", pdf(3, owner="secret"))
+    assert widths(media.data) == [1, 2, 3]
+    assert b"/Encrypt" not in media.data
+
+
 @pytest.mark.parametrize("pages", ["0", "5-2", "12-13", "a", "1-5,7", "-3"])
 def test_pages_that_are_not_there_are_an_error(bench: Workbench, pages: str) -> None:
     assert read(bench, "report.pdf", pdf(12), pages=pages).outcome in ("failed", "invalid_input")
