@@ -7,6 +7,7 @@ of it must be covered).
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class Command(Access):
     plain: str  # another text that an allow rule may match, or ""
 
     @classmethod
-    def of(cls, part: Part, script: Script) -> Command:
+    def of(cls, part: Part, script: Script, workspace: str | None) -> Command:
         """Return the access of a part of a script, with every way to read it."""
         every = dict.fromkeys((part.text, *part.forms))
         # A file system that ignores case runs /bin/rm for RM.
@@ -78,6 +79,8 @@ class Command(Access):
         # An unreadable script is the last part, as a whole; its readable commands come before.
         complete = script.complete or part is not script.parts[-1]
         hides = part.hides if complete else script.unanalyzable
+        outside = (f for f in part.folders if not is_below(posixpath.normpath(f), workspace))
+        hides = hides or next((f"git reads the configuration in {each}" for each in outside), "")
         obstacle = f"the command hides what it runs: {hides}" if hides else ""
         if part.inner and not obstacle:
             runs = ", ".join(syntax.quoted(each.text) for each in part.inner)
@@ -85,7 +88,7 @@ class Command(Access):
         return cls(
             tools=("Bash",),
             shown=part.text,
-            inner=tuple(cls.of(each, script) for each in part.inner),
+            inner=tuple(cls.of(each, script, workspace) for each in part.inner),
             obstacle=obstacle,
             words=frozenset(form.partition(" ")[0] for form in every),
             forms=tuple(every),
@@ -267,7 +270,7 @@ def accesses_of(
 
 def _of_script(command: str, context: ToolContext) -> list[Access]:
     script = analyse(command)
-    found: list[Access] = [Command.of(part, script) for part in script.parts]
+    found: list[Access] = [Command.of(part, script, context.workspace) for part in script.parts]
     for path in script.writes:
         unknown = script.writes_anywhere and not path
         found.append(file_access("Edit", path, context, redirect=True, unknown=unknown))

@@ -35,6 +35,12 @@ _IGNORED = dict.fromkeys(
 )
 _SIGNS = re.compile(r"\\.|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
 _ANY = "\ue000\ue001"  # a name that no rule spells out
+# A rule about ``.env.*`` is about no source code: ``find src -name "*.py"`` may find ``.env.py`` as well.
+_SETTINGS = re.compile(r"\.\w.*\*")
+_SOURCE = re.compile(
+    r"(?:\.\*[^*?\[]*)?\.(?:pyi?|ipynb|[cm]?[jt]sx?|go|rs|rb|java|kts?|scala|cc|[ch](?:pp|xx)?|hh|cs|swift|vue|svelte|s?css|html?"
+    r"|md|rst|proto|sql|tf|exs?|erl|hs|ml|lua|dart|jl)"
+)
 _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
 
 
@@ -307,6 +313,8 @@ def _overlap(name: str, pattern: str) -> bool:
     """True if one name can fit a glob of bash ("": any) and one of gitignore (brackets: any)."""
     if name[:1] in ("*", "?", "[") and pattern.startswith("."):
         return False  # bash lets these match no dot at the beginning
+    if _SETTINGS.fullmatch(pattern) and _SOURCE.fullmatch(name):
+        return False
     one, other = _SIGNS.findall(name or "*"), _SIGNS.findall(pattern)
     seen, left = set[tuple[int, int]](), [(0, 0)]
     while left:

@@ -65,3 +65,26 @@ def test_files_that_find_hands_to_a_program_are_looked_at_below_where_it_starts(
     elsewhere = Rule("deny", denied.replace("(", "(other/"))
     if "find . " not in command:
         assert evaluate(Policy((elsewhere, *allows)), request).effect == "allow"
+
+
+@pytest.mark.parametrize(
+    ("name", "denied", "effect"),
+    [
+        ("*.py", ".env.*", "allow"),
+        ("*_spec.rb", ".env*", "allow"),
+        ("*.local", ".env.*", "ask"),
+        ("*", ".env.*", "ask"),
+        ("*.py", ".env.py", "ask"),
+        ("*.py", ".*", "ask"),
+        (".e*.py", ".env.*", "ask"),
+    ],
+)
+def test_a_denial_of_settings_by_a_glob_is_about_no_source_code(
+    name: str, denied: str, effect: str
+) -> None:
+    arguments = {"command": f"find . -name '{name}' -exec grep -l x {{}} +"}
+    paths = {path: normpath(f"/ws/{path}") for path in paths_of("Bash", arguments)}
+    places = {path: ResolvedPath(place, place) for path, place in paths.items()}
+    request = Request("Bash", arguments, ToolContext("/ws", "/out", "/home/dev", places))
+    rules = (Rule("deny", f"Read({denied})"), Rule("allow", "Bash(**)"))
+    assert evaluate(Policy(rules, "ask"), request).effect == effect

@@ -61,7 +61,7 @@ HIDING = [
     "find . -execdir rm {} +", "find . -exec sh -c 'rm {}' \\;", "find . -exec rm \"$x\" {} +",
     "find . -delete", "find . -fprintf f x", "find . $x",
     "sort --compress-prog=x f", "sort --compress-program=x f", "rg --pre x y", "fd -x rm", "git -c a=b log",
-    "git --exec-path=x log", "git -C ../x log", "git -C /x log", "git -C \"$x\" log",
+    "git --exec-path=x log", "git -C ../x log", "git -C /x/../y log", "git -C \"$x\" log",
     "git ls-remote --upload-pa=x y", "git difftool",
     "git submodule foreach x", "git bisect run x", "git rebase --exec x", "git rebase -ix x",
     "git grep -Ox", "git config core.pager x", "git clone ext::x", "git diff --output=f", "git $x",

@@ -24,6 +24,7 @@ _FIRST_SAYS = names(
 MOST_READINGS = 64  # of one command
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*|py")
 _MODULE = re.compile(r"-[bBdEhiIOPqRsSuvVx]*m(.*)", re.DOTALL)
+_ABSOLUTE = re.compile(r"(?!.*/\.\.(?:/|$))/.*", re.DOTALL)
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 
@@ -423,6 +424,15 @@ def _is_inside(folder: Word) -> bool:
     return folder.exact and not _OUTSIDE.match(folder.value) and not folder.value.startswith("-")
 
 
+def absolute_folders(arguments: Sequence[Word]) -> tuple[str, ...]:
+    """Return the absolute folders that git is told to run in by ``-C``."""
+    return tuple(
+        value[0].value
+        for option, *value in git_parts(arguments)[0]
+        if option.value == "-C" and value and value[0].exact and _ABSOLUTE.fullmatch(value[0].value)
+    )
+
+
 def _reads_config(values: Sequence[str]) -> bool:
     """True if the arguments of ``git config`` only read: a name and no value, or an option says so."""
     if any(v.startswith(("--unset", "--add", "--replace", "-e", "--e")) for v in values):
@@ -436,7 +446,11 @@ def _reads_config(values: Sequence[str]) -> bool:
 def _git(arguments: Sequence[Word]) -> str:
     options, following = git_parts(arguments)
     for option, *value in options:
-        inside = option.value == "-C" and value and _is_inside(value[0])
+        inside = (
+            option.value == "-C"
+            and value
+            and (_is_inside(value[0]) or value[0].value in absolute_folders(arguments))
+        )
         sets = option.value == "-c" and value and value[0].exact
         harmless = sets and programs.GIT_SETTINGS.fullmatch(value[0].value)
         if not (inside or harmless or option.value in programs.GIT_GLOBAL):

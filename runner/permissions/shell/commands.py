@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 
 from runner.permissions.shell.arguments import (
     MOST_READINGS,
     Executing,
+    absolute_folders,
     arguments_hide,
     excluded_by_find,
     executed_by_find,
@@ -46,6 +49,7 @@ _VERSIONED = re.compile(
 _DEEPEST = 8
 _LONGEST_FORMS = 40
 _SPELLED = 12
+_MOST_WAYS = 16
 
 Forms = dict[str, None]
 Nested = Callable[[Findings, str, str, int], None]
@@ -114,6 +118,10 @@ class Commands:
         reason = self._note_builtin(program, words)
         if any(re.match(r"[-+][A-Za-z]*[aA]", word.value) for word in words):
             self.findings.arrays = True
+        first = assigned[0] if len(assigned) == 1 and program == "export" and not words else None
+        if first and first.name == "PYTHONPATH" and first.value:
+            self.findings.python_paths.append((Part(source, (source,)), first.value.value))
+            return
         risks = {each.name: variable_risk(each.name, exports, each.value) for each in assigned}
         high = [name for name, risk in risks.items() if risk == "high"]
         low = "low" in risks.values() or (exports and words) or program.startswith("unset")
@@ -221,6 +229,7 @@ class Commands:
 
     def _ordinary(self, program: str, command: _Command, forms: Forms) -> None:
         findings, arguments = self.findings, command.words[1:]
+        findings.programs.add(program)
         if _RUNS_NOTHING.fullmatch(command.text) and (findings.loop or command.text[0] in "e:"):
             return
         if command.piped and is_end_of_pipe(command.text):
@@ -243,7 +252,7 @@ class Commands:
         own = executing.own if executing else arguments
         if command.fed is not None:
             own = [*own, *input_as_arguments(program, own, command.fed)]
-        hides = hides or arguments_hide(program, own)
+        hides = hides or self._arguments_hide(program, own, forms)
         if hides or reason or (executing and executing.commands):
             self._unseen(command.words, forms, changes=bool(hides or reason))
         for text in scripts(program, arguments):
@@ -272,7 +281,24 @@ class Commands:
                 seen = self._executed(words, executing, command.level)
                 hides = hides or seen.unanalyzable
                 inner += seen.parts
-        findings.add(command.text, forms, hides, inner, _plain(program, command))
+        folders = absolute_folders(arguments) if program == "git" else ()
+        findings.add(command.text, forms, hides, inner, _plain(program, command), folders)
+
+    def _arguments_hide(self, program: str, arguments: Sequence[Word], forms: Forms) -> str:
+        """Return ``arguments_hide``; of arguments of which all that they may become is known, for each of
+        these."""
+        hides = arguments_hide(program, arguments)
+        ways = [
+            [Word(each, each) for each in word.choices] if word.choices else [word]
+            for word in arguments
+        ]
+        known = all(each.exact or not IS_GLOB.search(each.value) for way in ways for each in way)
+        if not known or ways == [[word] for word in arguments] or prod(map(len, ways)) > _MOST_WAYS:
+            return hides
+        variants = [*product(*ways), [word for word in arguments if not word.choices]]
+        for words in variants:
+            _spell(forms, [program, *(word.value for word in words)], "")
+        return hides and next(filter(None, (arguments_hide(program, w) for w in variants)), "")
 
     def _executed(self, words: Sequence[Word], executing: Executing, level: int) -> Script:
         """Note the files of a command that find runs on what it finds. Return its analysis."""

@@ -7,7 +7,7 @@ Sources: the programs' manuals, and what people and agents write every day.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from runner.permissions.shell.words import Printed, Word, by_name, names
 
@@ -37,7 +37,12 @@ _SWITCHES = names("""
     DOTNET_NOLOGO DOTNET_CLI_TELEMETRY_OPTOUT STORYBOOK_DISABLE_TELEMETRY ASTRO_TELEMETRY_DISABLED
     GATSBY_TELEMETRY_DISABLED GENERATE_SOURCEMAP TESTING QUIET RUN_SLOW TF_INPUT
     FLASK_DEBUG DJANGO_DEBUG PORT SOURCE_DATE_EPOCH HOMEBREW_NO_AUTO_UPDATE MALLOC_ARENA_MAX
-    DISABLE_SPRING""")
+    DISABLE_SPRING PWDEBUG PROPTEST_CASES QUICKCHECK_TESTS SQLX_OFFLINE PARALLEL_WORKERS
+    MALLOC_CHECK_ MALLOC_PERTURB_ GTEST_REPEAT GTEST_SHUFFLE TESTCONTAINERS_RYUK_DISABLED
+    PYTEST_XDIST_AUTO_NUM_WORKERS HYPOTHESIS_MAX_EXAMPLES JAX_ENABLE_X64 TORCH_NUM_THREADS NUMBA_DISABLE_JIT
+    CUDA_LAUNCH_BLOCKING PYTORCH_ENABLE_MPS_FALLBACK TF_ENABLE_ONEDNN_OPTS ESLINT_USE_FLAT_CONFIG
+    SKIP_SLOW INTEGRATION E2E SLOW USE_SQLITE
+    PYTHONNODEBUGRANGES PYTHONPROFILEIMPORTTIME NO_UPDATE_NOTIFIER ADBLOCK DISABLE_OPENCOLLECTIVE""")
 _COMPILE = (
     r"-(?:O[0-3sgz]?|g[0-3]?|W|W[a-z][a-z0-9=-]*|std=[a-z0-9+]+|f(?:PIC|pic|PIE|no-[a-z-]+|sanitize=[a-z,]+)"
     r"|m(?:arch|tune)=[a-z0-9-]+|D[A-Za-z_][A-Za-z0-9_]*(?:=[A-Za-z0-9_]+)?|pthread|pipe|v)"
@@ -90,6 +95,26 @@ _VALUES = {
         r"(?:detect_leaks|halt_on_error|abort_on_error|print_stacktrace|fast_unwind_on_malloc)=[01]",
         ":",
     ),
+    "DRY_RUN": "1|true|yes",
+    "INSTA_UPDATE TRYBUILD UPDATE_EXPECT": "no|new|always|auto|unseen|overwrite|wip|1",
+    "MIRIFLAGS": _list_of(r"-Zmiri-[a-z-]+(?:=[a-z0-9]+)?"),
+    "GORACE": _list_of(r"(?:halt_on_error|history_size|strip_path_prefix|exitcode)=[0-9]+"),
+    "GOEXPERIMENT GOTESTSUM_FORMAT GOARM GOAMD64": "[a-z0-9,-]+",
+    "GOPRIVATE GONOSUMDB GONOPROXY": r"[a-z0-9.-]+\.[a-z]+(?:/[\w./*-]*)?",
+    "SPRING_PROFILES_ACTIVE MICRONAUT_ENVIRONMENTS QUARKUS_PROFILE DJANGO_ENV PHOENIX_ENV MIX_TARGET "
+    "AWS_PROFILE ENVIRONMENT APP_ENVIRONMENT NODE_CONFIG_ENV DEPLOY_ENV": (
+        "test|testing|dev|development|local|ci|sandbox"
+    ),
+    "DB_CONNECTION DB_ADAPTER DB_DRIVER": "sqlite3?|pgsql|postgres(?:ql)?|mysql",
+    "DB_DATABASE": ":memory:|[a-z0-9_]*test[a-z0-9_]*",
+    "DB_HOST REDIS_HOST PGHOST POSTGRES_HOST MYSQL_HOST": r"localhost|127\.0\.0\.1|db|redis|postgres|mysql",
+    "DB_PORT REDIS_PORT PGPORT POSTGRES_PORT": "[0-9]+",
+    "SECRET_KEY DJANGO_SECRET_KEY JWT_SECRET": r"(?:x|test|dummy|fake|dev|secret|changeme|ci)[a-z_-]*",
+    "SPEC_OPTS": _list_of(
+        r"--format(?:=| )[a-z]+|-f ?[a-z]+|--(?:no-)?color|--fail-fast|--seed[ =][0-9]+"
+    ),
+    "GTEST_COLOR MESON_TESTTHREADS CATCH_CONFIG_COLOUR": "[a-z0-9]+",
+    "HF_HOME TORCH_HOME TRANSFORMERS_CACHE HF_DATASETS_CACHE": r"(?:\./)?\.?cache(?:/[\w-]+)*",
     "FLASK_APP": r"[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?",
     "GODEBUG": _list_of(
         r"(?:gctrace|inittrace|schedtrace|scheddetail|madvdontneed|http2debug|netdns)=[a-z0-9]+",
@@ -139,6 +164,17 @@ _COMPILERS = names("CC CXX CPP AR LD FC F77 HOSTCC PYTHON")
 _FAMILIES = [
     (re.compile(r"(?:VITE|NEXT_PUBLIC|REACT_APP)_\w+"), re.compile(r"(?!-)[\w.:/-]*")),
     (
+        re.compile(r"CARGO_PROFILE_[A-Z]+_(?:DEBUG|LTO|OPT_LEVEL|STRIP|PANIC|CODEGEN_UNITS)"),
+        re.compile(r"[a-z0-9]+"),
+    ),
+    (
+        re.compile(
+            r"(?:API|BASE|APP|SITE|SERVER|BACKEND|FRONTEND|WEB|SERVICE|GRAPHQL|TEST|E2E|PLAYWRIGHT|CYPRESS)"
+            r"_(?:[A-Z]+_)?(?:URL|HOST|ORIGIN|ENDPOINT)"
+        ),
+        re.compile(r"(?:https?://)?(?:localhost|127\.0\.0\.1)(?::[0-9]+)?(?:/[\w/-]*)?"),
+    ),
+    (
         re.compile(
             r"(?:RUN|TEST|VERBOSE|SHOW|LOG|TRACE)_[A-Z0-9_]+|UPDATE_(?:SNAPSHOTS?|GOLDENS?)"
         ),
@@ -149,6 +185,19 @@ _TEST_RUNNERS = re.compile(r"py\.?test|tox|nox|jest|vitest|mocha|rspec|phpunit|c
 _OF_PROJECT = re.compile(
     r"py\.?test|tox|nox|coverage|uv|poetry|pdm|hatch|pipenv|python(?:3(?:\.[0-9]+)?)?"
 )
+
+
+# They neither run nor are Python.
+_NO_PYTHON = names("""
+    echo printf ls cat head tail wc grep rg sort uniq cut tr sed tee cd mkdir rm cp mv touch test [ true
+    false pwd date sleep timeout set exit""")
+
+
+def is_python_path(value: str, programs: Collection[str]) -> bool:
+    """True if the usual folders of a project may be where Python looks for modules first in these."""
+    return _PYTHON_PATH.fullmatch(value) is not None and all(
+        _OF_PROJECT.fullmatch(program) or program in _NO_PYTHON for program in programs
+    )
 
 
 def is_harmless(name: str, value: Word | None, program: str = "") -> bool:

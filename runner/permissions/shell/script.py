@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from runner.permissions.shell.files import Below, joined, matching
+from runner.permissions.shell.harmless import is_python_path
 from runner.permissions.shell.mentions import LISTED, candidates, inside
 from runner.permissions.shell.words import Word
 
@@ -43,6 +44,7 @@ class Part:
     hides: str = ""  # why no rule with a * may allow it (it runs what its arguments say), or ""
     # The commands that it runs (``find -exec``): a rule with a * that allows it does not allow them.
     inner: tuple[Part, ...] = ()
+    folders: tuple[str, ...] = ()  # absolute ones, which must be in the workspace
     plain: str = ""  # what an allow rule may match instead: without harmless options before
 
 
@@ -113,6 +115,8 @@ class Findings:
     defines_functions: bool = False
     functions: set[str] = field(default_factory=set)
     calls: list[Part] = field(default_factory=list)  # of these functions, and ends of pipes
+    programs: set[str] = field(default_factory=set)  # that it runs
+    python_paths: list[tuple[Part, str]] = field(default_factory=list)  # ``export PYTHONPATH=…``
     inputs: list[Part] = field(default_factory=list)  # they set variables to what they read
     functions_change: bool = False  # one may be undefined again, and a program take its place
     arrays: bool = False  # an array is set
@@ -148,9 +152,10 @@ class Findings:
         hides: str = "",
         inner: tuple[Part, ...] = (),
         plain: str = "",
+        folders: tuple[str, ...] = (),
     ) -> None:
         forms.setdefault(text)
-        self.parts.append(Part(text, tuple(forms), hides, inner, plain))
+        self.parts.append(Part(text, tuple(forms), hides, inner, folders, plain))
 
     def add_outer(self, before: int, forms: dict[str, None], hides: str = "") -> None:
         """Add a command's forms to the first part that it runs, which is at ``before``."""
@@ -168,6 +173,9 @@ class Findings:
             self.give_up("bash evaluates what is declared for an array")
         if self.trusts_output and self.defines_functions:
             self.give_up("a function may take the place of a program whose output matters")
+        for part, value in self.python_paths:
+            harmless = is_python_path(value, self.programs)
+            (self.calls if harmless and not self.reason else self.parts).append(part)
         # A rule is needed where a program may open what they read.
         opens = self.unknown or any(not target.path for target in self.reads)
         parts = [*self.parts, *(self.inputs if opens else ())]
