@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Integer, Text, cast, func, literal_column, select
+from sqlalchemy import Connection, Integer, Text, cast, literal_column, select
 
 from runner.core.search import MARK, SHORTEST_PART, Term
 from runner.errors import UnreachableError
@@ -62,6 +62,8 @@ SELECT word FROM words WHERE id IN (SELECT rowid FROM parts WHERE parts MATCH :t
 """
 _ROWID: Any = literal_column("blocks.rowid", Integer)
 _OLDEST_JOB = select(jobs.c.id, jobs.c.created_at).order_by(literal_column("jobs.rowid")).limit(1)
+# A hook may still replace a result of a tool.
+_LAST = select(_ROWID).where(blocks.c.type != "tool_result").order_by(_ROWID.desc()).limit(1)
 _BLOCK = select(*blocks.primary_key.columns, blocks.c.created_at, cast(blocks.c.content, Text))
 
 VERSION = 4
@@ -195,7 +197,7 @@ class _Writer:
                 additions = Additions(ask, source, most, self._tell, progress)
                 entries = list(additions.entries())
                 self._store(entries, additions)
-                last = source.execute(select(func.max(_ROWID)).select_from(blocks)).scalar() or 0
+                last = source.execute(_LAST).scalar() or 0
                 connection.execute("DELETE FROM held")
                 connection.execute("INSERT INTO held VALUES (?, ?)", (last, _key(source, last)))
         return len(entries)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from runner.core.search import Term
 from runner.errors import UnreachableError
@@ -15,6 +16,7 @@ from runner.queries.search.index import Needs, Unusable
 from runner.queries.search.search import nothing, open_index
 from runner.queries.search.sqlite import identity_of, opened, path_of, replace
 from runner.store.database import Database
+from runner.store.tables import blocks
 from tests.queries.search.record import Record, find, record
 from tests.upgraded import Upgraded
 
@@ -186,3 +188,14 @@ def test_databases_in_one_folder_have_an_index_each(tmp_path: Path) -> None:
     names = ("runner.db", "runner.sqlite")
     found = [path_of(Database(f"sqlite:///{tmp_path / name}")).name for name in names]
     assert found == ["runner.search.db", "runner.sqlite.search.db"]
+
+
+def test_it_stays_when_a_hook_replaces_a_result_that_it_holds(database: Database) -> None:
+    record(database).call("Bash", {"command": "ls"}, "walnut").store()
+    assert find(database, "walnut").total == 1
+    given = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "hidden"}
+    results = update(blocks).where(blocks.c.type == "tool_result")
+    database.write(lambda connection: connection.execute(results.values(content=given)))
+    told: list[str] = []
+    find(database, "walnut", tell=told.append)
+    assert told == []
