@@ -143,6 +143,8 @@ def read_media(file: BufferedReader, path: str, pages: str, opener: Opener) -> T
 def media_of_file(path: Path) -> Media:
     """Return the image or PDF in a file, for a submission. Raises ``UsageError``."""
     opener = Opener("submit", Path("/"), "", _SUBMIT_SECONDS, _Alone(), Interrupt())
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a folder that is closed to us
+        raise UsageError(f"{plain(str(path))} does not exist, or is not a file")
     try:
         real = os.path.realpath(path)
         with explained(str(path)), open(open_file(real, str(path)), "rb") as file:

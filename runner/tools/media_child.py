@@ -102,8 +102,8 @@ def _pages(data: bytes, wanted: str) -> tuple[dict[str, Any], bytes]:
         raise Unusable(f"has {count} pages: there are no pages {wanted or 'to show'}")
     if end - begin >= MOST_PAGES:
         raise Unusable(
-            f"has {count} pages: give at most {MOST_PAGES} of them at a time, "
-            f'as in pages="{begin}-{begin + MOST_PAGES - 1}"'
+            f"has {count} pages, and at most {MOST_PAGES} can be shown at a time, "
+            f'as with pages="{begin}-{begin + MOST_PAGES - 1}"'
         )
     about = {"pages": end - begin + 1, "first": begin, "last": end, "count": count}
     is_whole = end - begin + 1 == count
