@@ -22,7 +22,7 @@ from runner.store.database import Database
 from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def wait_until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

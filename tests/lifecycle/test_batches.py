@@ -15,7 +15,7 @@ from tests.messages_api.batches import CreateFault
 
 TURNS = 3
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def plan(request: Received) -> Reply:
@@ -42,7 +42,7 @@ class Lane:
     def wait_for(self, job: str, *states: str) -> None:
         """Wait until all runs are in these states."""
         runs = self.site.runs
-        wait_until(lambda: {r["state"] for r in runs(job).values()} <= {*states}, f"{states}", 120)
+        wait_until(lambda: {r["state"] for r in runs(job).values()} <= {*states}, f"{states}", 240)
 
     @property
     def worked(self) -> list[tuple[str, int]]:

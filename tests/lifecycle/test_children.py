@@ -24,7 +24,7 @@ from tests.lifecycle.family import (
 from tests.lifecycle.site import Site, wait_until
 from tests.messages_api import Received, Reply, text, tool_use
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 only_sqlite = pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
@@ -259,7 +259,7 @@ def test_nothing_is_done_twice_when_workers_die(tree: Callable[..., Tree], momen
     if moment == "children":
         here.site.wait_for_file_made("began")
     else:
-        here.api.server.wait_for(lambda server: len(server.requests) >= 2, 60)
+        here.api.server.wait_for(lambda server: len(server.requests) >= 2, 120)
     worker.kill()
     worker.communicate()
     (here.site.workspace / "go").touch()
@@ -285,7 +285,7 @@ def test_a_family_comes_through_many_deaths(tree: Callable[..., Tree]) -> None:
     family_job(here.site, "a")
     for enough in (4, 9, 14):
         worker = here.site.start("worker", "-c", "4")
-        here.api.server.wait_for(lambda server: server.count >= enough, 60)  # noqa: B023
+        here.api.server.wait_for(lambda server: server.count >= enough, 120)  # noqa: B023
         worker.kill()
         worker.communicate()
     here.work()

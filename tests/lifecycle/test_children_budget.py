@@ -23,7 +23,7 @@ from tests.messages_api import API_KEY, MessagesServer, Received, text, tool_use
 WORKERS = 3
 KILLS = 3
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(900)
 
 
 class FamilySpender(Spender):
@@ -84,7 +84,7 @@ class Family:
             if unended:
                 self.site.run("cancel", dice.choice(unended).id)
             workers.append(self.site.start("worker", "-c", "4"))
-        wait_until(lambda: self.over(job), "the families to be through", 120)
+        wait_until(lambda: self.over(job), "the families to be through", 240)
 
 
 @pytest.fixture

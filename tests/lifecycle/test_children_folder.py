@@ -11,7 +11,7 @@ import pytest
 
 from tests.lifecycle.family import Tree, delegates, family_job, in_a_repository, runs_bash
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 TWO_AT_ONCE = {
     "limits": {"max_agents_at_once": 2},

@@ -36,7 +36,7 @@ SHORT = 4_500  # forty of them fit
 ALOUD = "I think aloud, as I like to do. " * 40  # no truncation shortens it
 MARK = re.compile(rb',"cache_control":\{"type":"ephemeral"(,"ttl":"1h")?\}')
 
-pytestmark = pytest.mark.timeout(400)  # the first test waits for the whole run
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the whole run
 
 
 @dataclass

@@ -24,7 +24,7 @@ REPORTS = 16
 AT = 9  # the report before which a prompt is too long
 ALOUD = "I think aloud, as I like to do. " * 120  # no result of a tool: only a summary shortens it
 
-pytestmark = pytest.mark.timeout(400)  # the first test waits for the whole run
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the whole run
 
 COUNT = "/v1/messages/count_tokens"
 

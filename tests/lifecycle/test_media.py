@@ -126,7 +126,7 @@ def test_an_item_carries_an_image_that_is_exported_and_comes_back(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_oldest_images_become_lines_if_a_request_has_too_many(site: Site) -> None:
     def plan(request: Received) -> Reply:
         turn = len(request.body["messages"]) // 2
