@@ -42,9 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true"}
     config.addinivalue_line("markers", "dialect: runs on Postgres in `make test` too")
     config.addinivalue_line("markers", "slow: runs in `make test-rest`, not in `make test`")
-    hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
-    if config.getoption("part") != "all":
-        hypothesis.settings.load_profile("fixed")
+    # Nothing is timed: a busy machine is slow to make examples, and to try them.
+    slow = [hypothesis.HealthCheck.too_slow]
+    fixed = config.getoption("part") != "all"
+    options = {"derandomize": fixed, "deadline": None, "suppress_health_check": slow}
+    hypothesis.settings.register_profile("untimed", **options)
+    hypothesis.settings.load_profile("untimed")
     statements.share()
 
 

