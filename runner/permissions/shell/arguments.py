@@ -105,7 +105,12 @@ def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
     if not replaced:
         return (_REST,)
     return tuple(
-        replace(word, exact=False, loose=word.value.lstrip("-").startswith(replaced))
+        replace(
+            word,
+            source=f"{word.source}…",
+            exact=False,
+            loose=word.value.lstrip("-").startswith(replaced),
+        )
         if replaced in word.value
         else word
         for word in words

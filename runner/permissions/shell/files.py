@@ -266,13 +266,12 @@ def _note(files: Files, role: Role, call: _Call) -> None:
 
 def _read(files: Files, words: Sequence[Word]) -> None:
     files.reads += literal(words)
-    files.below += [
-        matching(path)._replace(reads=True)
-        for word in words
-        if not word.exact
-        for path in dict.fromkeys((*_readings(word), *decoded(word)))
-        if IS_GLOB.search(path)
-    ]
+    for word in words:
+        for path in () if word.exact else dict.fromkeys((*_readings(word), *decoded(word))):
+            if IS_GLOB.search(path):
+                files.below.append(matching(path)._replace(reads=True))
+            elif path and "$" not in path:
+                files.reads.append(path)
 
 
 def _write(files: Files, word: Word) -> None:
@@ -526,6 +525,9 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
             ]
         case "rg" | "ag" | "ack" | "git-grep":  # without an operand they read the folder
             files.reads.append(".")
+        case "grep" | "egrep" | "fgrep" if len(call.operands) < 2:
+            if any(re.match("-[A-Za-z]*[rR]|--(?:dereference-)?rec", name) for name in call.given):
+                files.reads.append(".")
         case _ if programs.compiles(program):
             for word in arguments:
                 if word.value.startswith(("-W", "--")):

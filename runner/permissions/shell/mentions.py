@@ -34,18 +34,20 @@ _SUBCOMMANDS = names("""
     vault consul gem bundle rails rake mvn gradle dotnet composer mix flutter""")
 _INTERPRETERS = re.compile(
     r"(?:python|pypy|node|nodejs|ruby|perl|php|lua|luajit|deno|bun|tclsh|Rscript|R|julia|osascript|elixir|groovy"
-    r"|scala|ghc|runghc|stack|swift|mix|iex|mongo(?:sh)?|tsx|ts-node|jshell|dart|zig|[a-z]*tex|r?vim?|nvim|g?view|vimdiff|ex|red?|emacs|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
+    r"|scala|ghc|runghc|stack|swift|mix|iex|mongo(?:sh)?|tsx|ts-node|zx|coffee|pyp|blender|jshell|dart|zig|[a-z]*tex|r?vim?|nvim|g?view|vimdiff|ex|red?|emacs|octave|guile|sbcl|racket|gnuplot)[0-9.]*"
 )
 # They take queries in which a file may be named; a name without a dot or slash is that of a table.
 _QUERIED = names("""
     sqlite3 sqlite duckdb psql mysql mariadb clickhouse clickhouse-local q textql dsq csvsql sqlcmd usql
-    jsonnet gdb ffmpeg ffprobe convert magick xmllint terraform tofu dotnet rustc sbt""")
+    jsonnet gdb ffmpeg ffprobe convert magick xmllint terraform tofu dotnet rustc sbt
+    chezmoi cqlsh""")
 # They take names of files, or targets, from their input.
 _TAKES_NAMES = names("xargs read mapfile readarray make gmake")
 # A name that begins with a dot, as a pattern that a program may look up itself.
 _HIDDEN_GLOB = re.compile(r"(?:.*[/=])?\.\w+[*?\[][^/\s]*")
 _LISTS_HIDDEN = {
-    "ls": re.compile(r"-\w*[aA]\w*|--al.*"),
+    **dict.fromkeys(names("ls eza exa lsd tree du"), re.compile(r"-\w*[aA]\w*|--al.*")),
+    "echo": re.compile(r".*\\[^nt].*"),
     "fd": re.compile(r"-\w*[Hu]\w*|--hidden|--unrestricted"),
     "rg": re.compile(r"-\w*[.u]+|--hidden|--unrestricted"),
     "git": re.compile(r"-\w*o\w*|--others|--ignored.*"),
@@ -112,7 +114,7 @@ def scripts(program: str, arguments: Sequence[Word]) -> Iterator[str]:
 def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
     """True if a program may open a file that only the run determines."""
     return program not in _NAMING and any(
-        not word.exact and _UNKNOWN.search(word.value) for word in arguments
+        not word.exact and _UNKNOWN.search(word.value + word.source) for word in arguments
     )
 
 
@@ -143,7 +145,8 @@ def listed(program: str, arguments: Sequence[Word]) -> Iterator[Below]:
         for folder in literal(found.starts):
             yield from (Below(folder, name, deep=True, reads=True) for name in found.names)
     elif program == "printf":
-        if values and not _PLAIN_FORMAT.fullmatch(values[0]):
+        joins = len(values) > 2 and values[0].endswith("%s")
+        if values and (joins or not _PLAIN_FORMAT.fullmatch(values[0])):
             yield Below(".", "**", deep=True, reads=True)
     elif program in _DECODES or (every and any(map(every.fullmatch, values))):
         folders = [value for value in values if program == "ls" and value[:1] != "-"]

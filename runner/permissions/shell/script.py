@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from runner.permissions.shell.files import Below, joined, matching
+from runner.permissions.shell.files import Below, decoded, joined, matching
 from runner.permissions.shell.harmless import is_python_path
 from runner.permissions.shell.mentions import LISTED, candidates, inside
 from runner.permissions.shell.words import Word
@@ -21,7 +21,7 @@ Moment = tuple[int, ...]  # where a text has it; then where the text that is run
 
 _MOST_FOLDERS = 16
 _MOST_WORDS = 300
-_GLOB = re.compile(r"(?=.*[*?\[])[A-Za-z0-9_./+@*?\[\]!^-]+")
+_GLOB = re.compile(r"(?=.*[*?\[])[A-Za-z0-9_./+@*?\[\]!^~-]+")
 _CANNOT_BE = re.compile(r"[^/]{256}|\0")  # no file has such a name
 # Variables that bash keeps numbers in: it calculates what they are set to.
 INTEGERS = frozenset(
@@ -237,11 +237,9 @@ class Findings:
         """Treat each word of the script as a path that a variable, pipe or find may pass on."""
         for word in self.words[:_MOST_WORDS]:
             self.mentions += candidates(word)
-            if _GLOB.fullmatch(word.value):
-                folder, _, name = word.value.rpartition("/")
-                self.below.append(
-                    matching(name if "**" in folder else word.value)._replace(reads=True)
-                )
+            for text in filter(_GLOB.fullmatch, decoded(word)):
+                folder, _, name = text.rpartition("/")
+                self.below.append(matching(name if "**" in folder else text)._replace(reads=True))
 
     def _anywhere(self, paths: Iterable[str]) -> list[str]:
         """Return the paths from each folder that the script may be in."""

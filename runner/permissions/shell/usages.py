@@ -123,8 +123,8 @@ _USAGES = {
     "source . bash sh dash ash": "reads:1,--rcfile,--init-file",
     "split": "reads:1 changes:2 values:-a,-b,-C,-l,-n,-t",
     _SCRIPTED: f"LOOSE reads:-g,--glob,--iglob,--include reads!{_SCRIPT}:2+ reads@{_SCRIPT}:*",
-    "yq": "SINGLE LOOSE reads:2+ values:-o,-p,--output-format,--input-format unpacks@-s,--split-exp: "
-    "changes@-i,--inplace,--in-place:*",
+    "yq": "SINGLE LOOSE reads:2+ reads@-p,--input-format:* unpacks@-s,--split-exp: "
+    "values:-o,-p,--output-format,--input-format changes@-i,--inplace,--in-place:*",
     "uniq": "reads:1 writes:2 values:-f,-s,-w",
     "xxd": "reads:1 writes:2 values:-c,-g,-l,-o,-n,-R,-s",
     "tee sponge git-mailinfo": "writes:*",
@@ -203,7 +203,8 @@ _USAGES = {
     "ar": "changes:2 unpacks@x,-x:",
     "ranlib strip": "changes:* changes:-o",
     "objcopy": "reads:1 changes:* may:--dump-section,--add-section values:-I,-O,-j,-R",
-    "cpio pax": "lists@-o,-p,--create,--pass-through: unpacks@-i,-r,-p:-D,--directory reads:-E",
+    "cpio pax": "gathers@-w:* lists@-o,-p,--create,--pass-through: reads:-E "
+    "unpacks@-i,-r,-p:-D,--directory",
     # --- The network.
     "curl": "offered:-d,-F,-H,-w,--data,--data-ascii,--data-binary,--data-raw,--data-urlencode,--form,"
     "--header,--json,--proxy-header,--url-query,--variable,--write-out,--url "
@@ -225,13 +226,16 @@ _USAGES = {
     "--password,--post-data,--body-data,--method,--directory-prefix,--level,--wait,--accept,--reject,"
     "--domains,--limit-rate,--read-timeout,--connect-timeout,--dns-timeout,--waitretry,--referer,"
     "--warc-tempdir,--warc-header,--progress,--cut-dirs,--default-page,--quota,--exclude-directories",
-    "http https xh xhs httpie": "offered:* may:-o,--output reads:--cert,--cert-key",
+    "http https xh xhs httpie": "offered:* may:-o,--output,--session reads:--cert,--cert-key",
     "gh glab": "offered:-f,-F,--field,--raw-field,--header,-H reads:--input,--body-file,--notes-file,-F "
     "changes:--output,-O,-D,--dir changes@repo,gist:4+",
     "aria2c axel": "reads:-i,--input-file,--load-cookies changes:-o,--out,-l,--log,--save-session,"
     "--save-cookies,-d,--dir",
     "npm pnpm yarn bun": "may:-C,--modules-folder reads@publish,pack:2+",
-    "aws gsutil rclone": "may:$",
+    "aws gsutil": "may:$",
+    "rclone": "may:$ gathers@copy,sync,move,copyto,moveto:2+ trees@copy,sync,move:$",
+    "s3cmd s5cmd": "may:$ gathers@sync,put,cp:2+",
+    "borg": "gathers@create:3+ unpacks@extract:",
     "gcloud": "may:$ gathers@storage:3+",
     "az": f"{_OUTPUT} gathers@storage:-s,--source",
     "aws-s3": "copies@cp:2+ moves@mv:2+ copies@sync:2+ recursive:--recursive,sync "
