@@ -253,7 +253,7 @@ def _piece(piece: told.Piece, is_folded: bool) -> Iterator[Line]:
             texts = [_encoded(block) or told.text_of([block]) for block in blocks]
             yield from _text("\n".join(texts) if texts else told.text_of(content), is_folded)
             if piece.original is not None:
-                yield [("[a hook put this in the place of]", "dim")]
+                yield [("[a hook replaced this]", "dim")]
                 yield from _text(piece.original, is_folded)
             if piece.whole_bytes is not None:
                 whole = f"[all {piece.whole_bytes:,} bytes: runner show {short_ids(piece.call_id)}]"

@@ -273,13 +273,10 @@ class _Server:
         return session
 
     def _lose(self, session: Session) -> None:
-        while self._session is session:  # else another run has dropped it, and may open a new one
-            if self._lock.acquire(timeout=_LOOK_SECONDS):
-                try:
-                    if self._session is session:
-                        self._drop(session)
-                finally:
-                    self._lock.release()
+        if self._session is session:  # else another run has dropped it, and may open a new one
+            with self._lock:
+                if self._session is session:
+                    self._drop(session)
 
     def _drop(self, session: Session) -> None:
         self._session = None
