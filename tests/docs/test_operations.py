@@ -68,7 +68,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         (code,) = [code for code, states in table.items() if state in states]
         assert exit_codes.exit_code([state]) == code
     order = ", ".join(map(str, exit_codes._FIRST_THAT_APPLIES))
-    assert f"Where several apply, the first of {order}." in IN_ONE_LINE
+    assert f"Where several apply, it exits with the first of {order}." in IN_ONE_LINE
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("6 hours by default", 6 * 3600, Patience().max_seconds),
         ("nothing came for 5 minutes", 300, "stall_timeout"),
         ("one call took over 30 minutes", 1800, "total_timeout"),
-        ("or after 5 seconds: they find", 5, budgets.MOST_SECONDS),
+        ("or for 5 seconds: they find", 5, budgets.MOST_SECONDS),
         ("tools of at least 1,024 tokens", 1_024, LEAST_CACHED_TOKENS),
         ("lives for five minutes after its last use", 300, context.SHORT_SECONDS),
         ("but within an hour, caches its prompt", 3_600, context.LONG_SECONDS),
