@@ -124,8 +124,12 @@ class Commands:
             return
         risks = {each.name: variable_risk(each.name, exports, each.value) for each in assigned}
         high = [name for name, risk in risks.items() if risk == "high"]
-        low = "low" in risks.values() or (exports and words) or program.startswith("unset")
-        if high or low or reason or not assigned:
+        unsets = program.startswith("unset") and not all(
+            variable_risk(word.value, exported=False) == "none" and word.value[0] != "-"
+            for word in words
+        )
+        low = "low" in risks.values() or (exports and words) or unsets
+        if high or low or reason or not (assigned or (words and program == "unset")):
             values = [*(w.shown for w in words), *(each.source for each in assigned)]
             hides = f"it sets {high[0]}" if high else ""
             self.findings.add(" ".join([program, *values]), {source: None}, hides)

@@ -150,6 +150,12 @@ _PYTHON_PATH = re.compile(
     )
     + r"(?::\$PYTHONPATH|:\$\{PYTHONPATH(?::?-)?\}|\$\{PYTHONPATH:\+:\$PYTHONPATH\})?"
 )
+_TEMPORARY = names("TMP TEMP TMPDIR TEMPDIR TMP_DIR TEMP_DIR TMPFILE TMP_FILE")
+# Where the programs of a project find its own libraries.
+_LIBRARIES = re.compile(
+    r"(?:(?:\./|\$PWD/|\$\(pwd\)/)?(?:build|target|lib|out)(?:/\w[\w-]*)*|\.)"
+    r"(?::\$LD_LIBRARY_PATH|:\$\{LD_LIBRARY_PATH(?::?-)?\})?"
+)
 # A database of this machine: for programs that run tests, or named as one for tests.
 _DATABASES = names("DATABASE_URL TEST_DATABASE_URL REDIS_URL")
 _DATABASE = re.compile(
@@ -207,6 +213,10 @@ def is_harmless(name: str, value: Word | None, program: str = "") -> bool:
         return True
     if value is None:
         return False
+    if name in _TEMPORARY:
+        return value.value in ("$(mktemp)", "$(mktemp -d)")
+    if name == "LD_LIBRARY_PATH":
+        return program.startswith("./") and _LIBRARIES.fullmatch(value.value) is not None
     if name == "PYTHONPATH":
         return bool(_OF_PROJECT.fullmatch(program) and _PYTHON_PATH.fullmatch(value.value))
     if name in _DATABASES:
@@ -384,7 +394,7 @@ _SED_COMMAND = re.compile(
     rf"[ \t\n;]*(?:{_ADDRESSES}(?:"
     rf"(?P<open>\{{)|(?P<close>\}}){_SED_END}"
     rf"|(?:[pdnNhHgGxDPFz=]|[qQl][ \t]*[0-9]*|{_SUBSTITUTE}){_SED_END}"
-    rf"|[bt][ \t]*[A-Za-z0-9_]*{_SED_END}|[aic](?:\\\n|[ \t]+)[^\n\\]*(?:\n|\Z))"
+    rf"|[bt][ \t]*[A-Za-z0-9_]*{_SED_END}|[aic](?:\\\n|\\(?!\n)|[ \t]+)(?:[^\n\\]|\\[^\n])*(?:\n|\Z))"
     r"|:[ \t]*[A-Za-z0-9_]+[ \t]*(?:;|\n|\Z)|#[^\n]*(?:\n|\Z)|\Z)"
 )
 

@@ -106,7 +106,7 @@ class Findings:
     deferred: bool = False  # it is in a function or a trap, and runs at any later time
     moved: Moment | None = None  # the first change of the folder
     folders: list[str] = field(default_factory=list)  # literal ones that it may be
-    enters: bool = False  # all of the script runs in the first of them, if it is the only one
+    enters: int = 0  # what is before this runs in the first of them, if it is the only one
     lost: bool = False  # it may be another
     unread: list[str] = field(default_factory=list)  # texts that may hold redirects
     sources_written: bool = False  # an output of the shell may lead to a file opened for reading
@@ -177,7 +177,7 @@ class Findings:
             harmless = is_python_path(value, self.programs)
             (self.calls if harmless and not self.reason else self.parts).append(part)
         # A rule is needed where a program may open what they read.
-        opens = self.unknown or any(not target.path for target in self.reads)
+        opens = self.unknown or any(not (read.path or read.pipe) for read in self.reads)
         parts = [*self.parts, *(self.inputs if opens else ())]
         self.calls += () if opens else self.inputs
         if self.functions_change or not parts:
@@ -201,9 +201,10 @@ class Findings:
             self.reads.append(Target("", _LAST))
         else:
             self.below += [matching(glob)._replace(reads=True) for glob in self.globs]
-        if self.matches and self.moved is not None and not self._entered:
+        whole = self._entered >= len(command.encode("utf-8", "replace").rstrip())
+        if self.matches and self.moved is not None and not whole:
             self.writes.append(Target("", _LAST))
-        start = self.folders[0] if self._entered else ""
+        start = self.folders[0] if self._entered and whole else ""
         unknown = [""] if "" in self.operands else []
         guesses = _REDIRECT.findall(command) if self.reason else []
         sources = self.reads + (self.writes if self.targets_read else [])
@@ -247,9 +248,10 @@ class Findings:
         return [joined(folder, path) for path in possible for folder in ("", *self.folders)]
 
     @property
-    def _entered(self) -> bool:
-        """True if all that is opened after a change of the folder is opened in the first of ``folders``."""
-        return self.enters and len(self.folders) == 1 and not self.lost
+    def _entered(self) -> int:
+        """Where a part of the script ends of which all after a change of the folder runs in the first of
+        ``folders``; 0 if there is none."""
+        return self.enters if len(self.folders) == 1 and not self.lost else 0
 
     def _located(
         self, targets: Sequence[Target], operator: re.Pattern[str]
@@ -259,18 +261,22 @@ class Findings:
         target in a text that was not understood."""
         paths: list[str] = []
         after_cd: list[str] = []
-        entered = self._entered
-        for path, moment, _ in targets:
+        lost = False
+        for path, moment, pipe in targets:
+            if pipe:
+                continue
             moved = self.moved is not None and moment > self.moved
             if path and moved and not path.startswith(("/", "~/")):
                 after_cd.append(path)
+                entered = moment < (self._entered,)
                 path = joined(self.folders[0], path) if entered else ""
+                lost = lost or not entered
             paths.append(path)
         unread = any(map(operator.search, self.unread))
         if unread:
             paths.append("")
         anywhere = any(not target.path and not target.pipe for target in targets)
-        return paths, after_cd, unread or anywhere or (bool(after_cd) and not entered)
+        return paths, after_cd, unread or anywhere or lost
 
 
 def _unique(*lists: Iterable[str]) -> tuple[str, ...]:

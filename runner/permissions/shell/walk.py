@@ -91,7 +91,7 @@ class Walk(Expansions):
             self.findings.defines_functions = True
         elif not self.base:
             self.know_variables()
-            self.findings.enters = self._enters()
+            self.findings.enters = next(filter(None, map(self._enters, root.named_children)), 0)
         if root.has_error:
             self.findings.give_up("it cannot be parsed as bash", self.text)
         if self.shell != "bash" and not is_portable(root):
@@ -100,9 +100,10 @@ class Walk(Expansions):
         self.gap(root.end_byte, len(self.text), lines=True)
         self.visit(root)
 
-    def _enters(self) -> bool:
-        """True if all of the script runs after a ``cd`` that did not fail: ``cd sub && make``."""
-        node = self.root
+    def _enters(self, node: Node) -> int:
+        """Return where a statement ends that runs after a ``cd`` that did not fail (``cd sub && make``), 0
+        if not all of it does."""
+        end = node.end_byte
         while node.type in _WHOLE:
             bodies = [
                 child
@@ -110,7 +111,7 @@ class Walk(Expansions):
                 if child.type != "comment" and not child.type.endswith("_redirect")
             ]
             if len(bodies) != 1:
-                return False
+                return 0
             node = bodies[0]
         chained = node.type == "list"
         # The redirect of a command is behind the list that ends with it.
@@ -118,7 +119,8 @@ class Walk(Expansions):
             node.type == "list" and node.children[1].type == "&&"
         ):
             node = node.children[0]
-        return chained and node.type == "command" and self.text_of(node).startswith("cd ")
+        enters = chained and node.type == "command" and self.text_of(node).startswith("cd ")
+        return end if enters else 0
 
     def visit(self, node: Node) -> None:
         self.depth += 1

@@ -23,6 +23,7 @@ _BREAKS = frozenset(" \t\n;&|<>()")
 _NAMING = re.compile(r"[A-Za-z0-9_({\[`@*#?$!'\"-]")
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)")
 _PLAIN = re.compile(r"[^\s\"'\\$`;&|<>()*?\[\]{}~]+")
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9._~:/?#@!&+,;=%-]*")
 _ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 
 
@@ -41,7 +42,8 @@ class Word:
     @property
     def shown(self) -> str:
         """The value where that cannot be read in another way, else as written."""
-        return self.value if _PLAIN.fullmatch(self.value) else self.source
+        plain = _PLAIN.fullmatch(self.value) or (self.exact and _ADDRESS.fullmatch(self.value))
+        return self.value if plain else self.source
 
 
 @dataclass(frozen=True, slots=True)
