@@ -68,7 +68,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         (code,) = [code for code, states in table.items() if state in states]
         assert exit_codes.exit_code([state]) == code
     order = ", ".join(map(str, exit_codes._FIRST_THAT_APPLIES))
-    assert f"Where several apply, it exits with the first of {order}." in IN_ONE_LINE
+    assert f"Where several apply, the command exits with the first of {order}." in IN_ONE_LINE
 
 
 @pytest.mark.parametrize(
