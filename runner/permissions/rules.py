@@ -30,6 +30,8 @@ UNANALYZABLE = (
 _MCP = "mcp__"  # the names of tools of MCP servers: mcp__SERVER__TOOL
 AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
+_ENDS_IN_HOST = re.compile(r" https?://[A-Za-z0-9.-]+\Z")
+_PORT = re.compile(r":[0-9]{1,5}(?:[/?#][^@\s]*)?(?=\s|\Z)")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _ARGUMENT = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)", re.DOTALL)
 _CLIMBS = re.compile(r"(?:^|[/\\])(?:\.|%2e){2}(?:[/\\]|$)", re.IGNORECASE)
@@ -67,6 +69,7 @@ class CommandPattern:
     needle: str = ""  # a text in every command that fits
     literal: str | None = None  # the one command that a rule without * (but in quotes) names
     unanalyzable: bool = False  # it matches commands that hide what they run
+    address: str = ""  # what it begins with, up to a host of which it matches any port
 
     def matches(self, command: str) -> bool:
         """True if a simple command, its words joined by one blank, fits."""
@@ -74,6 +77,8 @@ class CommandPattern:
 
     def allows(self, command: str) -> bool:
         """True if it fits, and goes on below the folder or address that the only ``*`` is in."""
+        if self.address and command.startswith(f"{self.address}:"):
+            return _PORT.match(command, len(self.address)) is not None
         pieces = self.globs[0].pieces if self.globs else ()
         if len(pieces) != 2 or not pieces[0].endswith("/"):
             return self.matches(command)
@@ -134,8 +139,8 @@ def _texts_of(value: Any) -> list[str]:
 @lru_cache(maxsize=8192)
 def command_pattern(specifier: str) -> CommandPattern:
     """Read the specifier of a Bash rule. A trailing `` *`` and a trailing ``:*`` mean the same: the
-    command alone, or followed by a blank and anything. Raises ValueError when it can match nothing, or
-    not what its author meant."""
+    command alone, or followed by a blank and anything; behind a host ``:*`` means any port too. Raises
+    ValueError when it can match nothing, or not what its author meant."""
     if specifier == UNANALYZABLE:
         return CommandPattern((), unanalyzable=True)
     if specifier != specifier.strip():
@@ -149,12 +154,14 @@ def command_pattern(specifier: str) -> CommandPattern:
     if ":*" in (specifier if start is None else start):
         raise ValueError("has ':*' before its end: use '*' there")
     texts = [specifier] if start is None else [start, f"{start} *"]
+    address = start if start and specifier[-2] == ":" and _ENDS_IN_HOST.search(start) else ""
+    texts += [f"{address}:*"] if address else []
     globs = tuple(Glob(tuple(re.split(r"\*+", text))) for text in texts)
     literal = None if "*" in _QUOTED.sub("", specifier) else specifier
     pieces = globs[0].pieces
     word, blank, _ = pieces[0].partition(" ")
     first = word if blank or len(pieces) == 1 else None
-    return CommandPattern(globs, first, max(pieces, key=len), literal)
+    return CommandPattern(globs, first, max(pieces, key=len), literal, address=address)
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, takewhile
 from math import prod
 
 from runner.permissions.shell.arguments import (
@@ -29,7 +29,7 @@ from runner.permissions.shell.builtins import (
     variable_risk,
 )
 from runner.permissions.shell.files import Below, decoded, files_of, literal
-from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use
+from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use, options_before
 from runner.permissions.shell.mentions import is_unknown, knows_operands, listed, mentioned, scripts
 from runner.permissions.shell.programs import HIDING, LIKE, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
@@ -399,9 +399,14 @@ class Commands:
 
 
 def _plain(program: str, command: _Command) -> str:
-    """Return a command of git without the options before its subcommand, "" if it has none."""
-    options, following = git_parts(command.words[1:]) if program == "git" else ((), ())
-    if not options or not following:
+    """Return a command without harmless options before its subcommand, "" if it has none."""
+    arguments = command.words[1:]
+    if program == "git":
+        following = git_parts(arguments)[1]
+    else:
+        before = [word.value for word in takewhile(lambda word: word.exact, arguments)]
+        following = arguments[options_before(program, before) :]
+    if not following or len(following) == len(arguments):
         return ""
     words = (command.words[0], *following)
     return " ".join([*command.kept, *(word.shown for word in words)])

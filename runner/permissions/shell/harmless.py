@@ -513,3 +513,30 @@ def is_harmless_use(program: str, arguments: Sequence[Word]) -> bool:
     given = " ".join(word.value for word in arguments)
     literal = all(word.exact for word in arguments)
     return literal and (given == "--version" or (use is not None and bool(use.fullmatch(given))))
+
+
+# --- Options that may stand before a subcommand as well as behind it.
+
+_BEFORE = {
+    "kubectl oc": r"(?:-n|--namespace)[ =]?[a-z0-9-]+",
+    "cargo": r"\+(?:nightly|stable|beta|[0-9.]+)|-[qv]+|--(?:quiet|verbose|locked|offline|frozen)",
+    "mvn mvnw": r"-(?:[qBoeXU]|ntp|nsu|am|fae|ff|fn|T ?[0-9.]+C?|pl [\w:,-]+|DskipTests(?:=true)?)"
+    r"|--(?:quiet|batch-mode|offline|no-transfer-progress|also-make|update-snapshots|errors)",
+    "gradle gradlew": r"-[qisw]|--(?:quiet|info|stacktrace|warn|no-daemon|offline|parallel|continue"
+    r"|console=[a-z]+|(?:no-)?build-cache|rerun-tasks)",
+    "npm": r"-s|--silent|(?:-w|--workspace)[ =](?!\S*\.\.)[\w@./-]+|--workspaces|-ws",
+    "pnpm": r"-[rsw]|--silent|--recursive|(?:-F|--filter)[ =](?!\S*\.\.)[\w@./*^-]+",
+    "yarn": r"-s|--silent",
+    "python python3": r"-[uBbOsqv]+|-W ?(?:ignore|default|error|always)|-X ?(?:dev|faulthandler|utf8)",
+}
+_BEFORE_OF = {
+    name: re.compile(rf"(?:(?:{options}) )*") for name, options in by_name(_BEFORE).items()
+}
+
+
+def options_before(program: str, values: Sequence[str]) -> int:
+    """Return how many of the arguments of a program come before its subcommand and change nothing."""
+    known = _BEFORE_OF.get(program)
+    found = known.match(" ".join(values)) if known else None
+    taken = found.group().count(" ") if found else 0
+    return taken if not any(" " in value for value in values[:taken]) else 0
