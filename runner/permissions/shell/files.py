@@ -61,6 +61,7 @@ class Below(NamedTuple):
 
 
 _ANYWHERE = Below("", "**", deep=True)
+ANY_READ = Below(".", "**", deep=True, reads=True)  # below the current folder
 
 
 @dataclass(slots=True)
@@ -235,7 +236,7 @@ def _note(files: Files, role: Role, call: _Call) -> None:
                 _gather(files, word)
         case "lists" if words or not role.items:
             files.reads += literal(words)
-            files.below.append(Below(".", "**", deep=True, reads=True))
+            files.below.append(ANY_READ)
         case "merges":
             files.reads += [path.split()[-1] for path in literal(words) if path.strip()]
         case "finds":
@@ -510,7 +511,7 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
             files.reads += [path.rpartition(":")[2] for path in literal(call.operands)]
         case "zip" | "7z" | "7za" | "7zr" | "7zz" | "rar" | "unrar":
             if any(re.match("(?:-[ix]r?)?@|-@$", word.value) for word in arguments):
-                files.below.append(Below(".", "**", deep=True, reads=True))
+                files.below.append(ANY_READ)
         case "node" | "nodejs" if any(word.value.startswith("dotenv") for word in arguments):
             files.reads.append(".env")
         case "docker" | "podman" | "nerdctl" | "docker-compose" if (

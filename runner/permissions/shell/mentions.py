@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from runner.permissions.shell.arguments import executed_by_find
-from runner.permissions.shell.files import LEFT_OUT, Below, decoded, literal, matching, pieces
+from runner.permissions.shell.files import (
+    ANY_READ,
+    LEFT_OUT,
+    Below,
+    decoded,
+    literal,
+    matching,
+    pieces,
+)
 from runner.permissions.shell.programs import HIDING, SCRIPTED, WRAPPERS, compiles
 from runner.permissions.shell.usages import usage_of
 from runner.permissions.shell.words import Word, names
@@ -147,7 +155,7 @@ def listed(program: str, arguments: Sequence[Word]) -> Iterator[Below]:
     elif program == "printf":
         joins = len(values) > 2 and values[0].endswith("%s")
         if values and (joins or not _PLAIN_FORMAT.fullmatch(values[0])):
-            yield Below(".", "**", deep=True, reads=True)
+            yield ANY_READ
     elif program in _DECODES or (every and any(map(every.fullmatch, values))):
         folders = [value for value in values if program == "ls" and value[:1] != "-"]
         for folder in folders or ["."]:

@@ -19,7 +19,11 @@ _MOST = 48  # forms of one command
 _DEEPEST = 3  # subcommands below one another
 _MOST_LETTERS = 4
 _MOST_HOISTED = 8
-_DELETE = {"-d": "--delete", "-D": "--delete"}  # of ``git branch``, ``tag`` and ``push``
+# Short options of git's subcommands and their long names.
+_LONG = {
+    **{name: {"-d": "--delete", "-D": "--delete"} for name in ("branch", "tag", "push")},
+    "commit": {"-n": "--no-verify"},
+}
 _BRANCHES = re.compile(r"-[bBtdl]|--(?:orphan|track|detach)(?:=.*)?")
 _CHECKOUT_VALUED = frozenset(["-b", "-B", "--orphan", "--conflict"])
 
@@ -158,10 +162,11 @@ def _git_spellings(values: Sequence[str]) -> Iterator[list[str]]:
     for at in options:
         if at:
             yield [*head, plain[at], *others[at]]
-    long = {"-f": "--force"} | (_DELETE if head[1] in ("branch", "tag", "push") else {})
+    long = {"-f": "--force"} | _LONG.get(head[1], {})
     for at in options:
         if plain[at] in long:
             yield [*head, long[plain[at]], *others[at]]
+            yield [*head, *others[at], long[plain[at]]]
     given = set(plain)
     if head[1] == "branch" and given & {"-d", "--delete"} and given & {"-f", "--force"}:
         yield [*head, "-D", *plain]

@@ -252,6 +252,7 @@ _USAGES = {
     "--cpuprofile,-memprofile,--memprofile,-mutexprofile,--mutexprofile,-trace,--trace,-outputdir,"
     "--outputdir,-test.coverprofile,-test.cpuprofile,-test.memprofile,-test.blockprofile,-test.trace,"
     "-test.outputdir changes@fmt:2+",
+    "getent": "finds@passwd,group,shadow,hosts:/etc/passwd,/etc/group,/etc/shadow,/etc/hosts",
     "cargo": "may:--root,--target-dir,--artifact-dir,--out-dir changes@new,init,vendor,fmt:2+",
     "cmake": "may:-B,--build,--prefix,--graphviz,--trace-redirect,--profiling-output,--install-prefix",
     "ctest": "may:-O,--output-log,--output-junit",

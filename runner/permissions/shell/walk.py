@@ -16,7 +16,7 @@ from tree_sitter import Node
 from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.commands import Commands
 from runner.permissions.shell.expansions import Expansions
-from runner.permissions.shell.files import written
+from runner.permissions.shell.files import ANY_READ, written
 from runner.permissions.shell.mentions import runs_input
 from runner.permissions.shell.script import Findings, Moment, raw_forms
 from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
@@ -56,6 +56,7 @@ _CASES = re.compile(rf"\(?[ \t\n]*{_CASE}(?:[ \t\n]*\|[ \t\n]*{_CASE})*[ \t\n]*"
 _OPERATORS = names("> >> >| &> &>> < >& <&")
 _NETWORK = re.compile(r"/+dev/+(?:\.*/+)*(?:tcp|udp)(?:/|$)")
 _PLAIN = re.compile(r"[A-Za-z0-9_./~ +=:,@%-]+")
+_FROM_FILE = re.compile(r"(?:cat|head|tail|sort|shuf|tac) (?!.*\|.*\|)")
 _HEREDOC_PARTS = names("heredoc_start heredoc_body heredoc_end")
 _HEREDOC_START = re.compile(r"\\?([A-Za-z0-9_.-]+)|'([A-Za-z0-9_. -]+)'|\"([A-Za-z0-9_. -]+)\"")
 # Literal texts that a command reads: of a here-document, of ``echo`` before it, or behind ``<<<``.
@@ -145,6 +146,8 @@ class Walk(Expansions):
             if node.type == "pipeline" and runs_input(self.text_of(children[-1])):
                 before = self.text[node.start_byte : children[-1].start_byte]
                 self.findings.fed.append(unicode(before))
+                if _FROM_FILE.match(before) and self.text_of(children[-1]).startswith("xargs"):
+                    self.findings.listed.append(ANY_READ)
             if _is_refused(node, children):
                 self.give_up(node)
             self.visit_each(children, {}, _SEPARATORS, named=self.visit)
@@ -447,6 +450,8 @@ class Walk(Expansions):
         if any(map(_NETWORK.match, (word.value, *word.choices))):
             self.findings.give_up("it opens a network connection")
         reads = operator in ("<", "<&")
+        if reads and self.text.startswith("xargs", moment[-1]):
+            self.findings.listed.append(ANY_READ)
         if reads and word.choices and targets_of(word) == ("",):
             self.findings.globs += word.choices
             return
