@@ -166,7 +166,7 @@ def meanwhile(database: Database, hold: Callable[[Connection], Any], act: Callab
 
     def work(connection: Connection) -> T:
         hold(connection)
-        return pool.submit(act).result(timeout=20)
+        return pool.submit(act).result(timeout=60)
 
     with ThreadPoolExecutor(1) as pool:
         return database.write(work)
