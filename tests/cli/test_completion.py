@@ -22,6 +22,9 @@ Complete = Callable[[str], list[str]]
 def complete(command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> Complete:
     """What bash is given for the last word of a line."""
 
+    # Of this process, and it ends where they are over.
+    monkeypatch.setattr("runner.cli.main._COMPLETION_SECONDS", 60)
+
     def completed(line: str) -> list[str]:
         monkeypatch.setenv("_RUNNER_COMPLETE", "bash_complete")
         monkeypatch.setenv("COMP_WORDS", line)
@@ -75,8 +78,13 @@ def test_nothing_is_completed_or_said_without_a_database(complete: Complete, fol
 @pytest.mark.slow
 def test_bash_completes_with_what_is_printed_for_it(database: Database, folder: Path) -> None:
     submit(database, "nightly", "a")
+    program = folder / "bin" / "runner"
+    program.parent.mkdir()
+    patient = "from runner.cli import main\nmain._COMPLETION_SECONDS = 60\nmain.main()\n"
+    program.write_text(f"#!{sys.executable}\n{patient}")
+    program.chmod(0o755)
     script = (
-        f'PATH="{Path(sys.executable).parent}:$PATH"; eval "$(runner completion bash)"\n'
+        f'PATH="{program.parent}:$PATH"; eval "$(runner completion bash)"\n'
         "COMP_WORDS=(runner show nig); COMP_CWORD=2; _runner_completion runner\n"
         'echo "${COMPREPLY[@]}"'
     )
