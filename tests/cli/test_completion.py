@@ -22,7 +22,7 @@ Complete = Callable[[str], list[str]]
 def complete(command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> Complete:
     """What bash is given for the last word of a line."""
 
-    # Of this process, and it ends where they are over.
+    # Else it ends this process, and all tests in it, on a busy machine.
     monkeypatch.setattr("runner.cli.main._COMPLETION_SECONDS", 60)
 
     def completed(line: str) -> list[str]:

@@ -27,7 +27,8 @@ def lines_of(site: Site, *options: str, **environment: str) -> list[str]:
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert SECRET not in said
-    return said.splitlines()
+    # A queue that is starved for a second is said to be away.
+    return [line for line in said.splitlines() if "Redis is" not in line]
 
 
 def test_a_worker_logs_its_start_and_each_claim_and_end_without_content(site: Site) -> None:

@@ -15,14 +15,14 @@ from tests.lifecycle.site import Site, bash, done, wait_until
 
 
 def schedule(site: Site, path: Path) -> str:
-    """A schedule of each minute that is due as soon as a worker looks."""
+    """A schedule of each minute that is paused."""
     site.submit(site.job({"warm": [done()]}, "warm"))
     expression = ("--cron", "* * * * *", "--tz", "Europe/Berlin")
     schedule_id = site.run("schedule", "add", str(path), *expression).strip()
     database = Database(
         site.environment.get("RUNNER_DATABASE_URL", f"sqlite:///{site.home}/runner.db")
     )
-    database.execute(update(schedules).values(next_at=time.time() - 1, paused_at=time.time()))
+    database.execute(update(schedules).values(paused_at=time.time()))
     database.close()
     return schedule_id
 
@@ -44,7 +44,7 @@ def set_due(site: Site) -> None:
     database = Database(
         site.environment.get("RUNNER_DATABASE_URL", f"sqlite:///{site.home}/runner.db")
     )
-    new = {"cron": "0 0 29 2 *", "paused_at": None}
+    new = {"cron": "0 0 29 2 *", "paused_at": None, "next_at": time.time() - 1}
     database.execute(update(schedules).values(new))
     database.close()
 

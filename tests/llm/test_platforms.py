@@ -249,7 +249,7 @@ def test_a_token_source_that_does_not_answer_is_tried_again(on, tmp_path, monkey
 def silent() -> Iterator[socket.socket]:
     """A source of credentials that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(30)
+        listener.settimeout(60)
         yield listener
 
 
@@ -273,7 +273,7 @@ def test_a_call_does_not_wait_for_credentials_past_a_cancel_or_its_deadline(
             interrupt.set("dropped")
 
     if ended_by == "deadline":
-        here.model.total_timeout = 2.0
+        here.model.total_timeout = 4.0
     thread = threading.Thread(target=cancel)
     thread.start()
     with pytest.raises((Interrupted, ModelCallError)) as caught:
