@@ -133,6 +133,7 @@ class File(Access):
     # When it is unknown: the glob of its name below the folders ``known``, and True if it may be anything
     # below that name.
     below: tuple[str, bool] | None = None
+    tracked: bool = False  # it is none of git's own files
 
     def _matched(self, specifier: syntax.Specifier) -> str | None:
         if isinstance(specifier, syntax.CommandPattern):
@@ -148,7 +149,7 @@ class File(Access):
             return False
         if self.below is None:
             return True
-        if rule.rule.effect == "ask":
+        if rule.rule.effect == "ask" or (self.tracked and rule.specifier.is_git):
             return False
         name, deep = self.below
         return rule.specifier.reaches_below(self.known, name, deep, self.context)
@@ -297,19 +298,19 @@ def _mentioned(script: Script, context: ToolContext) -> Iterator[str]:
 
 def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
     """Yield the paths that programs change or read and that are known only when they run."""
-    folders: dict[tuple[str, bool, bool], dict[str, None]] = {}
-    for folder, name, deep, _ in script.matches:
+    folders: dict[tuple[str, bool, bool, bool], dict[str, None]] = {}
+    for folder, name, deep, *_ in script.matches:
         place = context.places.get(folder)
         where = (place.named, place.real) if place else absolute(folder, context)
         yield _somewhere(where, name, deep, context, "writes", required=True)
-    for folder, name, deep, reads in script.below:
+    for folder, name, deep, reads, tracked in script.below:
         place = context.places.get(folder)
         known = ("/",) if not folder else absolute(folder, context)
         known = known if place is None else (place.named, place.real)
-        folders.setdefault((name, deep, reads), {}).update(dict.fromkeys(known))
-    for (name, deep, reads), known_folders in folders.items():
+        folders.setdefault((name, deep, reads, tracked), {}).update(dict.fromkeys(known))
+    for (name, deep, reads, tracked), known_folders in folders.items():
         does = "reads" if reads else "changes"
-        yield _somewhere(tuple(known_folders), name, deep, context, does)
+        yield _somewhere(tuple(known_folders), name, deep, context, does, tracked=tracked)
 
 
 def _somewhere(
@@ -320,6 +321,7 @@ def _somewhere(
     does: str,
     *,
     required: bool = False,
+    tracked: bool = False,
 ) -> File:
     """Return the access of a file that fits a glob below one of absolute folders."""
     tool = "Read" if does == "reads" else "Edit"
@@ -335,6 +337,7 @@ def _somewhere(
         known=folders,
         context=context,
         below=(name, deep),
+        tracked=tracked,
     )
 
 

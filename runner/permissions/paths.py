@@ -186,6 +186,11 @@ class PathPattern:
         """True if no path is outside of it."""
         return self.whole and self.anchor == "root"
 
+    @property
+    def is_git(self) -> bool:
+        """True if it matches nothing but git's own files at the workspace's top."""
+        return self.anchor == "workspace" and self.exact.globs[:1] == (".git",)
+
     def _root(self, context: ToolContext) -> str | None:
         return {"root": "/", "home": context.home, "workspace": context.workspace}[self.anchor]
 

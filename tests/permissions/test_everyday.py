@@ -88,3 +88,14 @@ def test_a_denial_of_settings_by_a_glob_is_about_no_source_code(
     request = Request("Bash", arguments, ToolContext("/ws", "/out", "/home/dev", places))
     rules = (Rule("deny", f"Read({denied})"), Rule("allow", "Bash(**)"))
     assert evaluate(Policy(rules, "ask"), request).effect == effect
+
+
+@pytest.mark.parametrize("command", ["git checkout -- .", "git restore .", "git clean -fd"])
+@pytest.mark.parametrize(("denied", "effect"), [(".git/**", "allow"), (".env", "ask")])
+def test_git_restores_files_of_the_working_tree_and_none_of_its_own(
+    command: str, denied: str, effect: str
+) -> None:
+    places = {path: ResolvedPath("/ws", "/ws") for path in (".", "./")}
+    request = Request("Bash", {"command": command}, ToolContext("/ws", "/out", "/home/dev", places))
+    rules = (Rule("deny", f"Edit({denied})"), Rule("allow", "Bash(git *)"))
+    assert evaluate(Policy(rules, "ask"), request).effect == effect

@@ -141,6 +141,8 @@ class Expansions(Tree):
             return tuple(found)
         if node.type == "raw_string":
             text = text[1:-1]
+        if text in ("$(mktemp)", "$(mktemp -d)") and not re.search(r"TMPDIR|mktemp *\(", self.text):
+            return ("/tmp/tmp.*",)
         if taken := _TAKEN_OFF.fullmatch(re.sub(r"^\$(\w+)$", r"${\1}", text)):
             return _without(self._globs_in(taken[1]), taken[2] or "", taken[3] or "")
         if named := _PART_OF_PATH.fullmatch(text):

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from runner.permissions.shell import programs
 from runner.permissions.shell.spellings import git_parts
 from runner.permissions.shell.usages import Role, Usage, usage_of
-from runner.permissions.shell.words import DEVICES, IS_GLOB, Word, path_of, targets_of
+from runner.permissions.shell.words import DEVICES, IS_GLOB, Word, names, path_of, targets_of
 
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
@@ -48,6 +48,9 @@ _NO_FILE = DEVICES | {"-"}
 _COMPOSE_NAMES = frozenset(
     ("-q", "--quiet", "--services", "--images", "--volumes", "--profiles", "--hash")
 )
+# They change what is in the working tree; git takes no path there that leads into .git.
+_OF_WORKTREE = names("""
+    git-checkout git-restore git-apply git-am git-clean git-stash git-rm git-reset git-switch""")
 _UNKNOWN = Word("?", "", exact=False, loose=True)
 
 
@@ -58,6 +61,7 @@ class Below(NamedTuple):
     name: str  # a glob for its first name below the folder; "" for any name, "**" for any path
     deep: bool  # it may also be anything below that name
     reads: bool = False
+    tracked: bool = False  # only files that git tracks or could track: none of its own
 
 
 _ANYWHERE = Below("", "**", deep=True)
@@ -90,6 +94,8 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
     for word in arguments:
         files.reads += _in_url(word)
     files.writes = [path for path in files.writes if path not in _NO_FILE]
+    if program in _OF_WORKTREE:
+        files.below = [each._replace(tracked=True) for each in files.below]
     if not folder:
         return files
     return Files(  # by both readings where a guess does no harm
@@ -408,22 +414,30 @@ def matching(glob: str, deep: bool = False) -> Below:
 
 def _select(files: Files, words: Sequence[Word]) -> None:
     """Note the files that patterns of git's match: ``*`` stands for what starts with a dot too."""
-    for path in literal(words):
+    every = literal(words)
+    included = [path for path in every if not _LEAVES_OUT.match(path)]
+    if every and not included:
+        files.below.append(Below(".", "**", deep=True))
+    for path in included:
         plain = re.sub(r"^:(?:\([^)]*\)|[/!^]+)", "", path)
         files.changes.append(plain)
         if not plain:
             files.below.append(Below(".", "**", deep=True))
         if IS_GLOB.search(plain):
-            folder, name, deep, _ = matching(plain, deep=True)
+            folder, name, deep, *_ = matching(plain, deep=True)
             names = (name, name.lstrip("*"), f".{name}")
             files.below += [Below(folder, each, deep) for each in names if each]
+
+
+_LEAVES_OUT = re.compile(r":(?:[!^]|\((?:[a-z,]*,)?exclude\))")
 
 
 def _shown(files: Files, words: Sequence[Word]) -> None:
     """Note the files of revisions (``HEAD:f``), and those that patterns of git's match."""
     files.reads += filter(None, (path.rpartition(":")[2] for path in literal(words)))
     selected = Files()
-    _select(selected, [word for word in words if IS_GLOB.search(word.value) or ":(" in word.value])
+    patterns = [word for word in words if IS_GLOB.search(word.value) or ":(" in word.value]
+    _select(selected, [word for word in patterns if not _LEAVES_OUT.match(word.value)])
     files.reads += selected.changes
     files.below += [each._replace(reads=True) for each in selected.below]
 
