@@ -386,7 +386,10 @@ def _sed(arguments: Sequence[Word]) -> str:
     words = iter(arguments)
     for word in words:
         value = word.value
-        if word.loose or (value.startswith("-") and not word.exact and "=" not in value):
+        numeric = word.sample and not word.sample.startswith("-")
+        if (word.loose and not numeric) or (
+            value.startswith("-") and not word.exact and "=" not in value
+        ):
             return "sed gets arguments that are not literal"
         if named := re.fullmatch(r"-[nErsuz]*e|--expression", value):
             scripts += [script for script in (next(words, None),) if script is not None]
@@ -401,7 +404,8 @@ def _sed(arguments: Sequence[Word]) -> str:
             return "sed has an option that is not known"
         else:
             operands.append(word)
-    if not all(script.exact and is_plain_sed(script.value) for script in scripts or operands[:1]):
+    texts = [script.value if script.exact else script.sample for script in scripts or operands[:1]]
+    if not all(text and is_plain_sed(text) for text in texts):
         return "sed can run commands and write files by its script"
     return ""
 

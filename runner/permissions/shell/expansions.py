@@ -117,6 +117,8 @@ class Expansions(Tree):
         if node.type == "command_substitution":
             kind = self._printed(node)
             return "" if loop and kind == "path" else kind
+        if node.type == "arithmetic_expansion" or re.fullmatch("[0-9]+", text):
+            return "number"
         if loop and re.fullmatch(
             r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\.{1,2}|)/[A-Za-z0-9_./*?-]+", text
         ):
@@ -295,6 +297,10 @@ class Expansions(Tree):
     def prints(self, commands: Sequence[Node]) -> Printed:
         """Return what the last command of a pipe prints, "" if that is not known."""
         commands = list(commands)
+        whole = printed(" | ".join(map(self.text_of, commands))) if len(commands) > 1 else ""
+        if whole:
+            self.findings.trusts_output = True
+            return whole
         while len(commands) > 1 and passes_on(self.text_of(commands[-1])):
             commands.pop()
         last = commands[-1]

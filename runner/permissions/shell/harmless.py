@@ -446,8 +446,17 @@ _PRINTS: dict[Printed, tuple[str, ...]] = {
 _KNOWN_OUTPUTS = [(kind, re.compile("|".join(forms))) for kind, forms in _PRINTS.items()]
 
 
+# The numbers of the lines that fit.
+_LINES = re.compile(
+    rf"grep -[EFiwPx]*n[EFiwPx]*(?: -m ?1)?(?: -e)? (?:{_QUOTED}) {_FILE}(?: \| (?:head|tail) -n? ?[0-9]+)?"
+    r" \| cut -d ?['\"]?:['\"]? -f ?1(?: \| (?:head|tail) -n? ?[0-9]+)?"
+)
+
+
 def printed(command: str) -> Printed:
-    """Return what a simple command prints, "" if that is not known."""
+    """Return what a simple command or a known pipe prints, "" if that is not known."""
+    if _LINES.fullmatch(command):
+        return "number"
     return next((kind for kind, known in _KNOWN_OUTPUTS if known.fullmatch(command)), "")
 
 

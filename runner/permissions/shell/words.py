@@ -38,6 +38,7 @@ class Word:
     exact: bool = True  # the value is just what the program gets
     loose: bool = False  # it may become several words, or one that starts with "-"
     choices: tuple[str, ...] = ()  # globs for all that it may become; () if that is not known
+    sample: str = ""  # the value with 1 for each number, if nothing else in it is unknown
 
     @property
     def shown(self) -> str:
@@ -95,6 +96,7 @@ class Reader:
     pieces: list[str] = field(default_factory=list)  # of the value, so far
     exact: bool = True
     loose: bool = False
+    numbers: list[int] = field(default_factory=list)  # the pieces that are known to be numbers
     met: int = 0  # how many expansions were met
     bare: bool = False  # one of them is not quoted: bash makes words and paths of what it becomes
 
@@ -121,7 +123,13 @@ class Reader:
         if self.met != len(self.expansions):
             raise UnclearError("an expansion is in an unexpected place")
         source = unicode(self.text[start:end])
-        return Word(source, unicode("".join(self.pieces)), self.exact, self.loose)
+        value = unicode("".join(self.pieces))
+        if not self.numbers:
+            return Word(source, value, self.exact, self.loose)
+        for at in self.numbers:
+            self.pieces[at] = "1"
+        sample = unicode("".join(self.pieces)) if self.exact else ""
+        return Word(source, value, False, self.loose, sample=sample)
 
     def _double(self, at: int, end: int) -> int:
         """Read what is between double quotes. Return the position behind the closing one."""
@@ -157,7 +165,10 @@ class Reader:
             raise UnclearError("an expansion was not understood")
         self.visit(node)
         self.met += 1
-        self.exact = False
+        if self._becomes(at) == "number":
+            self.numbers.append(len(self.pieces))
+        else:
+            self.exact = False
         self.pieces.append(self.text[at : node.end_byte])
         return node.end_byte
 
