@@ -65,7 +65,8 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Iterator[LocalTools]:
-    tools = LocalTools(tmp_path / "home", tmp_path / "locks")
+    # Nobody tells its host that the worker is alive.
+    tools = LocalTools(tmp_path / "home", tmp_path / "locks", watchdog_seconds=300)
     yield tools
     tools.close()
 

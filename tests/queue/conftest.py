@@ -101,8 +101,10 @@ def connection(server: Server) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def notifier(connection: redis.Redis) -> RqNotifier:
-    return RqNotifier(connection)
+def notifier(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> RqNotifier:
+    with monkeypatch.context() as patched:  # one that waits longer for a starved server
+        patched.setattr("runner.queue.notify.ANSWER_SECONDS", 60.0)
+        return RqNotifier(connection)
 
 
 class Handler:
