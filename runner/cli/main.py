@@ -28,58 +28,58 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "Work": {
         "init": ("init.init", "Write a first job file for this repository"),
-        "run": ("work.run", "Submit a job and work it here to its end"),
-        "submit": ("work.submit", "Submit a job for workers"),
-        "worker": ("work.worker", "Work what is due, of all jobs"),
-        "pause": ("control.pause", "Let a job or a run wait"),
-        "resume": ("control.resume", "Let it go on"),
+        "run": ("work.run", "Submit a job and work on it here"),
+        "submit": ("work.submit", "Submit a job; workers do the work"),
+        "worker": ("work.worker", "Work on the due runs of all jobs"),
+        "pause": ("control.pause", "Pause a job or a run"),
+        "resume": ("control.resume", "Resume a paused job or run"),
         "cancel": ("control.cancel", "End a job or a run now"),
-        "retry": ("control.retry", "Let failed or stopped runs go on"),
+        "retry": ("control.retry", "Continue failed, cancelled or stopped runs"),
         "say": ("control.say", "Send a message to a run"),
-        "fork": ("control.fork", "Go on from a turn of a run as another run"),
-        "priority": ("control.priority", "A job's share of the workers' slots"),
-        "lane": ("control.lane", "How a job's model calls reach the API"),
-        "schedule": ("schedules.schedule", "Submit a job again and again"),
-        "finish-by": ("schedules.finish_by", "Move the end of a job's working time"),
+        "fork": ("control.fork", "Start a new run from a turn of another run"),
+        "priority": ("control.priority", "Show or change a job's share of the slots"),
+        "lane": ("control.lane", "Send a job's model calls one by one or in batches"),
+        "schedule": ("schedules.schedule", "Submit a job at the times of a cron expression"),
+        "finish-by": ("schedules.finish_by", "Set the time after which a job calls no model"),
     },
     "Watch": {
         "attach": ("attach.attach", "Watch a job live, and answer its questions"),
-        "list": ("listing.list_", "Jobs, or the runs of a job"),
-        "show": ("show.show", "All about a job, a run or a tool call"),
-        "events": ("show.events", "What happened in a run, or to a job; -f follows it"),
-        "transcript": ("transcript.transcript", "What was said and done in a run"),
-        "workers": ("system.workers", "The workers that are alive"),
-        "web": ("web.web", "Jobs and runs in a browser"),
+        "list": ("listing.list_", "List jobs, or the runs of a job"),
+        "show": ("show.show", "Show one job, run or tool call"),
+        "events": ("show.events", "Show the events of a run or a job; -f follows it"),
+        "transcript": ("transcript.transcript", "Show what was said and done in a run"),
+        "workers": ("system.workers", "List the workers that are alive"),
+        "web": ("web.web", "Show jobs and runs in a browser"),
     },
     "Answer": {
-        "notify": ("notices.notify", "Notices of a job: try them, list them"),
-        "approvals": ("approvals.approvals", "Tool calls that wait for a person"),
-        "approve": ("approvals.approve", "Let waiting calls run"),
-        "deny": ("approvals.deny", "Deny waiting calls"),
+        "notify": ("notices.notify", "Test and list the notices of a job"),
+        "approvals": ("approvals.approvals", "List tool calls that wait for approval"),
+        "approve": ("approvals.approve", "Approve waiting tool calls"),
+        "deny": ("approvals.deny", "Deny waiting tool calls"),
         "rules": ("rules.rules", "Check, list and revoke permission rules"),
     },
     "Results": {
-        "report": ("report.report", "What became of a job, and what to look at first"),
-        "results": ("outputs.results", "What runs have submitted, as JSON or CSV"),
-        "diff": ("outputs.diff", "What a run has changed"),
-        "patch": ("outputs.patch", "The changes as patches for `git am`"),
-        "workspace": ("outputs.workspace", "The folders that runs work in"),
-        "costs": ("costs.costs", "What model calls have cost"),
-        "budget": ("costs.budget", "What a job may cost; raise it"),
+        "report": ("report.report", "Report on a job: what to look at first"),
+        "results": ("outputs.results", "Export the results of runs as JSON or CSV"),
+        "diff": ("outputs.diff", "Show the files that a run changed"),
+        "patch": ("outputs.patch", "Write changes as patches for `git am`"),
+        "workspace": ("outputs.workspace", "List or remove the folders that runs work in"),
+        "costs": ("costs.costs", "Show what model calls cost"),
+        "budget": ("costs.budget", "Show or change what a job may cost"),
     },
     "Record": {
         "search": ("search.search", "Search all that runs said and did"),
-        "audit": ("audit.audit", "Questions about the record, and SQL over it"),
-        "export": ("exchange.export", "Write runs in a format that others read"),
-        "import": ("exchange.import_", "Read exported runs, or sessions of Claude Code"),
+        "audit": ("audit.audit", "Query the record of all jobs, also with SQL"),
+        "export": ("exchange.export", "Write runs to files for another program"),
+        "import": ("exchange.import_", "Import exported runs or Claude Code sessions"),
     },
     "System": {
         "doctor": ("system.doctor", "Check what Runner needs on this host"),
         "db": ("system.db", "Upgrade the database, or check it"),
         "prune": ("system.prune", "Remove jobs that ended long ago"),
-        "users": ("web.users", "Who may log in to `runner web`"),
-        "schema": ("system.schema", "The JSON Schema of job files, for editors"),
-        "completion": ("system.completion", "Completion for bash, zsh or fish"),
+        "users": ("web.users", "Manage who may log in to `runner web`"),
+        "schema": ("system.schema", "Print the JSON Schema of job files"),
+        "completion": ("system.completion", "Print completion for bash, zsh or fish"),
     },
 }
 _COMPLETE = "_RUNNER_COMPLETE"
@@ -145,19 +145,19 @@ class _Runner(click.Group):
 @global_options
 @click.version_option(runner.__version__, prog_name="runner", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Runs many Claude agents to their end, durably.
+    """Runs many Claude agents, each to its end, durably.
 
-    Everything that a run does is stored before its next step begins, so that nothing is lost when
-    a process dies, and everything can be looked at afterwards.
+    A job has one run for each of its items. Runner stores each step of a run before the next step
+    begins. Nothing is lost when a process dies, and you can inspect everything afterwards.
 
-    A JOB goes by its name, its key, `last` or an id; a RUN by JOB/ITEM or an id. The end of an id,
-    as tables show it, is enough.
+    Name a JOB by its name, its key, its id or `last` (the newest). Name a RUN by JOB/ITEM or its
+    id. The end of an id, as tables show it, is enough.
 
     \b
     Example:
-      runner run jobs/quickstart.toml      work a job here, to its end
-      runner list last                     its runs
-      runner transcript last/slugs         what was said and done in one
+      runner run jobs/quickstart.toml      submit a job and work on it here
+      runner list last                     list the runs of the newest job
+      runner transcript last/slugs         read the conversation of one run
     """
 
 
