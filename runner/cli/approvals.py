@@ -30,12 +30,13 @@ _LONGEST_KEY = 80
 def approvals(app: handle.App, id: str | None, as_json: bool) -> None:
     """List tool calls waiting for approval, grouped by request.
 
-    Runs that wait for an answer take no worker, and wait without a limit. A run includes the calls
-    of its sub-agents: "3.2 in its tree" is the second call of the third sub-agent.
+    A run that waits for an answer occupies no worker and waits as long as it takes, unless the job
+    file sets a limit. The calls of a run include those of its sub-agents: "3.2 in its tree" is the
+    second call of its third sub-agent.
 
-    A question whether a call runs again means that its worker died during the call, which may have
-    had effects outside the workspace (on_unknown = "ask"): `approve` restores the files and runs it
-    again, `deny` tells the model that its outcome is unknown, with your reason.
+    "run it again?" means that the worker died during the call, and that the call may have had
+    effects outside the workspace (on_unknown = "ask"). `approve` restores the files and runs the
+    call again. `deny` tells the model that the outcome is unknown, with your reason.
 
     \b
     Example:
@@ -88,17 +89,20 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in (
         with_app,
         json_option,
-        signed_with("Why; the model reads the reason of a denial."),
+        signed_with("Why; the model reads it if you deny."),
         click.option("--rule", metavar="RULE", help=rule),
         click.option(
             "--remember",
             type=click.Choice(["call", "run", "job", "always"]),
             default="call",
             show_default=True,
-            help="Answer this call only, or store a rule: for its run, its job, or all new jobs too.",
+            help="Answer this call only, or store a rule: for its run, its job, or also all new jobs.",
         ),
         click.option(
-            "--group", "group_key", metavar="TEXT", help="Only calls of this group: 'uv lock'."
+            "--group",
+            "group_key",
+            metavar="TEXT",
+            help="Only calls of this group, such as 'uv lock'.",
         ),
         click.argument("ids", type=JOB_OR_RUN, metavar="[ID]...", nargs=-1),
     ):
@@ -107,15 +111,16 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.option("--edit", metavar="INPUT", help="Run it with this input: JSON, or Bash's command.")
+@click.option("--edit", metavar="INPUT", help="New input: JSON, or the command for Bash.")
 @_answering
 def approve(app: handle.App, **options: Any) -> int:
     """Approve waiting tool calls: a call, a group, or all of a run or a job.
 
-    A run includes its sub-agents. With --edit a call runs with another input, and the model is
-    told. With --remember run or job, a rule is stored and at once answers all questions that it
-    covers; with always, it becomes a standing rule too (`runner rules standing`). Exits with 1 if
-    nothing changed: somebody else had answered, or the run has ended.
+    A run includes its sub-agents. With --edit the call runs with another input, and the model is
+    told so. With --remember run or job, Runner stores a rule, which at once answers all waiting
+    calls that it matches; with --remember always, it is also a standing rule (`runner rules
+    standing`). Exits with 1 if nothing changed, because somebody else had answered or the run has
+    ended.
 
     \b
     Example:

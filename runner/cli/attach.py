@@ -45,9 +45,10 @@ _BY_CTRL_C = "Ctrl-C in `runner run`"
 def attach(app: handle.App, job: str, quiet: bool, author: Author, as_json: bool) -> int:
     """Watch a job until every run has ended, without working on it.
 
-    At a terminal it is a live screen, which also asks about tool calls that need a person's approval: q
-    detaches, and the job goes on if a worker is alive. Elsewhere it prints a line for each thing that
-    matters and one with the numbers every ten seconds, until every run has ended or waits.
+    At a terminal, a live screen shows the job and asks about tool calls that wait for approval. q
+    leaves the screen; the job continues if a worker is alive. Without a terminal, `attach` prints a
+    line for each important event and a summary every ten seconds, until every run has ended or
+    waits.
 
     Exit codes are those of `runner run`; 0 after q.
 

@@ -48,7 +48,7 @@ def limit_option(default: int) -> Callable[[Command], Command]:
         show_default=True,
         metavar="N",
         callback=lambda _context, _parameter, value: value or None,
-        help="The most rows; 0: all.",
+        help="Print at most N rows; 0: all.",
     )
 
 
@@ -129,7 +129,7 @@ def _say_csv_row(values: Sequence[Any]) -> None:
 def audit() -> None:
     """Ask the record what agents did, who allowed it, and what it cost.
 
-    All questions take the same filters and print JSON, JSON lines or CSV. They change nothing.
+    All questions take the same filters, print a table, JSON, JSON lines or CSV, and change nothing.
 
     \b
     Example:
@@ -167,7 +167,8 @@ _pattern = click.argument("pattern", required=False)
 def tools() -> None:
     """Count tool calls by outcome.
 
-    Shows their total, average and longest time. Calls that a fork copied are not counted.
+    Also shows the total, average and longest time of the calls of each tool. Calls that a fork
+    copied are not counted.
 
     \b
     Example:
@@ -180,10 +181,10 @@ def tools() -> None:
 def commands() -> None:
     """List commands, and who allowed them.
 
-    All calls of Bash, the newest first, including calls that did not run. A PATTERN with a * is
-    matched like a Bash(…) rule, against each command of a script: 'git push *' finds `cd app && git
-    push origin`. Without a *, the command must contain all of its words. Only ':unanalyzable' finds
-    hidden commands (g\\it, $cmd), among the newest 1,000.
+    Lists all calls of Bash, the newest first, including calls that did not run. A PATTERN with a *
+    is matched like a Bash(…) rule, against each command of a script: 'git push *' finds `cd app &&
+    git push origin`. A PATTERN without a * finds commands that contain all its words.
+    ':unanalyzable' lists commands that hide what they run (g\\it, $cmd), among the newest 1,000.
 
     \b
     Example:
@@ -197,9 +198,9 @@ def commands() -> None:
 def files() -> None:
     """List who read or changed which file.
 
-    A line for each call and file, the newest first, from the inputs of tools, the arguments of
-    commands, and recorded trees of workspaces on this host. PATTERN is a path in which * stands for
-    anything, whole or from one of its folders on.
+    Lists one line for each call and file, the newest first. The files come from inputs of tools,
+    arguments of commands, and snapshots of workspaces on this host. PATTERN is a path or its end,
+    such as a file name; * stands for anything.
 
     \b
     Example:
@@ -213,9 +214,9 @@ def files() -> None:
 def connections() -> None:
     """List the hosts that calls reached or were refused.
 
-    The newest first, with bytes sent and received, for jobs whose sandbox names the hosts that may be
-    reached. Many connections of one call to the same port are one row. PATTERN is a host, or
-    HOST:PORT, in which * stands for anything.
+    Lists the newest first, with bytes sent and received, for jobs whose sandbox names the hosts
+    that calls may reach. After the first 100 connections of a call, those to the same port share a
+    row. PATTERN is HOST[:PORT]; * stands for anything.
 
     \b
     Example:
@@ -228,9 +229,9 @@ def connections() -> None:
 def errors() -> None:
     """Count errors, equal ones together.
 
-    Failed and stopped runs, failed model calls and failed tool calls. Errors that differ only in
-    numbers, ids, paths and items count as equal, as in `runner report`. The newest of each is
-    named: see it with `runner show`.
+    Counts failed and stopped runs, failed model calls and failed tool calls. Errors that differ
+    only in numbers, ids, paths and items count as equal, as in `runner report`. Each line names its
+    newest error: see it with `runner show`.
 
     \b
     Example:
@@ -241,7 +242,7 @@ def errors() -> None:
 
 @question(click.option("--each", is_flag=True, help="List every call by itself, the newest first."))
 def decisions() -> None:
-    """Count decisions on tool calls, with the rule or person behind them.
+    """Count decisions on tool calls, by rule or person.
 
     Shows the rule that decided, who wrote it, and who answered a question. The verdict of a call is
     allowed, denied, waiting (for an answer), undecided, or interrupted (its run ended first). The
@@ -272,8 +273,8 @@ def approvals() -> None:
 def limits() -> None:
     """List the limits that runs have reached.
 
-    Shows who let runs continue, and with which limits; the newest first. Runs that wait for their
-    job's budget are listed too.
+    Shows who continued each run, and with which new limits; the newest first. Runs that wait for
+    their job's budget are listed too.
 
     \b
     Example:
@@ -286,7 +287,7 @@ def limits() -> None:
 def models() -> None:
     """Show calls, failures and cost of each model.
 
-    Shows its calls and failures, the time of its replies, and its tokens.
+    Also shows how long replies took, and the tokens used.
 
     \b
     Example:
@@ -298,7 +299,9 @@ def models() -> None:
 @audit.command()
 @click.argument("sql", required=False)
 @click.option(
-    "--file", type=click.File("r", encoding="utf-8"), help="Read the SQL there; - is stdin."
+    "--file",
+    type=click.File("r", encoding="utf-8"),
+    help="Read the SQL from this file; - is stdin.",
 )
 @click.option(
     "--timeout",
@@ -306,23 +309,23 @@ def models() -> None:
     metavar="DURATION",
     default="30s",
     show_default=True,
-    help="How long it may take.",
+    help="Time limit of the query.",
 )
 @click.option(
     "--role",
     envvar="RUNNER_AUDIT_ROLE",
     metavar="NAME",
-    help="On Postgres, have only this role's rights (default: RUNNER_AUDIT_ROLE).",
+    help="On Postgres, use only this role's rights (default: RUNNER_AUDIT_ROLE).",
 )
 @limit_option(1_000)
 @format_options
 @with_app
 def sql(app: handle.App, sql: str | None, file: IO[str] | None, format: str, **bounds: Any) -> None:
-    """Ask with your own SELECT over the views that `runner audit views` lists.
+    """Run a SELECT of your own on the views of the record.
 
-    The SQL can only read: SQLite opens the file read-only, and Postgres runs one statement in a
-    read-only transaction that is rolled back. It is stopped if it takes too long or more than 1 GiB
-    of memory.
+    `runner audit views` lists the views. The SQL can only read: SQLite opens the file read-only,
+    and Postgres runs one statement in a read-only transaction that is rolled back. A query is
+    stopped after --timeout, or when it takes more than 1 GiB of memory.
 
     \b
     Example:

@@ -26,9 +26,9 @@ _MOST_DIGITS = 9  # that an INTEGER of the database can hold
 @_id_argument
 @changing
 def cancel(app: handle.App, id: str, author: Author, as_json: bool) -> None:
-    """End a run, or all runs of a job that have not ended. What they stored stays.
+    """End a run, or all runs of a job that have not ended. Everything stored stays.
 
-    A running model call or tool is cut within two seconds.
+    Model calls and tools that are running are cut off within two seconds.
 
     \b
     Example:
@@ -41,9 +41,9 @@ def cancel(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 @_id_argument
 @changing
 def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
-    """Let a run, or all runs of a job, wait until they are resumed.
+    """Pause a run, or all runs of a job, until `runner resume`.
 
-    A running one finishes its step first.
+    A run that is being worked on finishes its current step first.
 
     \b
     Example:
@@ -56,13 +56,13 @@ def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 @_id_argument
 @changing
 def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
-    """Let a paused run, or all paused runs of a job, go on.
+    """Resume a paused run, or all paused runs of a job.
 
-    Runs that wait for a person, or for their job's budget, go on with `runner approve` and
-    `runner budget` instead.
+    For runs that wait for a person use `runner approve`; for runs that wait for their job's budget,
+    `runner budget`.
 
-    Where runs wait for a workspace whose folder is here and has lost its id (`git clean` removes it),
-    the id is written into it again.
+    If a run waits because its workspace folder on this host has lost its id file (`git clean`
+    removes it), this command writes the id again.
 
     \b
     Example:
@@ -75,9 +75,7 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 @_id_argument
 @state_option
 @click.option("--failed", is_flag=True, help="The same as --state failed.")
-@click.option(
-    "--fresh", is_flag=True, help="Begin again as new runs, with nothing of the old ones."
-)
+@click.option("--fresh", is_flag=True, help="Start each item again, as a new run.")
 @click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
 @click.option(*("--tokens", "token_ceiling"), type=tokens, metavar="N", help="New limit of tokens.")
 @click.option(*("--usd", "cost_ceiling_usd"), type=usd, metavar="N", help="New limit of cost.")
@@ -93,9 +91,10 @@ def retry(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Let runs go on that failed, were cancelled or stopped by a limit.
+    """Continue runs that failed, were cancelled or were stopped by a limit.
 
-    They go on from what is stored; a limit that stopped them must be raised.
+    A run continues after its last stored step. If a limit stopped it, raise that limit with an
+    option.
 
     \b
     Example:
@@ -134,8 +133,8 @@ def priority(
 ) -> None:
     """Show a job's share of the workers' slots, or change it.
 
-    N is low (1), normal (4), high (16) or another number: a job with twice the number of another has
-    twice its slots while both have work.
+    N is low (1), normal (4), high (16) or another number. A job with twice the priority of another
+    gets twice as many slots while both have work.
 
     \b
     Example:
@@ -157,8 +156,8 @@ def priority(
 def lane(app: handle.App, job: str, to: Lane | None, author: Author, as_json: bool) -> None:
     """Show how a job's model calls reach the API, or change it.
 
-    LANE is realtime (one by one), batch (in Message Batches, at half the price) or auto (batch while
-    there is time). Calls that are in a batch stay there.
+    LANE is realtime (one by one), batch (in Message Batches, at half the price) or auto (batch
+    while there is time). Calls already in a batch stay there.
 
     \b
     Example:
@@ -220,7 +219,8 @@ def note_unworked(job_id: str | None) -> None:
 @click.argument("text")
 @changing
 def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> None:
-    """Send a message to a run. It reads it at its next turn; one that has ended starts again.
+    """Send a message to a run. The run reads the message at its next turn. A run that has ended
+    continues.
 
     \b
     Example:
@@ -237,17 +237,18 @@ def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> 
 
 @click.command()
 @click.argument("turn", type=RUN, metavar="RUN@TURN")
-@click.option("--say", "text", metavar="TEXT", help="What to tell the new run.")
+@click.option("--say", "text", metavar="TEXT", help="Send this message to the new run.")
 @click.option("--model", metavar="MODEL", help="The model that the new run calls.")
 @changing
 def fork(
     app: handle.App, turn: str, text: str | None, model: str | None, author: Author, as_json: bool
 ) -> None:
-    """Go on from a turn of a run as another run, with its messages and its files.
+    """Start a new run of the same job that continues after a turn of another run.
 
-    The new run is of the same job, and has the limits of the other to itself. The other stays as it
-    is, and may still be running: any turn of it that has ended will do, and 0 is before the first.
-    After a last word, --say what to do next. In a shared workspace the files are as they are now.
+    The new run starts with the messages and files of that turn (in a shared workspace: the files as
+    they are now). It has the same limits; its tokens and cost start at zero. The other run does not
+    change and may still be running. TURN is any turn that has ended; 0 is before the first. After a
+    turn with a final answer, the new run needs --say.
 
     \b
     Example:

@@ -37,8 +37,8 @@ from runner.errors import UsageError
 @click.option(
     "--by",
     type=click.Choice(BY),
-    help="A line for each of these (default: job; of one job: run). A tree is the run of an item with "
-    "the sub-agents that it has started. Days are UTC.",
+    help="Print one line for each of these (default: job; with JOB: run). A tree is an item's run with "
+    "its sub-agents. Days are in UTC.",
 )
 @filters("run", "since", "until", "tool", "item", "model", "state")
 @format_option
@@ -47,17 +47,17 @@ from runner.errors import UsageError
 def costs(
     app: handle.App, job: str | None, by: By | None, only: Any, format: str | None, as_json: bool
 ) -> None:
-    """Say what model calls have used and cost, of all jobs or of one.
+    """Show what model calls used and cost, for all jobs or for one.
 
-    Costs are list prices times tokens, not an invoice. They exclude calls under way, and calls
-    of unknown usage, which are shown apart with the most that they can have cost. A model
-    without a price is named; RUNNER_PRICES can name a file that has one.
+    Costs are tokens times list prices, not an invoice. They exclude calls that are running, and
+    calls of unknown usage, which are shown apart with the most that they can have cost. If a model
+    has no price, the output names it; RUNNER_PRICES can name a file with prices.
 
-    Of one job it also says what was lost to expired caches, to calls that were made again and to
-    failed items, and which changes would have cost less.
+    For one job the output also says what expired caches, repeated calls and failed items cost, and
+    which changes to the job would have cost less.
 
-    With a filter or a format it prints the lines alone, the most expensive first. With --tool only
-    turns that called the tool count.
+    With a filter or a format, only the table is printed, the most expensive line first. With
+    --tool, only turns that called the tool count.
 
     \b
     Example:
@@ -113,16 +113,18 @@ def costs(
     is_flag=False,
     flag_value=EVERY_CALL,
     metavar="[RUN/NUMBER]",
-    help="Release the charge for the unknown usage of a model call that has ended, by its run and its "
-    "number there, or of all: you know that it did not cost it.",
+    help="Release the charge of an ended model call with unknown usage (call NUMBER of RUN), or of "
+    "all such calls: you know that they cost less.",
 )
-@click.option("--all", "of_all", is_flag=True, help="The cap on all jobs together, of each day.")
-@click.option("--per", type=click.Choice(["day"]), help="With --all: what --usd is for.")
+@click.option(
+    "--all", "of_all", is_flag=True, help="Show or change the daily cap of all jobs together."
+)
+@click.option("--per", type=click.Choice(["day"]), help="With --all: the period that --usd is for.")
 @click.option(
     "--tz",
     "zone",
     metavar="ZONE",
-    help="With --all: the time zone of its days (default: this host's).",
+    help="With --all: the time zone of the days (default: this host's).",
 )
 @click.option("--remove", is_flag=True, help="With --all: remove the cap.")
 @changing
@@ -139,14 +141,15 @@ def budget(
     author: Author,
     as_json: bool,
 ) -> None:
-    """Show the budget of a job (its cap, and what is spent and reserved), or change the cap. With --all:
-    the cap on what all jobs together cost on a day.
+    """Show the budget of a job (its cap, and what is spent and reserved), or change the cap. With
+    --all: the cap on what all jobs together cost on a day.
 
-    Runs that wait for the budget continue when it is raised. Reserved is the most that calls under way
-    can use. A call with unknown usage counts as the most that it can have used, until a person writes
-    that off. What was written off no longer counts.
+    Runs that wait for the budget continue when you raise it. Reserved is the most that running
+    calls can use. A call of unknown usage is charged the most that it can have used, until you
+    write the charge off.
 
-    Runs that have no room in the day's cap continue at midnight, or when it is raised or removed.
+    Runs for which the day's cap has no room continue at midnight, or when you raise or remove the
+    cap.
 
     \b
     Example:

@@ -33,13 +33,13 @@ _SECRETS = "what was said and read is in it, secrets among it"
     "--format",
     "shape",
     type=click.Choice(["jsonl", "claude-code"]),
-    help="What the files are (default: what they look like).",
+    help="Format of the files (default: detected).",
 )
 @click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="All sessions that Claude Code has kept here, in ~/.claude/projects or CLAUDE_CONFIG_DIR.",
+    help="All sessions of Claude Code on this host: ~/.claude/projects or CLAUDE_CONFIG_DIR.",
 )
 @signed
 @json_option
@@ -54,12 +54,12 @@ def import_(
 ) -> int:
     """Import runs from `runner export`, or sessions of Claude Code.
 
-    Each file is checked before anything of it is stored; a file with a bad line is refused whole,
-    and the others are imported. Stored rows do not change, so a file can be imported again. A run
-    that had not ended is cancelled here: it continues where it was exported. Sessions become runs
-    of a job named claude-code, with their project as item; the files of a session's agents come
-    with it. For a DIR all files in it and below are imported; those already imported and unchanged
-    are skipped.
+    Runner checks each file before it stores anything of it, refuses a file with a bad line, and
+    imports the others. Stored rows do not change, so you can import a file again. A run that had
+    not ended is cancelled here; it can continue where it was exported. A session becomes a run of a
+    job named claude-code, with its project as item; the sub-agents of a session are imported with
+    it. For a DIR, Runner imports all files in it and its sub-folders, but skips unchanged ones that
+    it has imported before.
 
     \b
     Example:
@@ -170,8 +170,8 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
     type=click.Choice(["jsonl", "messages", "atif", "claude-code"]),
     default="jsonl",
     show_default=True,
-    help="Runner's own (all of it), the Messages API's list, a trajectory (ATIF 1.7), or a session of "
-    "Claude Code's.",
+    help="Runner's own format (complete), messages as in the Messages API, an ATIF 1.7 trajectory, or "
+    "a session of Claude Code.",
 )
 @click.option(
     "-o",
@@ -179,17 +179,17 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
     "path",
     type=click.Path(path_type=Path),
     metavar="FILE|DIR",
-    help="Where to write to (default: stdout). A job in another format than jsonl needs a folder.",
+    help="File or folder (default: stdout). A job needs a folder in all formats but jsonl.",
 )
 @with_app
 def export(
     app: handle.App, id: str, shape: exchange.ExportFormat | Literal["jsonl"], path: Path | None
 ) -> None:
-    """Write a run, or a job with its runs, in a format that others read.
+    """Write a run, or a job with all its runs, to files.
 
-    `jsonl` loses nothing: `runner import` restores it in another database. The other formats are
-    for other programs, one file for each run. All contain the conversation and tool output with any
-    secrets in them: only their owner can read the files.
+    A `jsonl` file is complete: `runner import` restores it in another database. The other formats
+    are for other programs, with one file for each run. All formats contain the conversation and the
+    tool output, secrets included, so only you can read the files.
 
     \b
     Example:

@@ -35,8 +35,8 @@ from runner.settings import Settings
 def init(settings: Settings, template: app_init.Template, output: Path | None) -> None:
     """Write a first job file for this repository: prompt, items, rules, limits and `verify`.
 
-    It looks at the files here for the language and the test command, asks what to do, to which
-    files, and which command says that the work is right, and checks what it has written. Without
+    `init` finds the language and the test command of the files here. It asks what to do, in which
+    files, and which command checks the work; then it writes the job file and validates it. Without
     a terminal it asks nothing and uses what it found.
 
     \b

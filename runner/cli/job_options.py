@@ -86,12 +86,14 @@ def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--budget", hidden=True, expose_value=False, callback=refuse_budget),
         click.option("--sample", type=count, metavar="N", help=f"Only N items, {spread}."),
         click.option("--first", type=count, metavar="N", help="Only the first N items."),
-        click.option("--only", multiple=True, metavar="KEY", help="Only this item (repeatable)."),
+        click.option(
+            "--only", multiple=True, metavar="KEY", help="Only the item with this key (repeatable)."
+        ),
         click.option(
             "--pilot",
             type=count,
             metavar="N",
-            help="Work N items first, spread over all; the others wait for `runner resume JOB`.",
+            help="Work on N items first, spread over all; the others wait for `runner resume JOB`.",
         ),
         quiet_option,
     ):

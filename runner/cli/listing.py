@@ -24,11 +24,15 @@ from runner.errors import UsageError
     "--tree",
     "whole_trees",
     is_flag=True,
-    help="The runs of a job, or of the newest, with the sub-agents that they have started.",
+    help="List the runs of a job (default: the newest), with their sub-agents below them.",
 )
 @filters("since", "until")
-@click.option("--after", type=RUN, default="", metavar="RUN", help="Only the runs after this one.")
-@click.option("--all", "every", is_flag=True, help="All runs of the job; as JSON one a line.")
+@click.option(
+    "--after", type=RUN, default="", metavar="RUN", help="Only the runs listed after this one."
+)
+@click.option(
+    "--all", "every", is_flag=True, help="List all runs of the job; with --json, one a line."
+)
 @json_option
 @with_app
 def list_(
@@ -41,17 +45,18 @@ def list_(
     every: bool,
     as_json: bool,
 ) -> None:
-    """List the jobs, or the runs of a job: the first 200, and with --all every one as it is read.
+    """List the jobs, or the runs of a job: the first 200, or all with --all.
 
-    The runs are the items'. Their usage and denials include their sub-agents'; with --tree
-    sub-agents have lines of their own, and each run shows only its own numbers.
+    A job has one run for each item. The usage and denials of a run include its sub-agents. With
+    --tree, sub-agents have lines of their own, and each run shows only its own numbers.
 
-    A job whose runs wait for the times of its model calls says until when, and a job that Runner has
-    paused says why. Once 3 of its runs are finished, a job says what it is expected to cost in all and
-    when it ends, with ranges that hold in 9 of 10 cases.
+    For a job, the list says until when it makes no model calls (`not_before`, `window`), or why
+    Runner paused it. Once 3 runs of a job have finished, it gives the expected total cost and end,
+    with ranges that hold in 9 of 10 cases.
 
-    A run whose worker is dead is shown as interrupted, and a due run is marked while no worker is
-    alive. In JSON that is shown_state; state is the stored one, which --state filters by.
+    A run whose worker died is shown as interrupted, and a due run is marked if no worker is alive.
+    In JSON, `shown_state` is the state as shown here, and `state` the stored one, which --state
+    filters by.
 
     \b
     Example:

@@ -20,7 +20,7 @@ from runner.settings import Settings
 
 @click.group()
 def notify() -> None:
-    """Notices of a job's events ([notify] in its job file): try them, and list them.
+    """Test and list the notices that a job sends about its events ([notify] in its job file).
 
     \b
     Example:
@@ -30,13 +30,18 @@ def notify() -> None:
 
 @notify.command()
 @click.argument("spec", metavar="FILE|JOB")
-@click.option("--event", type=click.Choice(EVENTS), default="done", help="The event to send.")
+@click.option(
+    "--event",
+    type=click.Choice(EVENTS),
+    default="done",
+    help="Event of the notice (default: done).",
+)
 @json_option
 @with_settings
 def test(settings: Settings, spec: str, event: NoticeEvent, as_json: bool) -> int:
-    """Send a test notice through each channel of a job file or job, from this host and environment.
+    """Send a test notice through each channel of a job.
 
-    Exits with 1 if one could not be sent.
+    Sends from this host with its environment. Exits with 1 if a notice could not be sent.
 
     \b
     Example:

@@ -152,18 +152,18 @@ def _time(text: str) -> float:
 
 
 _FILTERS: dict[str, dict[str, Any]] = {
-    "job": {"type": JOB, "metavar": "ID", "help": "Only of this job."},
-    "run": {"type": RUN, "metavar": "ID", "help": "Only of this run and its sub-agents."},
+    "job": {"type": JOB, "metavar": "ID", "help": "Only this job."},
+    "run": {"type": RUN, "metavar": "ID", "help": "Only this run and its sub-agents."},
     "since": {
         "type": _time,
         "metavar": "TIME",
-        "help": "Only from this time on: 2026-11-22T22:00 or 2026-11-22 (here), yesterday, 12h (ago).",
+        "help": "Only since this time: 2026-11-22T22:00 or 2026-11-22 (local), yesterday, 12h (ago).",
     },
-    "until": {"type": _time, "metavar": "TIME", "help": "Only before this time."},
-    "tool": {"metavar": "NAME", "help": "Only of this tool."},
-    "item": {"metavar": "KEY", "help": "Only of runs of this item, sub-agents too."},
-    "model": {"metavar": "NAME", "help": "Only of this model, as the API names it."},
-    "state": {"type": _State(STATES), "help": "Only of runs in this state."},
+    "until": {"type": _time, "metavar": "TIME", "help": "Only before this time, as for --since."},
+    "tool": {"metavar": "NAME", "help": "Only this tool."},
+    "item": {"metavar": "KEY", "help": "Only runs of this item and their sub-agents."},
+    "model": {"metavar": "NAME", "help": "Only this model, as the API names it."},
+    "state": {"type": _State(STATES), "help": "Only runs in this state."},
 }
 
 
@@ -207,14 +207,14 @@ slots_option = click.option(
     default=16,
     show_default=True,
     metavar="N",
-    help="Runs worked at once in this process.",
+    help="The most runs at once in this process.",
 )
 log_format_option = click.option(
     "--log-format",
     type=click.Choice(LOG_FORMATS),
     expose_value=False,
     callback=_remember,
-    help="Lines of the log (default: RUNNER_LOG_FORMAT, else text).",
+    help="Format of the log (default: RUNNER_LOG_FORMAT, else text).",
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 output_option = click.option(
@@ -222,7 +222,7 @@ output_option = click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write to this file.",
+    help="Write to this file (default: stdout).",
 )
 
 

@@ -52,22 +52,22 @@ _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
 @click.command()
 @click.argument("run", type=RUN)
 @click.option(
-    "--turn", type=click.IntRange(1), metavar="N", help="Only what was changed in that turn."
+    "--turn", type=click.IntRange(1), metavar="N", help="Show only the changes of turn N."
 )
-@click.option("--stat", is_flag=True, help="Only the summary: the lines changed per file.")
+@click.option("--stat", is_flag=True, help="Print only the summary: the lines changed per file.")
 @click.option(
-    "--binary", is_flag=True, help="Only the patch, binary files too, as `git apply` takes it."
+    "--binary", is_flag=True, help="Print only a patch for `git apply`, with binary files."
 )
-@click.option("--no-pager", is_flag=True, help="Print it at once, also at a terminal.")
+@click.option("--no-pager", is_flag=True, help="Use no pager at a terminal.")
 @with_app
 def diff(
     app: handle.App, run: str, turn: int | None, stat: bool, binary: bool, no_pager: bool
 ) -> None:
-    """Show the recorded changes of a run in its workspace since its first turn: a summary, in which a
-    binary file is one line, then the lines.
+    """Show the changes that a run made to its files: a summary with one line per file, then the
+    changed lines.
 
-    It needs a workspace of the run's own (mode "git" or "copy"). Into a file or a pipe it is written
-    byte for byte; a terminal shows it in colours (NO_COLOR: none), with control characters visible.
+    The run needs a workspace of its own (mode "git" or "copy"). A file or a pipe gets the changes
+    byte for byte; a terminal shows colours (NO_COLOR: none) and makes control characters visible.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def diff(
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     metavar="DIR",
-    help="The folder to write to; it is made.",
+    help="The folder to write to; created if missing.",
 )
 @click.option(
     "--format",
@@ -109,12 +109,12 @@ def diff(
     type=click.Choice(["am", "preds"]),
     default="am",
     show_default=True,
-    help="A file for each run that `git am` takes, or one file of predictions for SWE-bench's tools.",
+    help="am: a patch for each run, for `git am`; preds: one file of predictions for SWE-bench's tools.",
 )
 @state_option
-@click.option("--all", "every", is_flag=True, help="Every run that has ended, failed ones too.")
+@click.option("--all", "every", is_flag=True, help="Include failed, cancelled and stopped runs.")
 @click.option(
-    "--clean", is_flag=True, help="Remove older patches from the folder; of a RUN only its own."
+    "--clean", is_flag=True, help="Remove old patches from the folder; with RUN only its own."
 )
 @json_option
 @with_app
@@ -128,11 +128,11 @@ def patch(
     clean: bool,
     as_json: bool,
 ) -> int:
-    """Write what a run, or each run of a job that has succeeded, has changed.
+    """Write the changes of a run, or of each succeeded run of a job, to files.
 
-    A patch is one commit on top of the job's base, with the message and the author of the one
-    that the run was delivered in. Runs that changed nothing are named; they get no patch, and a
-    prediction that is empty.
+    A patch is one commit on top of the job's base, with the message and the author of the commit
+    that delivered the run. Runs that changed nothing are named; they get no patch, or an empty
+    prediction.
 
     \b
     Example:
@@ -174,7 +174,7 @@ def patch(
     "--format",
     "shape",
     type=click.Choice(["jsonl", "json", "csv"]),
-    help="By default that of the file's name, else jsonl.",
+    help="The format (default: by the name of FILE, else jsonl).",
 )
 @state_option
 @with_app
@@ -187,8 +187,8 @@ def results(
 ) -> None:
     """Export the results that the runs of a job have submitted (`output_schema`).
 
-    There is a line for each run, also for those without a result. In CSV each property of the
-    results is a column; what a spreadsheet would take for a formula has a ' in front.
+    Each run has one line, even if it has no result. In CSV each property of the results is a
+    column, and a ' precedes text that a spreadsheet would take for a formula.
 
     \b
     Example:
@@ -233,12 +233,14 @@ def _cell(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-_job_option = click.option("--job", type=JOB, metavar="JOB", help="Only of this job's runs.")
+_job_option = click.option(
+    "--job", type=JOB, metavar="JOB", help="Only workspaces of this job's runs."
+)
 
 
 @click.group()
 def workspace() -> None:
-    """The workspaces that runs have of their own on this host (modes "git" and "copy").
+    """List or remove the workspaces of runs on this host (modes "git" and "copy").
 
     \b
     Example:
@@ -252,7 +254,7 @@ def workspace() -> None:
 @json_option
 @with_app
 def list_(app: handle.App, job: str | None, state: RunStatus | None, as_json: bool) -> None:
-    """List workspaces: whose they are, how large, and what in them is saved nowhere else.
+    """List workspaces: run, size, and work that is saved nowhere else.
 
     \b
     Example:
@@ -269,14 +271,16 @@ def list_(app: handle.App, job: str | None, state: RunStatus | None, as_json: bo
 
 @workspace.command()
 @_job_option
-@click.option("--force", is_flag=True, help="Also those with work that is saved nowhere else.")
+@click.option(
+    "--force", is_flag=True, help="Also remove those with work that is saved nowhere else."
+)
 @changing
 def prune(app: handle.App, job: str | None, force: bool, author: Author, as_json: bool) -> None:
     """Remove the workspaces of runs that have ended.
 
-    A workspace with work that is saved nowhere else is kept, with the reason; --force removes it.
-    Branches and recorded files stay: a resumed run gets its workspace back. Workspaces of runs that
-    have not ended are never removed.
+    Runner keeps a workspace with work that is saved nowhere else, and says why; --force removes it.
+    Branches and snapshots stay, so a continued run gets its workspace back. The workspace of a run
+    that has not ended is never removed.
 
     \b
     Example:

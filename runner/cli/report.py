@@ -39,9 +39,9 @@ _MOST_DENIALS = 10
 )
 @with_app
 def report(app: handle.App, job: str, output: Path | None, html: Path | None) -> None:
-    """Report on a job in Markdown: what to look at first, failures by what they have in common, and
-    for each run its outcome, changes, verification, cost, time, denials and approvals. With --html
-    a page for the browser, or for a mail, that needs nothing else.
+    """Report on a job in Markdown: what to look at first, failures grouped by message, and for each
+    run its outcome, changes, verification, cost, time, denials and approvals. --html writes a
+    self-contained page instead, to open in a browser or to mail.
 
     Text from models, tools and repositories is shown as code, so that it has no effect.
 

@@ -20,7 +20,8 @@ from runner.settings import Settings
 
 @click.group()
 def rules() -> None:
-    """Permission rules: check them against calls, list and revoke a job's, and set some for all jobs.
+    """Check, list and revoke the permission rules of a job, and set standing rules for all new
+    jobs.
 
     \b
     Example:
@@ -33,18 +34,16 @@ def rules() -> None:
 @rules.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
-@click.option(
-    "--agent", metavar="TYPE", help="As a sub-agent of this type, started by an item's run."
-)
+@click.option("--agent", metavar="TYPE", help="Check calls of an item's sub-agent of this type.")
 @json_option
 @with_settings
 def check(
     settings: Settings, spec: Path, calls: tuple[str, ...], agent: str | None, as_json: bool
 ) -> None:
-    """Say what a job file's rules would make of calls, and why; without calls, list the rules.
-    The standing rules that the job would get are included.
+    """Print how a job file's rules decide tool calls.
 
-    A call is written as a rule is: a tool with what it is called with. Nothing is run or stored.
+    Without CALL, lists the rules. Standing rules that the job would get are included. Write a CALL
+    like a rule: the tool, then its input in parentheses. Nothing is run or stored.
 
     \b
     Example:
@@ -81,8 +80,10 @@ def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:
 @json_option
 @with_app
 def list_(app: handle.App, job: str, as_json: bool) -> None:
-    """List the rules that a job has or had, in order, with who added them and where from: for one
-    that was remembered, the tool call whose answer it was.
+    """List the present and past rules of a job in order.
+
+    Shows who added each rule and where it comes from; for a remembered rule, the tool call that was
+    answered.
 
     \b
     Example:
@@ -114,17 +115,17 @@ def list_(app: handle.App, job: str, as_json: bool) -> None:
 @click.argument("job", type=JOB)
 @click.argument("position", type=click.IntRange(0, 2**31 - 1))
 @click.option(
-    "--force", is_flag=True, help="Also a rule that the job was submitted with, a denial too."
+    "--force", is_flag=True, help="Also revoke a rule of the submitted job, even a denial."
 )
 @changing
 def revoke(
     app: handle.App, job: str, position: int, force: bool, author: Author, as_json: bool
 ) -> None:
-    """Let a remembered rule of a job hold no longer. What it has decided stands.
+    """Revoke a remembered rule of a job. Its past decisions stand.
 
     POSITION is the one that `runner rules list` shows. Rules that the job was submitted with are
-    revoked only with --force. None holds again. Questions that wait are looked at again with the
-    rules that are left.
+    revoked only with --force. You cannot undo this. Waiting calls are decided again by the
+    remaining rules.
 
     \b
     Example:
@@ -140,7 +141,7 @@ def revoke(
 
 @rules.group()
 def standing() -> None:
-    """Standing rules: each new job gets a copy. Jobs that were submitted before do not change.
+    """Manage standing rules: each new job gets a copy. Jobs submitted before do not change.
 
     \b
     Example:
@@ -155,8 +156,8 @@ def standing() -> None:
 def add(app: handle.App, effect: Effect, rule: str, author: Author, as_json: bool) -> None:
     """Copy a rule into each job that is submitted from now on.
 
-    The reason is shown with its decisions, also to the model. An allow rule ranks above the ask
-    rules of a job, as a remembered rule does, and below every deny rule.
+    People and the model see the reason with each decision of the rule. An allow rule ranks above
+    the ask rules of a job, as a remembered rule does, and below every deny rule.
 
     \b
     Example:
@@ -174,7 +175,9 @@ def add(app: handle.App, effect: Effect, rule: str, author: Author, as_json: boo
 @json_option
 @with_app
 def list_standing(app: handle.App, removed: bool, as_json: bool) -> None:
-    """List the standing rules: who added each, when and why; for a remembered one, the call.
+    """List the standing rules.
+
+    Shows who added each rule, when and why; for a remembered rule, the tool call that was answered.
 
     \b
     Example:
@@ -201,8 +204,8 @@ def list_standing(app: handle.App, removed: bool, as_json: bool) -> None:
 def remove(app: handle.App, id: int, author: Author, as_json: bool) -> None:
     """Stop copying a standing rule into new jobs. It stays on record.
 
-    ID is the one that `runner rules standing list` shows. Jobs that have a copy keep it: see `runner
-    rules revoke`.
+    ID is the one that `runner rules standing list` shows. Jobs that have a copy keep it: see
+    `runner rules revoke`.
 
     \b
     Example:

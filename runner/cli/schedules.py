@@ -33,8 +33,9 @@ _id_argument = click.argument("id", metavar="ID")
 def schedule() -> None:
     """Submit a job again and again, at the times of a cron expression.
 
-    A schedule is stored in the database, and any worker submits its job when it is due. It keeps the job
-    file as it was when the schedule was added: to use a changed file, remove it and add it again.
+    The database stores the schedule, and any running worker submits the job when it is due. A
+    schedule keeps a copy of the job file: after you change the file, remove the schedule and add it
+    again.
 
     \b
     Example:
@@ -44,8 +45,10 @@ def schedule() -> None:
 
 @schedule.command("add")
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--cron", metavar="EXPR", required=True, help="Minute, hour, day, month, weekday.")
-@click.option("--tz", "zone", metavar="ZONE", help="Its time zone (default: this host's).")
+@click.option(
+    "--cron", metavar="EXPR", required=True, help="Minute, hour, day of month, month, weekday."
+)
+@click.option("--tz", "zone", metavar="ZONE", help="Time zone of --cron (default: this host's).")
 @signed
 @json_option
 @with_settings
@@ -69,11 +72,11 @@ def add(
 
 
 @schedule.command("list")
-@click.option("--all", "removed", is_flag=True, help="Removed schedules too.")
+@click.option("--all", "removed", is_flag=True, help="Include removed schedules.")
 @json_option
 @with_app
 def list_(app: handle.App, removed: bool, as_json: bool) -> None:
-    """List the schedules. In JSON each has the changes that people made to it, and who did.
+    """List the schedules. The JSON of each schedule includes who changed it, and how.
 
     \b
     Example:
@@ -100,7 +103,7 @@ def _row(each: Mapping[str, Any]) -> Sequence[Any]:
 @_id_argument
 @changing
 def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
-    """Let a schedule submit nothing until it is resumed.
+    """Pause a schedule: it submits nothing until `runner schedule resume`.
 
     \b
     Example:
@@ -113,7 +116,7 @@ def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 @_id_argument
 @changing
 def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
-    """Let a paused schedule go on with its next time. Those that it missed are left out.
+    """Resume a paused schedule at its next time. Times that it missed are skipped.
 
     \b
     Example:
@@ -147,7 +150,9 @@ def _say(found: Mapping[str, Any], words: str, as_json: bool) -> None:
 @click.argument("time")
 @changing
 def finish_by(app: handle.App, job: str, time: str, author: Author, as_json: bool) -> None:
-    """Let model calls of a job begin until another time; runs that wait since the old one go on.
+    """Set the time after which a job begins no model call.
+
+    Runs that wait because the old time has passed continue.
 
     \b
     Example:

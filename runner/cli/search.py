@@ -30,16 +30,23 @@ def _sources(text: str) -> tuple[str, ...]:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("text", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--without", multiple=True, metavar="WORD", help="Not this word (or phrase); repeatable."
+    "--without",
+    multiple=True,
+    metavar="WORD",
+    help="Leave out texts with this word or phrase; repeatable.",
 )
-@click.option("--exact", metavar="TEXT", help="This text too, letter by letter, anywhere.")
+@click.option("--exact", metavar="TEXT", help="Only texts that contain this, letter by letter.")
 @click.option(
-    "--in", "sources", type=_sources, metavar="KINDS", help=f"Only in these: {','.join(SOURCES)}."
+    "--in",
+    "sources",
+    type=_sources,
+    metavar="KINDS",
+    help=f"Search only these: {','.join(SOURCES)}.",
 )
 @click.option(
     "--role",
     type=click.Choice(ROLES),
-    help="Only what the model or its user said; of imported sessions: a person, a machine, a peer.",
+    help="Only texts of this speaker; the last three are in imported sessions only.",
 )
 @search_options
 @limit_option(20)
@@ -48,7 +55,7 @@ def _sources(text: str) -> tuple[str, ...]:
     type=click.IntRange(0, MOST_ROWS),
     default=0,
     metavar="N",
-    help="Leave out this many at first.",
+    help="Skip the first N rows.",
 )
 @format_options
 @with_app
@@ -64,12 +71,12 @@ def search(
     offset: int,
     format: str,
 ) -> None:
-    """Search everything that runs said, thought, ran and were answered, the best matches first.
+    """Search conversations, thinking, and the inputs and outputs of tools; the best matches first.
 
-    TEXT is words that must all be there, in any order; "a phrase" in quotes of its own; the beginning
-    of words as in time*; and NOT word for what must not be there. Case and accents do not count. Words
-    with _ / . or - between them are a phrase, and so is a command with options (rm -rf). An --exact text
-    counts letter by letter.
+    A match contains all words of TEXT, in any order. TEXT may also have "a phrase" in quotes of its
+    own, the beginning of a word (time*), and NOT before a word that a match must not contain. Case
+    and accents do not count. Words joined by _ / . or - are a phrase, and so is a command with
+    options (rm -rf). --exact compares letter by letter.
 
     \b
     Example:

@@ -276,8 +276,8 @@ def _say_call(call: dict[str, Any]) -> None:
 
 @click.command()
 @click.argument("id", type=JOB_OR_RUN, metavar="RUN|JOB")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
-@click.option("--tree", "whole_tree", is_flag=True, help="Of the run and its sub-agents together.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends, with live text.")
+@click.option("--tree", "whole_tree", is_flag=True, help="Include the run's sub-agents.")
 @filters("since", "until", "tool", "model")
 @format_option
 @json_option
@@ -291,21 +291,22 @@ def events(
     format: str | None,
     as_json: bool,
 ) -> None:
-    """Show what happened in a run, step by step; of a job, what was done to it and its runs.
+    """Show what happened in a run, step by step, or what people and Runner did to a job and its
+    runs.
 
-    Of a job it shows who submitted it, and every change since: who made it (`runner` is what Runner
-    does by itself), when, why, and the values before and after.
+    For a job it shows who submitted it, and each change since: who made it (`runner` is Runner
+    itself), when, why, and the old and new values.
 
-    With -f it goes on until the run has ended: a line for each event that matters, and the model's text as
-    it is written. With --json -f each line is an object, and every event has one.
+    -f follows a run until it ends, with a line for each important event and the model's text as it
+    is written. With --json -f, each line is an object, and no event is left out.
 
-    With --tree it shows the run and all its sub-agents, in order of time. The label before an event's
-    type is the sub-agent: 3 is the run's third, 3.1 the first of that one. The label after it is the
-    tool call: 3.2 is the second call of sub-agent 3. JSON has it as `label`; an event without a call
-    has its run's label.
+    --tree shows the run and its sub-agents in order of time. The label before an event's type is
+    the sub-agent: 3 is the third sub-agent of the run, 3.1 the first sub-agent of 3. The label
+    after the type is the tool call: 3.2 is the second call of sub-agent 3. In JSON the label of the
+    call, or else of the sub-agent, is `label`.
 
-    With a filter or a format it is a table of one run and of the changes of its job, with what model
-    calls cost and how long waits took.
+    With a filter or a format, the output is a table of the events of one run and the changes of its
+    job, with the cost of model calls and the length of waits.
 
     \b
     Example:

@@ -33,7 +33,7 @@ from runner.settings import Settings
 
 @click.group()
 def db() -> None:
-    """The database's schema: bring it up to date, or check it.
+    """Bring the database schema up to date, or check it.
 
     \b
     Example:
@@ -45,7 +45,8 @@ def db() -> None:
 @json_option
 @with_settings
 def upgrade(settings: Settings, as_json: bool) -> None:
-    """Create the database, or bring it up to date. Safe to do at any time, from anywhere at once.
+    """Create the database, or bring it up to date. Safe at any time, and from several hosts at
+    once.
 
     \b
     Example:
@@ -64,7 +65,7 @@ def upgrade(settings: Settings, as_json: bool) -> None:
 @json_option
 @with_settings
 def check(settings: Settings, as_json: bool) -> int:
-    """Say whether the database is up to date; exits with 2 when it is not.
+    """Check that the database is up to date. Exits with 2 if it is not.
 
     \b
     Example:
@@ -89,7 +90,7 @@ def check(settings: Settings, as_json: bool) -> int:
 @json_option
 @with_app
 def reindex(app: handle.App, as_json: bool) -> None:
-    """Make the index that searches look into anew. It is never needed; it may help when one is lost.
+    """Rebuild the search index. Rarely needed: Runner rebuilds a damaged index itself.
 
     \b
     Example:
@@ -107,10 +108,10 @@ def reindex(app: handle.App, as_json: bool) -> None:
 @json_option
 @with_settings
 def doctor(settings: Settings, as_json: bool) -> int:
-    """Check database, queue, key, git, shell, sandbox and versions, and say what to mend.
+    """Check database, queue, key, git, shell, sandbox and versions, and say what to fix.
 
-    Exits with 5 when the database or the queue cannot be reached, else with 1 when something else
-    is amiss.
+    Exits with 5 if the database or the queue cannot be reached, or with 1 if anything else is
+    wrong.
 
     \b
     Example:
@@ -134,16 +135,18 @@ _NO_WORKER = "no worker is alive: start one with `runner worker`, or work a job 
 
 
 @click.command()
-@click.option("--all", "ended", is_flag=True, help="Also those that have ended or died.")
-@click.option("--limits", is_flag=True, help="The rate limits that they share, and their changes.")
+@click.option("--all", "ended", is_flag=True, help="Include workers that have ended or died.")
+@click.option(
+    "--limits", is_flag=True, help="Show the rate limits that workers share, and changes."
+)
 @json_option
 @with_app
 def workers(app: handle.App, ended: bool, limits: bool, as_json: bool) -> None:
-    """List the workers that are alive, and how many runs each has in hand.
+    """List the workers that are alive, and how many runs each works on.
 
-    A worker is draining when it was told to end, and faulty while something is wrong with its host, which
-    it says: it then takes nothing new. A dead one has not renewed its lease in time. Below them stand the
-    rate limits of the API, and of jobs, that hold their calls back.
+    A draining worker was told to stop. A faulty worker takes no new runs because something is wrong
+    with its host; the list says what. A dead worker did not renew its lease in time. Below the
+    workers, the list shows the rate limits of the API and of jobs that hold calls back.
 
     \b
     Example:
@@ -228,10 +231,10 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[Any, ...]:
     "--older-than",
     metavar="DURATION",
     callback=lambda _context, _parameter, text: text and seconds(text, math.inf),
-    help="How long ago all runs of a job have ended: 90d, 12h. Without it, list what was removed.",
+    help="Remove jobs whose last run ended at least this long ago: 90d, 12h.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--force", is_flag=True, help="Also jobs with changes that are saved nowhere else.")
+@click.option("--force", is_flag=True, help="Also remove jobs with changes saved nowhere else.")
 @changing
 def prune(
     app: handle.App,
@@ -243,9 +246,10 @@ def prune(
 ) -> None:
     """Remove jobs that ended long ago: runs, outputs, workspaces, snapshots and search rows.
 
-    A job goes whole, or stays and says why: a run has not ended or ended later, changes of files are on
-    no branch, or files are on another host. Branches and commits in your repositories stay. It may be
-    killed at any time; the next one goes on. `runner prune` alone lists what was removed, and by whom.
+    Removes whole jobs. Keeps a job, and says why, if a run has not ended or ended too recently, if
+    changed files are on no branch, or if files are on another host. Branches and commits in your
+    repositories stay. After an interruption, run `prune` again: it continues. Without options, it
+    lists the removed jobs, and who removed them.
 
     \b
     Example:
@@ -291,9 +295,9 @@ def _say_pruned(app: handle.App, as_json: bool) -> None:
 @click.command()
 @global_options
 def schema() -> None:
-    """Print the JSON Schema of job files, with which editors check and complete them.
+    """Print the JSON Schema of job files, so that editors check and complete them.
 
-    A TOML plugin finds it by the first line of a job file: "#:schema ./job.schema.json".
+    A TOML plugin finds the schema by the first line of a job file: "#:schema ./job.schema.json".
 
     \b
     Example:
@@ -312,10 +316,9 @@ SHELLS = ("bash", "zsh", "fish")
 @global_options
 @click.pass_context
 def completion(context: click.Context, shell: str | None) -> None:
-    """Print the completion for a shell: for the one in SHELL if none is given.
+    """Print the completion script for a shell (default: the one that SHELL names).
 
-    It completes commands, options, states, names of jobs, and items as JOB/ITEM, from the database that
-    the command would use.
+    Completes commands, options, states, job names, and items (JOB/ITEM) of the database in use.
 
     \b
     Example:

@@ -66,7 +66,7 @@ def _turns(text: str) -> tuple[int, int]:
     default=None,
     help="Show long outputs whole, or fold them (default: folded at a terminal).",
 )
-@click.option("--no-pager", is_flag=True, help="Print it at once, also at a terminal.")
+@click.option("--no-pager", is_flag=True, help="Use no pager at a terminal.")
 @click.option(
     "--html",
     "page",
@@ -79,15 +79,12 @@ def _turns(text: str) -> tuple[int, int]:
     "turn",
     type=click.IntRange(1),
     metavar="TURN",
-    help="Print the request that the turn sent.",
+    help="Print the request that turn TURN sent to the API.",
 )
 @click.option(
-    "--tree",
-    "whole_tree",
-    is_flag=True,
-    help="With the conversations of the sub-agents it started.",
+    "--tree", "whole_tree", is_flag=True, help="Include the conversations of the run's sub-agents."
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends, with live text.")
 @json_option
 @with_app
 def transcript(
@@ -102,17 +99,17 @@ def transcript(
     turn: int | None,
     as_json: bool,
 ) -> None:
-    """Show the conversation of a run with decisions, costs, compactions, verifications and people's
-    actions in place. With --json: the messages exactly as in the API.
+    """Show the conversation of a run, with decisions, costs, compactions, verifications and
+    people's actions where they happened. --json prints the messages exactly as in the API.
 
-    Shows all of it, also parts that were truncated or summarised in requests. At a terminal it has
-    colours (NO_COLOR: none) and a pager (PAGER, else less), and long outputs are folded. --html
-    writes one file that needs no network. --as-sent prints the body of the request that the model
-    got in a turn, byte for byte (at a terminal: on more lines). -f goes on as `runner events -f` does.
+    Parts that requests truncated or summarised are shown whole. At a terminal there are colours
+    (NO_COLOR: none) and a pager (PAGER, else less), and long outputs are folded. --html writes one
+    file that needs no network. --as-sent prints the body of a turn's request byte for byte (at a
+    terminal: broken into lines). -f follows the run as `runner events -f` does.
 
-    A call that started a sub-agent shows its outcome. With --tree its conversation follows, each
-    line behind its label in the tree: 3 is the third sub-agent of the run, 3.1 that one's first; a
-    call 3.2 is the second of the third sub-agent.
+    A call that started a sub-agent shows the sub-agent's outcome. With --tree the sub-agent's
+    conversation follows, each line behind its label: 3 is the third sub-agent of the run, 3.1 the
+    first sub-agent of 3; the call 3.2 is the second call of sub-agent 3.
 
     \b
     Example:

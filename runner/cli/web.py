@@ -38,15 +38,22 @@ _SHORTEST_SECRET = 32
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDR", help="Listen here.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="ADDR", help="Address to listen on."
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     default=_PORT,
     show_default=True,
-    help="And on this port; 0: any free one.",
+    help="Port to listen on; 0: any free one.",
 )
-@click.option("--as", "person", metavar="NAME", help="Who does it (default: the system's user).")
+@click.option(
+    "--as",
+    "person",
+    metavar="NAME",
+    help="Who acts in the browser, for the record (default: the user of the operating system).",
+)
 @click.option(
     "--auth",
     type=click.Choice(["users", "proxy"]),
@@ -55,7 +62,7 @@ _SHORTEST_SECRET = 32
 @click.option(
     "--url",
     metavar="URL",
-    help="The address that browsers use (default: RUNNER_WEB_URL, else its own).",
+    help="The address that browsers use (default: RUNNER_WEB_URL, else http://ADDR:PORT).",
 )
 @click.option(
     "--proxy-header",
@@ -75,12 +82,12 @@ def web(
     url: str | None,
     proxy_header: str,
 ) -> None:
-    """Show jobs, runs and what waits for an answer in a browser.
+    """Show jobs, runs and waiting questions in a browser.
 
-    It prints a link that logs one browser in, once. Only this machine can reach it, and whoever opens the
-    link may do all that you may. For others, let them log in: --auth users (see `runner users add`), or
-    --auth proxy behind a proxy that sends RUNNER_WEB_PROXY_SECRET as X-Runner-Proxy-Secret. Needs
-    `pip install '.[web]'` in Runner's folder.
+    Prints a link that works once, for one browser on this machine. Whoever opens it may do all that
+    you may. To let other people in, use --auth users (see `runner users add`), or --auth proxy
+    behind a proxy that sends RUNNER_WEB_PROXY_SECRET as X-Runner-Proxy-Secret. Needs `pip install
+    '.[web]'` in Runner's folder.
 
     \b
     Example:
@@ -168,7 +175,8 @@ def _in_url(host: str) -> str:
 def users() -> None:
     """Let people log in to `runner web --auth`, each with a role.
 
-    look reads everything, answer also approves and denies, operate also cancels, retries, speaks to runs.
+    Role `look` may read everything; `answer` may also approve and deny; `operate` may also cancel
+    and retry runs and send them messages.
 
     \b
     Example:
@@ -179,14 +187,20 @@ def users() -> None:
 @users.command("add")
 @click.argument("name")
 @click.option(
-    "--role", type=click.Choice(people.ROLES), default="look", show_default=True, help="Their role."
+    "--role",
+    type=click.Choice(people.ROLES),
+    default="look",
+    show_default=True,
+    help="What the person may do.",
 )
-@click.option("--no-token", is_flag=True, help="A proxy vouches for them (--auth proxy).")
+@click.option(
+    "--no-token", is_flag=True, help="Make no token: a proxy logs the person in (--auth proxy)."
+)
 @changing
 def add(
     app: handle.App, name: str, role: Any, no_token: bool, author: Author, as_json: bool
 ) -> None:
-    """Let a person log in, and print the token that they log in with. Only its hash is stored.
+    """Let a person log in, and print a token. Runner stores only the token's hash.
 
     \b
     Example:
@@ -203,11 +217,11 @@ def add(
 
 
 @users.command("list")
-@click.option("--all", "removed", is_flag=True, help="Those who were removed, too.")
+@click.option("--all", "removed", is_flag=True, help="Include removed people.")
 @json_option
 @with_app
 def list_(app: handle.App, removed: bool, as_json: bool) -> None:
-    """List who can log in. In JSON each has the changes that others made, and who did.
+    """List who can log in. The JSON of each person includes who changed the entry, and how.
 
     \b
     Example:

@@ -41,9 +41,13 @@ logger = logging.getLogger(__name__)
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--resume", "resumed", type=JOB, metavar="JOB", help="Go on with a job instead of a new one."
+    "--resume",
+    "resumed",
+    type=JOB,
+    metavar="JOB",
+    help="Continue this job instead of submitting a new one.",
 )
-@click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
+@click.option("--no-input", is_flag=True, help="Ask nothing here: calls wait for `runner approve`.")
 @click.option(
     "--detach", is_flag=True, help="Leave the job to a worker that outlives this terminal."
 )
@@ -62,13 +66,14 @@ def run(
     slots: int,
     author: Author,
 ) -> int:
-    """Submit a job and work it here until every run has ended or waits.
+    """Submit a job and work on it here until every run has ended or waits.
 
-    At a terminal it asks right there about tool calls that need a person's approval, and goes on
-    with other runs meanwhile. Elsewhere such runs wait (see `runner approvals --help`).
+    At a terminal, `run` asks you about tool calls that need approval, and works on other runs
+    meanwhile. Without a terminal such runs wait (see `runner approvals --help`).
 
-    Ctrl-C once ends the steps under way safely, pauses the job if no other worker works on it, and says
-    how to continue; twice quits at once. q detaches: a worker in the background continues.
+    Ctrl-C ends the current steps safely, pauses the job if no other worker works on it, and says
+    how to continue; a second Ctrl-C quits at once. q detaches: a worker in the background
+    continues.
 
     \b
     Exit codes: 0 every run succeeded, 1 a run failed or was cancelled, 2 bad
@@ -110,9 +115,9 @@ def run(
 @click.option(
     "--key",
     metavar="KEY",
-    help="Names the job; submitting the same file and key again does nothing.",
+    help="Name the job with this key; submitting the same file with the same key again does nothing.",
 )
-@click.option("--watch", is_flag=True, help="Then watch it, as `runner attach` does.")
+@click.option("--watch", is_flag=True, help="Watch the job afterwards, as `runner attach` does.")
 @new_job_options
 @signed
 @with_settings
@@ -125,7 +130,7 @@ def submit(
     form: Form,
     author: Author,
 ) -> int:
-    """Submit a job for workers to work, and print its id.
+    """Submit a job, which workers then work on, and print its id.
 
     \b
     Example:
@@ -160,16 +165,16 @@ def submit(
 
 @click.command()
 @slots_option
-@click.option("--burst", is_flag=True, help="End when nothing is due.")
+@click.option("--burst", is_flag=True, help="Exit when no run is due.")
 @click.option(
-    "--job", type=JOB, metavar="JOB", help="Work this job alone; end when its runs have ended."
+    "--job", type=JOB, metavar="JOB", help="Work on this job only, until its runs have ended."
 )
 @click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
 @click.option(
     "--metrics",
     type=address,
     metavar="[ADDR:]PORT",
-    help="Serve /metrics, /healthz and /readyz there (ADDR by default: 127.0.0.1).",
+    help="Serve /metrics, /healthz and /readyz on this port (default ADDR: 127.0.0.1).",
 )
 @log_format_option
 @with_app
@@ -181,10 +186,10 @@ def worker(
     only: str | None,
     metrics: tuple[str, int] | None,
 ) -> int:
-    """Work what is due, of all jobs or of one, until told to stop.
+    """Work on the due runs of all jobs, or of one, until told to stop.
 
-    SIGTERM or Ctrl-C: it takes nothing new, ends the steps in hand (ten seconds at most, then leaves
-    them to resume), gives its runs back and exits with 0.
+    On SIGTERM or Ctrl-C the worker takes no new runs, ends its current steps (it cuts them after
+    ten seconds), gives its runs back and exits with 0.
 
     \b
     Example:
