@@ -61,7 +61,7 @@ class SessionLost(Exception):  # noqa: N818 - becomes an outcome of a call
 
 
 class SessionForgotten(SessionLost):
-    """The server knows the session no more, as after a restart: it refused the call."""
+    """The server knows the session no more, as after a restart, or had ended: it never took the call."""
 
 
 class CallFailed(Exception):  # noqa: N818 - becomes an outcome of a call
@@ -96,7 +96,7 @@ class Session:
 
     @property
     def is_alive(self) -> bool:
-        return not self._served.done()
+        return not (self._over.is_set() or self._served.done())
 
     def wait_open(self, interrupt: Interrupt, seconds: float | None = None) -> None:
         """Wait until the server has answered. Raises ``SessionLost`` with its stderr if it does not,
@@ -166,10 +166,15 @@ class Session:
     def _ask(
         self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float, interrupt: Interrupt
     ) -> T:
+        async def ask() -> T:
+            if not self.is_alive:
+                raise SessionForgotten("its session has ended")
+            return await work()
+
         try:
-            future: Future[T] = self._portal.start_task_soon(work)
+            future: Future[T] = self._portal.start_task_soon(ask)
         except RuntimeError as error:
-            raise SessionLost(self._how_it_ended(error)) from error
+            raise SessionForgotten(self._how_it_ended(error)) from error
         try:
             return _wait(future, interrupt, seconds)
         except Interrupted:
@@ -183,12 +188,16 @@ class Session:
                 raise SessionForgotten(self._how_it_ended(error)) from error
             if error.code == REQUEST_TIMEOUT:
                 raise CallTimedOut from error
-            if error.code == CONNECTION_CLOSED or not self.is_alive:
+            if error.code == CONNECTION_CLOSED or self._served.done():
                 raise SessionLost(self._how_it_ended(error)) from error
             raise CallFailed(str(error)) from error
         except CancelledError as error:
             raise SessionLost(self._how_it_ended(error)) from error
+        except SessionForgotten as error:
+            raise SessionForgotten(self._how_it_ended(error)) from error
         except Exception as error:  # what it answered is no result
+            if not self.is_alive:
+                raise SessionLost(self._how_it_ended(error)) from error
             raise CallFailed(f"{_words(error)}. The call may have taken effect.") from error
 
     def _how_it_ended(self, error: BaseException) -> str:

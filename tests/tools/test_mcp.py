@@ -23,6 +23,7 @@ from runner.errors import HostFaultError, HostLacks, Interrupted
 from runner.permissions import Decision, digest_of
 from runner.permissions.decisions import Authorization
 from runner.ports import Claimed, Interrupt, ToolCall
+from runner.tools.host import Ended as Finished
 from runner.tools.mcp import MISSING, list_tools
 from runner.tools.media import Opener
 from runner.tools.sandbox import Sandboxes
@@ -337,6 +338,21 @@ def test_a_session_that_is_closed_at_once_ends() -> None:
         session = Session(McpServer("absent", url="http://127.0.0.1:9/mcp"))
         session.close()
         assert not session.is_alive
+
+
+def test_a_call_of_a_session_that_has_ended_is_never_taken(tmp_path: Path) -> None:
+    from runner.tools.mcp_session import Session, SessionForgotten
+
+    def begin(channel: int, _interrupt: Interrupt) -> Finished:
+        command = [sys.executable, str(SERVER), str(tmp_path / "notes"), "--quiet"]
+        with subprocess.Popen(command, stdin=channel, stdout=channel) as server:
+            return Finished("exited", server.wait())
+
+    session = Session(McpServer("ours", sys.executable), begin)
+    session.wait_open(Interrupt())
+    session.close()
+    with pytest.raises(SessionForgotten, match="it ended with exit code 0"):
+        session.call("note", {"text": "a"}, PATIENCE, Interrupt())
 
 
 def test_a_server_that_cannot_be_listed_says_why(patient: Workbench) -> None:
