@@ -119,8 +119,7 @@ def approve(app: handle.App, **options: Any) -> int:
     A run includes its sub-agents. With --edit the call runs with another input, and the model is
     told so. With --remember run or job, Runner stores a rule, which at once answers all waiting
     calls that it matches; with --remember always, it is also a standing rule (`runner rules
-    standing`). Exits with 1 if nothing changed, because somebody else had answered or the run has
-    ended.
+    standing`). Exits with 1 if nothing changed, because somebody else answered first or the run has ended.
 
     \b
     Example:
@@ -136,7 +135,7 @@ def approve(app: handle.App, **options: Any) -> int:
 def deny(app: handle.App, **options: Any) -> int:
     """Deny waiting tool calls. The model is told, with the reason.
 
-    Exits with 1 if nothing changed: somebody else had answered, or the run has ended.
+    Exits with 1 if nothing changed, because somebody else answered first or the run has ended.
 
     \b
     Example:

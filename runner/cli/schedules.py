@@ -152,6 +152,7 @@ def _say(found: Mapping[str, Any], words: str, as_json: bool) -> None:
 def finish_by(app: handle.App, job: str, time: str, author: Author, as_json: bool) -> None:
     """Set the time after which a job begins no model call.
 
+    TIME is the next such time of day, or a date and time; without a time zone, it is this host's.
     Runs that wait because the old time has passed continue.
 
     \b
