@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -37,7 +37,8 @@ def end_processes_in(folder: Path) -> None:
     """Kill every process whose current directory is in ``folder``, and wait until they have ended."""
     found = [process for process in psutil.process_iter() if _works_in(process, folder)]
     for process in found:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended, as the one killed before was its parent
+            process.kill()
     psutil.wait_procs(found, timeout=_PATIENCE)
 
 
