@@ -37,7 +37,9 @@ def end_processes_in(folder: Path) -> None:
     """Kill every process whose current directory is in ``folder``, and wait until they have ended."""
     found = [process for process in psutil.process_iter() if _works_in(process, folder)]
     for process in found:
-        with suppress(psutil.NoSuchProcess):  # it has ended, as the one killed before was its parent
+        with suppress(
+            psutil.NoSuchProcess
+        ):  # it has ended, as the one killed before was its parent
             process.kill()
     psutil.wait_procs(found, timeout=_PATIENCE)
 
