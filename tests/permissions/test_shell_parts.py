@@ -33,6 +33,8 @@ PARTS = [
     ("while IFS= read -r l; do a; done < f", ["a"]), ("FOO=x; bar=2", ["FOO=x"]),
     ("while read l; do a $l; done < f", ["a $l", "read l"]),
     ("b; a <<X 2>&1 | rm y\nX", ["b", "rm y", "a"]),
+    ("a ' <<E > x |'", ["a ' <<E > x |'"]), ("a 'x <<E\n\\d'", ["a 'x <<E\n\\d'"]),
+    ('a "<<E\n\\\\"; b', [None, "b"]),
     ("a <<'X' > f 2>&1 | b\n\\c\nX\n", ["b", "a"]),
     ("/usr/bin/a x", ["/usr/bin/a x"]),
 ]  # fmt: skip
