@@ -405,7 +405,10 @@ def _plain(program: str, command: _Command) -> str:
         following = git_parts(arguments)[1]
     else:
         before = [word.value for word in takewhile(lambda word: word.exact, arguments)]
-        following = arguments[options_before(program, before) :]
+        first = int(program == "docker" and before[:1] == ["compose"])
+        known = "docker-compose" if first else program
+        taken = first + options_before(known, before[first:])
+        following = [*arguments[:first], *arguments[taken:]]
     if not following or len(following) == len(arguments):
         return ""
     words = (command.words[0], *following)

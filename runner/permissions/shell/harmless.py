@@ -528,6 +528,8 @@ def is_harmless_use(program: str, arguments: Sequence[Word]) -> bool:
 
 _BEFORE = {
     "kubectl oc": r"(?:-n|--namespace)[ =]?[a-z0-9-]+",
+    "docker-compose": r"(?:-f|--file)[ =](?:\./)?(?:docker-)?compose(?:\.[\w-]+)*\.ya?ml"
+    r"|(?:-p|--project-name|--profile)[ =][\w-]+|--(?:ansi|progress)[ =][a-z]+",
     "cargo": r"\+(?:nightly|stable|beta|[0-9.]+)|-[qv]+|--(?:quiet|verbose|locked|offline|frozen)",
     "mvn mvnw": r"-(?:[qBoeXU]|ntp|nsu|am|fae|ff|fn|T ?[0-9.]+C?|pl [\w:,-]+|DskipTests(?:=true)?)"
     r"|--(?:quiet|batch-mode|offline|no-transfer-progress|also-make|update-snapshots|errors)",
