@@ -21,13 +21,18 @@ _LONGEST_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument (execve
 def bash(
     call: ToolCall, host: Starter, environment: Mapping[str, str], interrupt: Interrupt
 ) -> ToolResult:
-    """Run a command with bash. ``call.timeout`` (seconds) is for a call that asks for none:
-    ``timeout`` of its input (milliseconds) goes before, up to 600 s. Raises like ``run``."""
+    """Run a command with bash. ``call.timeout`` (seconds) is for a call without a ``timeout``
+    (milliseconds) in its input and, if it is longer, for one that asks for the most, 600 s. Raises
+    like ``run``."""
     asked = call.input.get("timeout")
-    timeout = call.timeout if asked is None else min(LONGEST_TIMEOUT, asked / 1000)
-    hint = f" A longer timeout (at most {LONGEST_TIMEOUT * 1000:.0f} ms) can be given."
-    if call.timeout > LONGEST_TIMEOUT:
-        hint = "" if asked is None else f" Without a timeout it may take {call.timeout:g} s."
+    timeout = call.timeout if asked is None else asked / 1000
+    longest, hint = max(LONGEST_TIMEOUT, call.timeout), ""
+    if timeout >= LONGEST_TIMEOUT:
+        timeout = longest
+    elif longest > LONGEST_TIMEOUT:
+        hint = f" Without a timeout it may take {longest:g} s."
+    else:
+        hint = f" A longer timeout (at most {longest * 1000:.0f} ms) can be given."
     command = Command(call.id, call.run_id, call.input["command"], call.surroundings, timeout)
     return run(command, host, environment, interrupt, hint)
 

@@ -8,6 +8,7 @@ import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,29 @@ def test_timeout_argument_is_milliseconds(bench: Workbench) -> None:
 @pytest.mark.parametrize("timeout", [600_001, 0, -1, "10"])
 def test_timeout_past_the_bounds_is_invalid_input(bench: Workbench, timeout: object) -> None:
     assert bench.run("Bash", command="true", timeout=timeout).outcome == "invalid_input"
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_the_job", "timeout", "hint"),
+    [
+        ({}, 120, 120.0, " A longer timeout (at most 600000 ms) can be given."),
+        ({"timeout": 5_000}, 10_800, 5.0, " Without a timeout it may take 10800 s."),
+        ({"timeout": 600_000}, 120, 600.0, ""),
+        ({"timeout": 600_000}, 10_800, 10_800.0, ""),
+        ({}, 10_800, 10_800.0, ""),
+    ],
+)
+def test_longest_timeout_that_a_call_asks_for_is_the_jobs_if_that_is_longer(
+    bench: Workbench, asked: dict[str, Any], of_the_job: float, timeout: float, hint: str
+) -> None:
+    class Impatient:
+        def call(self, start: Start, interrupt: Interrupt) -> Ended:
+            assert start.timeout == timeout
+            return Ended("timed_out")
+
+    call = bench.call("Bash", of_the_job, command="make", **asked)
+    said = shell.bash(call, Impatient(), os.environ, Interrupt()).content
+    assert said == f"The command was killed: it took more than {timeout:g} s.{hint}"
 
 
 @pytest.mark.slow
