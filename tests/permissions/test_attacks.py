@@ -7,6 +7,7 @@ with.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,33 @@ def test_lines_are_allowed_only_where_they_do_no_harm(about: str) -> None:
     assert len(lines) == len(set(lines)) >= 100
     wanted = group["expect"] == "allow"
     assert [line for line in lines if (decide(line, group) == "allow") != wanted] == []
+
+
+SPELLINGS = ["./.env", '".env"', ".e''nv", "$PWD/.env", '"${PWD}/.env"', "src/../.env", "$'.env'"]
+BARE = re.compile(r"(?<= )\.env(?= |\Z)")
+AROUND = [
+    "({})",
+    "if true; then {}; fi",
+    "true && {}",
+    "{} | head -5",
+    'echo "$({})"',
+    "f() {{ {}; }}; f",
+]
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param(100, id="sample"), pytest.param(4, id="many", marks=pytest.mark.slow)]
+)
+def test_a_refused_line_stays_refused_in_other_words(every: int) -> None:
+    wrong = []
+    for group in GROUPS.values():
+        lines = [line for line in group["lines"].splitlines() if line and "⏎" not in line]
+        for line in lines[::every] if group["expect"] != "allow" else ():
+            first = next(word for word in line.split() if "=" not in word)
+            known = group | {"allow": [*group["allow"], f"Bash({first} *)"]}
+            simple = not re.search(r"<<|#|^\(|\\$", line)
+            others = [way.format(line) for way in AROUND] if simple and group["programs"] else []
+            if not re.search("['\"]", line) and BARE.search(line):
+                others += [BARE.sub(way.replace("\\", ""), line) for way in SPELLINGS]
+            wrong += [other for other in others if decide(other, known) == "allow"]
+    assert wrong == []

@@ -278,7 +278,8 @@ class Commands:
         if findings.feeds:
             findings.listed += listed(program, arguments)
         findings.unknown = findings.unknown or is_unknown(program, arguments)
-        hides = hides or self._runner(program, command, forms)
+        runs = self._runner(program, command, forms)
+        hides = hides or runs
         inner: tuple[Part, ...] = ()
         if executing is not None:
             for words in executing.commands:
@@ -386,6 +387,9 @@ class Commands:
             if changes:
                 self.findings.changes += [*files.reads, *files.writes, *files.changes]
                 self.findings.below += files.below
+            if not words[at].exact and IS_GLOB.search(values[at]):
+                rest = values[at + 1 :]
+                forms |= {" ".join([known, *rest]): None for known in named_by(values[at])}
             if not words[at].exact:
                 forms |= dict.fromkeys(
                     form for text in decoded(words[at]) for form in raw_forms(text)

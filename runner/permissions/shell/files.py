@@ -257,6 +257,11 @@ def _note(files: Files, role: Role, call: _Call) -> None:
                 files.reads += [joined(path_of(word), path) for path in files.reads if path]
         case "may":
             files.changes += [part for path in literal(words) for part in pieces(path)]
+            for path in (path for word in words if not word.exact for path in decoded(word)):
+                if IS_GLOB.search(path):
+                    files.below.append(matching(path))
+                else:
+                    files.changes.append(path)
         case "changes" | "trees" | "packs":
             for word in words:
                 _change(files, word, deep=role.does == "trees")

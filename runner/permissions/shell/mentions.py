@@ -111,7 +111,7 @@ def scripts(program: str, arguments: Sequence[Word]) -> Iterator[str]:
         option, _, given = word.value.partition("=")
         text = given if _COMMAND.fullmatch(option) else word.value
         runs = interprets or program in SCRIPTED or text == given or _COMMAND.fullmatch(before)
-        if runs and " " in text:
+        if runs and re.search(r"\s", text):
             yield text
             yield from (found[2] for found in _TEXT.finditer(text))
         if interprets and (joined := LISTED.sub(" ", text)) != text:
@@ -126,13 +126,12 @@ def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
     )
 
 
-def runs_input(line: str) -> bool:
-    """True if a line of a script has the name of a program that may run its input as code."""
+def runs_input(line: str, *, names: bool = True) -> bool:
+    """True if a line of a script has the name of a program that may run its input as code, or with
+    ``names`` one that takes names of files from it."""
+    known = _QUERIED | HIDING | (_TAKES_NAMES if names else frozenset())
     called = [word.rpartition("/")[2] for word in re.findall(r"[\w./+-]+", line)]
-    return any(
-        is_interpreter(name) or name in _QUERIED | _TAKES_NAMES | HIDING or compiles(name)
-        for name in called
-    )
+    return any(is_interpreter(name) or name in known or compiles(name) for name in called)
 
 
 def inside(text: str) -> tuple[list[str], list[str]]:
@@ -181,7 +180,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
         if given and LEFT_OUT.match(option):
             continue
         lists = _NAMES_FILE.match(option) or word.value.startswith("@")
-        if program not in _NAMING and word.exact and _HIDDEN_GLOB.fullmatch(word.value):
+        if program not in _NAMING and _HIDDEN_GLOB.fullmatch(word.value):
             globs += [matching(word.value.rpartition("=")[2])._replace(reads=True)]
         if knows and program not in _NAMING and lists:
             reads += found

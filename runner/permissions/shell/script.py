@@ -22,6 +22,9 @@ Moment = tuple[int, ...]  # where a text has it; then where the text that is run
 _MOST_FOLDERS = 16
 _MOST_WORDS = 300
 _GLOB = re.compile(r"(?=.*[*?\[])[A-Za-z0-9_./+@*?\[\]!^~-]+")
+_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+# A variable and literal texts that it may be set to.
+_GIVEN = re.compile(r"\b([A-Za-z_]\w*)(?:=| +in +)([\w./~][\w./~ -]*)")
 _CANNOT_BE = re.compile(r"[^/]{256}|\0")  # no file has such a name
 # Variables that bash keeps numbers in: it calculates what they are set to.
 INTEGERS = frozenset(
@@ -195,7 +198,7 @@ class Findings:
             seen = (*parts[-1].forms, *raw_forms(text), *raw_forms(LISTED.sub(" ", text)))
             parts[-1] = replace(parts[-1], forms=tuple(dict.fromkeys(seen)))
         if self.unknown:
-            self._any_word_opens()
+            self._any_word_opens(command)
             self.below += self.listed
         if self.globs and self.moved is not None:
             self.reads.append(Target("", _LAST))
@@ -234,10 +237,16 @@ class Findings:
             writes_anywhere=writes_anywhere,
         )
 
-    def _any_word_opens(self) -> None:
+    def _any_word_opens(self, command: str) -> None:
         """Treat each word of the script as a path that a variable, pipe or find may pass on."""
+        given: dict[str, list[str]] = {}
+        for name, value in _GIVEN.findall(command)[:_MOST_FOLDERS]:
+            given.setdefault(name, []).extend(value.split()[:_MOST_FOLDERS])
         for word in self.words[:_MOST_WORDS]:
             self.mentions += candidates(word)
+            for name in filter(given.get, _NAMED.findall(word.value)):
+                found = re.compile(rf"\$(?:{name}\b|\{{{name}\}})")
+                self.mentions += [found.sub(value, word.value) for value in given[name]]
             for text in filter(_GLOB.fullmatch, decoded(word)):
                 folder, _, name = text.rpartition("/")
                 self.below.append(matching(name if "**" in folder else text)._replace(reads=True))

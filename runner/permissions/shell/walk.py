@@ -143,10 +143,11 @@ class Walk(Expansions):
         if node.type == "compound_statement" and children and children[0].type == "((":
             self.visit_arithmetic(node)
         else:
-            if node.type == "pipeline" and runs_input(self.text_of(children[-1])):
-                before = self.text[node.start_byte : children[-1].start_byte]
-                self.findings.fed.append(unicode(before))
-                if _FROM_FILE.match(before) and self.text_of(children[-1]).startswith("xargs"):
+            for child in children[1:] if node.type == "pipeline" else ():
+                before, last = self.text[node.start_byte : child.start_byte], self.text_of(child)
+                if child.is_named and runs_input(last, names=child is children[-1]):
+                    self.findings.fed.append(unicode(before))
+                if _FROM_FILE.match(before) and last.startswith("xargs"):
                     self.findings.listed.append(ANY_READ)
             if _is_refused(node, children):
                 self.give_up(node)
@@ -417,6 +418,9 @@ class Walk(Expansions):
                 operator = operator or child.type
         if operator in (">&-", "<&-"):
             return targets
+        above = self.text_of(node.parent) if node.parent is not None else ""
+        if operator == "<" and re.search(r"\bxargs\b", above):
+            self.findings.listed.append(ANY_READ)
         if targets and operator in _OPERATORS:
             self._connect(operator, descriptor, targets[0])
             self._open(operator, targets[0], self._moment(command or node), pipe)
@@ -450,8 +454,6 @@ class Walk(Expansions):
         if any(map(_NETWORK.match, (word.value, *word.choices))):
             self.findings.give_up("it opens a network connection")
         reads = operator in ("<", "<&")
-        if reads and self.text.startswith("xargs", moment[-1]):
-            self.findings.listed.append(ANY_READ)
         if reads and word.choices and targets_of(word) == ("",):
             self.findings.globs += word.choices
             return
