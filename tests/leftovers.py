@@ -37,9 +37,8 @@ def end_processes_in(folder: Path) -> None:
     """Kill every process whose current directory is in ``folder``, and wait until they have ended."""
     found = [process for process in psutil.process_iter() if _works_in(process, folder)]
     for process in found:
-        with suppress(
-            psutil.NoSuchProcess
-        ):  # it has ended, as the one killed before was its parent
+        # One ends when its parent, which was killed before it, has ended.
+        with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(found, timeout=_PATIENCE)
 
