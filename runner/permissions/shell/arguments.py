@@ -404,8 +404,9 @@ def _sed(arguments: Sequence[Word]) -> str:
             return "sed has an option that is not known"
         else:
             operands.append(word)
-    texts = [script.value if script.exact else script.sample for script in scripts or operands[:1]]
-    if not all(text and is_plain_sed(text) for text in texts):
+    known = (script for script in scripts or operands[:1] if script.exact or script.sample)
+    texts = [script.value if script.exact else script.sample for script in known]
+    if len(texts) < len(scripts or operands[:1]) or not all(map(is_plain_sed, texts)):
         return "sed can run commands and write files by its script"
     return ""
 
