@@ -31,7 +31,7 @@ from runner.permissions.shell.builtins import (
 from runner.permissions.shell.files import Below, decoded, files_of, literal
 from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use, options_before
 from runner.permissions.shell.mentions import is_unknown, knows_operands, listed, mentioned, scripts
-from runner.permissions.shell.programs import HIDING, LIKE, WRAPPERS
+from runner.permissions.shell.programs import HIDING, LIKE, RUNNERS, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
 from runner.permissions.shell.spellings import git_parts, is_option, spellings
 from runner.permissions.shell.usages import named_by
@@ -154,13 +154,16 @@ class Commands:
         _spell(forms, values, command.shown)
         if not all(word.exact for word in words):
             read = [[text for text in decoded(word) if text] for word in words]
-            for texts in (read, [each[-1:] for each in read]):
+            for texts in (read, [each[:1] for each in read], [each[-1:] for each in read]):
                 plain = [text for each in texts for text in each]
                 if plain:
                     _spell(forms, plain, " ".join(plain))
+                    runs = plain[0].rpartition("/")[2] in RUNNERS
+                    forms |= {" ".join(plain[at:]): None for at in range(len(plain)) if runs}
         name = values[0]
         if not words[0].exact or not _NAME.fullmatch(name):
             findings.give_up("the name of a command is not literal")
+            findings.mentions += mentioned("", words[1:])[0]
             for known in named_by(name) if IS_GLOB.search(name) else ():
                 _spell(forms, [known, *values[1:]], " ".join([known, *values[1:]]))
             findings.add(text, forms)
@@ -377,8 +380,10 @@ class Commands:
         """Add what may be run by the arguments: each tail of them, and each that looks like a script; and
         what it ``changes``."""
         values = [word.value for word in words]
+        read = [" ".join(decoded(word)[-1:]) for word in words]
         for at in range(min(len(values), _LONGEST_FORMS)):
             forms.setdefault(" ".join(values[at:]))
+            forms.setdefault(" ".join(filter(None, read[at:])))
             tail = [values[at].rpartition("/")[2], *values[at + 1 :]]
             forms.setdefault(" ".join(tail))
             if at < _SPELLED and not is_option(tail[0]):

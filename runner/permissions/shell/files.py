@@ -35,7 +35,7 @@ _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
 _EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
 # What stands for its text: ``${x:-text}``, ``$(echo text)``.
 _DEFAULT = re.compile(
-    r"\$\{\w+:?[-+=]([^${}]*)\}|\$\((?:echo|printf) ([^$()`;|&]*)\)|`(?:echo|printf) ([^$()`;|&]*)`"
+    r"\$\{\w+:?[-+=]([^${}]*)\}|\$\((?:echo|printf)\s+([^$()`;|&]*)\)|`(?:echo|printf)\s+([^$()`;|&]*)`"
 )
 _SPACE = re.compile(r"\$(?:IFS|\{IFS[^{}]*\})(?:\$9)?")
 _PROCESS = re.compile(r"/proc/(?:[^/]+/task/[^/]+|\$\$|\$\w+|\$\{\w+\}|[][0-9*?!^-]+)/")
@@ -356,7 +356,7 @@ def decoded(word: Word) -> list[str]:
         return list(word.choices)
     text = _ANSI_QUOTED.sub(lambda quoted: _ESCAPE.sub(_sign, quoted[1]), word.value)
     text = _SPACE.sub(" ", text)
-    given = _DEFAULT.sub(lambda found: found[found.lastindex or 0], text)
+    given = _DEFAULT.sub(lambda found: re.sub(r"[\\\"']", "", found[found.lastindex or 0]), text)
     texts = [_EXPANSION.sub("", each) for each in dict.fromkeys((text, given))]
     if text.startswith("$") and texts[0].startswith("/"):  # ``$folder/.env``
         texts += [f".{texts[0]}", f"~{texts[0]}"]
