@@ -353,6 +353,7 @@ def test_a_worker_that_dies_as_it_takes_a_reply_leaves_it_to_the_next(office: Of
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_collector_that_dies_at_any_point_pays_no_call_twice(
     database: Database, tmp_path: Path
 ) -> None:
