@@ -436,12 +436,12 @@ _PROJECT_OPTIONS = {
     "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv meson ctest": "-C --prefix "
     "--workspace --cwd --dir --directory --project --manifest-path --path --test-dir",
     "pytest py.test": "-c --rootdir --confcutdir --config-file",
-    "eslint jest vitest mocha webpack vite rollup prettier stylelint pylint flake8 mypy tsc phpunit rspec "
+    "eslint jest vitest mocha webpack vite rollup stylelint pylint flake8 phpunit rspec "
     "playwright cypress ava nyc storybook deno dotnet swift stack cabal": "-c -f -r -R -p -b -I --config "
     "--format --root --rootDir --rulesdir --rules-dir --parser --plugin --resolve-plugins-relative-to "
     "--require --file --reporter --reporters --runner --testRunner --testEnvironment --resolver --preset "
     "--globalSetup --globalTeardown --setupFiles --setupFilesAfterEnv --extends --rcfile --append-config "
-    "--custom-typeshed-dir --build --bootstrap --configuration --prepend --include-path --default-path "
+    "--bootstrap --configuration --prepend --include-path --default-path "
     "--cwd --preload --import --project --project-file --test-adapter-path --stack-yaml --package-path "
     "--with-compiler",
     "gradle gradlew mvn mvnw just task rake ninja tox nox composer": "-C -f -b -P -p -c -d -g --file "
@@ -479,6 +479,7 @@ _USES = {
     r"|--helm-command)|\bset-credentials .*--exec-)",
     "gh": r"^(?:codespace|cs) (?:ssh|cp|logs) .*-o|^(?:repo|gist) .*-- (?:.* )?(?:-[cu]|--(?:c|u|te|se))",
     "ant": r"(?:^| )-(?:buildfile|file|f)[ =](?:[/~$]|\.\.)|(?:^| )-Dbuild\.compiler",
+    "prettier": r"(?:^| )--plugin[ =](?:[/~]|\.\.)",
     "terraform tofu": r"(?:^| )-(?:chdir|from-module)[= ](?:[/~$]|\.\.)|(?:^| )-plugin-dir",
     "helm": r"^plugin (?:install|update)\b",
     "gcloud": r"(?:^| )--(?:ssh|scp)-flag",
