@@ -55,7 +55,7 @@ class EmptySessionError(ValueError):
 
 
 class _Start(NamedTuple):
-    """What started an agent, as far as the session says."""
+    """The call that started an agent, as far as the session says."""
 
     owner: str | None = None  # the agent whose call it was; None: the session
     call: Call | None = None
@@ -174,7 +174,7 @@ class Session:
         return tuple(made.values())
 
     def _starts(self) -> dict[str, _Start]:
-        """Return what started each agent, as far as the session says."""
+        """Return the start of each agent, as far as the session says."""
         by_id: dict[str | None, _Start] = {}  # of an agent or of a call
         by_prompt: dict[str, list[_Start]] = {}
         for one in self._conversations:
@@ -290,7 +290,7 @@ class SessionRun:
             self.place = {"fork_of": origin, "fork_turn": copied}
 
     def put_below(self, above: SessionRun, start: _Start) -> None:
-        """Make it a sub-agent of the run that started it, unless it is stored as none."""
+        """Make this run a sub-agent of the run ``above``, unless its id is not that of a sub-agent."""
         self.place = {}
         if place_of(self.id)["parent"] is None:
             return

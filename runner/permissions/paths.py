@@ -151,8 +151,8 @@ class PathPattern:
     def covers_below(
         self, folders: Iterable[str], name: str, deep: bool, context: ToolContext
     ) -> bool:
-        """True if it matches all paths below each of absolute folders that ``name`` and ``deep`` say, as
-        in ``reaches_below``, by names of which nothing else is known."""
+        """True if the rule surely matches every path below each absolute folder that fits ``name`` and
+        ``deep`` (see ``reaches_below``)."""
         root = self._root(context)
         if root is None or any("[" in glob or "?" in glob for glob in self.exact.globs):
             return False
@@ -308,8 +308,8 @@ def _below(path: str, root: str) -> str | None:
 
 
 def _examples(glob: str) -> list[str]:
-    """Return names that fit a glob of ``*`` and ``?``, and that a pattern without brackets matches only
-    if it matches all that fit."""
+    """Return sample names that fit a glob of ``*`` and ``?``. A pattern without brackets that matches all
+    of them matches every name that fits."""
     plain = glob.replace("?", _ANY[0])
     return list(filter(None, (plain.replace("*", each) for each in ("", _ANY[0], _ANY))))
 

@@ -285,7 +285,7 @@ def test_a_family_comes_through_many_deaths(tree: Callable[..., Tree]) -> None:
     family_job(here.site, "a")
     for enough in (4, 9, 14):
         worker = here.site.start("worker", "-c", "4")
-        here.api.server.wait_for(lambda server: server.count >= enough, 120)  # noqa: B023
+        here.api.server.wait_for(lambda server: server.count >= enough, 120)  # noqa: B023 - waits here
         worker.kill()
         worker.communicate()
     here.work()

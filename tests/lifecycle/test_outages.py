@@ -59,7 +59,7 @@ def test_work_goes_on_when_the_queue_lost_everything(site: Site) -> None:
 
 
 def said_until(worker: RunnerProcess, words: str) -> str:
-    """What a worker says until it has said these words."""
+    """The lines that a worker writes up to the one with these words."""
     said = ""
     assert worker.stderr is not None
     while words not in said:

@@ -356,8 +356,8 @@ def _joined_values(word: str, options: Collection[str]) -> list[str]:
 
 
 def input_as_arguments(name: str, arguments: Sequence[Word], text: str) -> Sequence[Word]:
-    """Return the arguments by which a client of a database that reads commands from its input would run
-    the same, one for each that begins with a backslash."""
+    """Return arguments with which a database client would run the commands that it reads from its input:
+    one for the whole text, and one for each of its commands that begins with a backslash."""
     if not _reads_commands(name, arguments):
         return ()
     option = programs.COMMAND_READERS[name].given_by

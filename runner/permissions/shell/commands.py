@@ -93,8 +93,13 @@ class Commands:
         fed: str | None,
         given: Printed,
     ) -> None:
-        """Add the command ``words`` with ``assigned`` before it. ``piped``: it reads a pipe for sure;
-        ``fed`` is what it reads from its input, if that is literal, and ``given`` of which kind it is."""
+        """Add the command ``words`` with the assignments before it.
+
+        Args:
+            piped: the command surely reads a pipe.
+            fed: the text of its input, None if that is not literal.
+            given: the kind of text that a known pipe gives it.
+        """
         if words[0].value == "read":
             # IFS says how read parts its line, and is as before when it is done.
             assigned = [each for each in assigned if each.name != "IFS"]
@@ -293,8 +298,8 @@ class Commands:
         findings.add(command.text, forms, hides, inner, _plain(program, command), folders)
 
     def _arguments_hide(self, program: str, arguments: Sequence[Word], forms: Forms) -> str:
-        """Return ``arguments_hide``; of arguments of which all that they may become is known, for each of
-        these."""
+        """Return why the arguments hide what runs, "" if they hide nothing. If all values that they may
+        take are known, each combination of them is looked at."""
         hides = arguments_hide(program, arguments)
         ways = [
             [Word(each, each) for each in word.choices] if word.choices else [word]
@@ -377,8 +382,8 @@ class Commands:
         return hidden[0]
 
     def _unseen(self, words: Sequence[Word], forms: Forms, changes: bool = True) -> None:
-        """Add what may be run by the arguments: each tail of them, and each that looks like a script; and
-        what it ``changes``."""
+        """Add what the arguments may run: each tail of them, and each argument that looks like a script.
+        With ``changes`` also add the files that these commands would read or change."""
         values = [word.value for word in words]
         read = [" ".join(decoded(word)[-1:]) for word in words]
         for at in range(min(len(values), _LONGEST_FORMS)):

@@ -293,8 +293,8 @@ def _write(files: Files, word: Word) -> None:
 
 
 def written(word: Word) -> tuple[list[str], list[Below]]:
-    """Return the paths that are written at a word, "" for one that is not known, and what its globs may
-    match in one folder."""
+    """Return the paths that a command writes which names its target by ``word`` ("": any path), and the
+    files in one folder that a glob in ``word`` may match."""
     paths: list[str] = []
     globs: list[Below] = []
     for path in _readings(word):
@@ -438,7 +438,7 @@ _LEAVES_OUT = re.compile(r":(?:[!^]|\((?:[a-z,]*,)?exclude\))")
 
 
 def _shown(files: Files, words: Sequence[Word]) -> None:
-    """Note the files of revisions (``HEAD:f``), and those that patterns of git's match."""
+    """Note the files of revisions (``HEAD:f``), and the files that git's own patterns match."""
     files.reads += filter(None, (path.rpartition(":")[2] for path in literal(words)))
     selected = Files()
     patterns = [word for word in words if IS_GLOB.search(word.value) or ":(" in word.value]

@@ -200,7 +200,8 @@ _NO_PYTHON = names("""
 
 
 def is_python_path(value: str, programs: Collection[str]) -> bool:
-    """True if the usual folders of a project may be where Python looks for modules first in these."""
+    """True if a PYTHONPATH lists only usual folders of a project, and each program runs the project's
+    Python or none."""
     return _PYTHON_PATH.fullmatch(value) is not None and all(
         _OF_PROJECT.fullmatch(program) or program in _NO_PYTHON for program in programs
     )

@@ -127,8 +127,8 @@ def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
 
 
 def runs_input(line: str, *, names: bool = True) -> bool:
-    """True if a line of a script has the name of a program that may run its input as code, or with
-    ``names`` one that takes names of files from it."""
+    """True if a line of a script names a program that may run its input as code. With ``names`` also if
+    it names one that reads names of files from its input."""
     known = _QUERIED | HIDING | (_TAKES_NAMES if names else frozenset())
     called = [word.rpartition("/")[2] for word in re.findall(r"[\w./+-]+", line)]
     return any(is_interpreter(name) or name in known or compiles(name) for name in called)
@@ -144,7 +144,8 @@ def inside(text: str) -> tuple[list[str], list[str]]:
 
 
 def listed(program: str, arguments: Sequence[Word]) -> Iterator[Below]:
-    """Yield what a program may print the names of, if that can be hidden files or is made up."""
+    """Yield the files whose names a program may print, if it may print names of hidden files or make up
+    names."""
     values = [word.value for word in arguments]
     every = _LISTS_HIDDEN.get("fd" if program == "fdfind" else program)
     found = executed_by_find(arguments) if program == "find" else None

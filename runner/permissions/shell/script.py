@@ -258,8 +258,8 @@ class Findings:
 
     @property
     def _entered(self) -> int:
-        """Where a part of the script ends of which all after a change of the folder runs in the first of
-        ``folders``; 0 if there is none."""
+        """The end of the part of the script that runs in the first of ``folders`` from its ``cd`` on; 0 if
+        there is no such part."""
         return self.enters if len(self.folders) == 1 and not self.lost else 0
 
     def _located(

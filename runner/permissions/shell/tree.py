@@ -132,9 +132,9 @@ class Tree(ABC):
 
 
 def _parsed(text: str) -> tuple[str, Node]:
-    """Return a script, bytes as Latin-1, and its tree. The grammar does not know redirects between a
-    here-document's operator and a pipe, which are moved before it, nor a backslash that the text of
-    the here-document begins with."""
+    """Return a script (bytes as Latin-1) and its tree. The grammar cannot parse a redirect between the
+    operator of a here-document and a pipe: it is moved before the operator. Nor can it parse a
+    here-document whose text begins with a backslash: the backslash is masked."""
     moved = _BEHIND_HEREDOC.sub(lambda found: found[2][1:] + found[2][0] + found[1], text)
     masked = _BACKSLASH.sub(lambda found: found[0][:-1] + "x", moved)
     root = _tree(masked)
@@ -152,7 +152,7 @@ def _tree(text: str) -> Node:
 
 
 def _is_in(root: Node, at: int, kind: str) -> int | None:
-    """Return where the innermost node of that kind around a position begins, None if there is none."""
+    """Return the position at which the innermost node of a kind around a position begins, or None."""
     node = root.descendant_for_byte_range(at, at + 1)
     while node is not None and node.type != kind:
         node = node.parent

@@ -102,8 +102,8 @@ class Walk(Expansions):
         self.visit(root)
 
     def _enters(self, node: Node) -> int:
-        """Return where a statement ends that runs after a ``cd`` that did not fail (``cd sub && make``), 0
-        if not all of it does."""
+        """Return the end of a statement that begins with a ``cd`` and runs its other commands only if the
+        ``cd`` succeeds (``cd sub && make``); 0 for any other statement."""
         end = node.end_byte
         while node.type in _WHOLE:
             bodies = [
