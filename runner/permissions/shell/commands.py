@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import chain, product, takewhile
 from math import prod
 
 from runner.permissions.shell.arguments import (
@@ -159,9 +159,9 @@ class Commands:
         _spell(forms, values, command.shown)
         if not all(word.exact for word in words):
             read = [[text for text in decoded(word) if text] for word in words]
-            for texts in (read, [each[:1] for each in read], [each[-1:] for each in read]):
-                plain = [text for each in texts for text in each]
-                if plain:
+            ways = (read, [each[:1] for each in read], [each[-1:] for each in read])
+            for way in dict.fromkeys(tuple(chain.from_iterable(texts)) for texts in ways):
+                if plain := list(way):
                     _spell(forms, plain, " ".join(plain))
                     runs = plain[0].rpartition("/")[2] in RUNNERS
                     forms |= {" ".join(plain[at:]): None for at in range(len(plain)) if runs}
@@ -301,12 +301,14 @@ class Commands:
         """Return why the arguments hide what runs, "" if they hide nothing. If all values that they may
         take are known, each combination of them is looked at."""
         hides = arguments_hide(program, arguments)
+        if not any(word.choices for word in arguments):
+            return hides
         ways = [
             [Word(each, each) for each in word.choices] if word.choices else [word]
             for word in arguments
         ]
         known = all(each.exact or not IS_GLOB.search(each.value) for way in ways for each in way)
-        if not known or ways == [[word] for word in arguments] or prod(map(len, ways)) > _MOST_WAYS:
+        if not known or prod(map(len, ways)) > _MOST_WAYS:
             return hides
         variants = [*product(*ways), [word for word in arguments if not word.choices]]
         for words in variants:

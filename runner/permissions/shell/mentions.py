@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from runner.permissions.shell.arguments import executed_by_find
 from runner.permissions.shell.files import (
@@ -51,6 +52,8 @@ _QUERIED = names("""
     chezmoi cqlsh""")
 # They take names of files, or targets, from their input.
 _TAKES_NAMES = names("xargs read mapfile readarray make gmake")
+_READS_INPUT = _QUERIED | HIDING
+_MAY_RUN = _READS_INPUT.union(SCRIPTED, WRAPPERS)  # a script may be in any argument
 # A name that begins with a dot, as a pattern that a program may look up itself.
 _HIDDEN_GLOB = re.compile(r"(?:.*[/=])?\.\w+[*?\[][^/\s]*")
 _LISTS_HIDDEN = {
@@ -78,6 +81,7 @@ _INPUT = re.compile(
     r"-+[\w.-]*(?:root|test|source|src|include|project|work|config|input|loglevel)", re.I
 )
 _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
+_SHORT_WITH_VALUE = re.compile(r"-[A-Za-z].")
 _NAMES_FILE = re.compile(r"--[a-z-]*(?:file|from|input|include|list)")
 # The value of these options is a command.
 _COMMAND = re.compile(r"-[cC]|--(?:command|cmd|exec|run|scripts|parameters)")
@@ -92,7 +96,7 @@ def candidates(word: Word) -> Iterator[str]:
     texts = literal([word]) if word.exact else [*literal([word]), *decoded(word)]
     for text in texts:
         yield from pieces(text)
-        if re.match(r"-[A-Za-z].", text):
+        if _SHORT_WITH_VALUE.match(text):
             yield text[2:]
 
 
@@ -129,7 +133,7 @@ def is_unknown(program: str, arguments: Sequence[Word]) -> bool:
 def runs_input(line: str, *, names: bool = True) -> bool:
     """True if a line of a script names a program that may run its input as code. With ``names`` also if
     it names one that reads names of files from its input."""
-    known = _QUERIED | HIDING | (_TAKES_NAMES if names else frozenset())
+    known = _READS_INPUT | _TAKES_NAMES if names else _READS_INPUT
     called = [word.rpartition("/")[2] for word in re.findall(r"[\w./+-]+", line)]
     return any(is_interpreter(name) or name in known or compiles(name) for name in called)
 
@@ -167,14 +171,15 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     arguments may match."""
     reads: list[str] = []
     writes: list[str] = []
-    # Of a program that hides what it runs, a script may be in any argument.
-    interprets = is_interpreter(program) or program in HIDING | _QUERIED | SCRIPTED
-    interprets = interprets or program in WRAPPERS
+    interprets = program in _MAY_RUN or is_interpreter(program)
     globs: list[Below] = []
-    knows = program in _NAMING | _KNOWN or (knows_operands(program) and program not in _QUERIED)
+    knows = (
+        program in _NAMING
+        or program in _KNOWN
+        or (knows_operands(program) and program not in _QUERIED)
+    )
     before = ""
     for word in arguments:
-        found = list(candidates(word))
         option = before if not word.value.startswith("-") else word.value
         given = option.startswith("-")
         before = word.value if "=" not in word.value else ""
@@ -183,12 +188,14 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
         lists = _NAMES_FILE.match(option) or word.value.startswith("@")
         if program not in _NAMING and _HIDDEN_GLOB.fullmatch(word.value):
             globs += [matching(word.value.rpartition("=")[2])._replace(reads=True)]
+        outputs = program != "git" and given and _OUTPUT.match(option) and not _INPUT.match(option)
+        found = list(candidates(word)) if lists or outputs or not knows else []
         if knows and program not in _NAMING and lists:
             reads += found
         if not knows:
             bare = program in _SUBCOMMANDS and not given
             reads += [path for path in found if not bare or re.search(r"[./]", path)]
-        if program != "git" and given and _OUTPUT.match(option) and not _INPUT.match(option):
+        if outputs:
             writes += found
         if interprets and re.search(r"[\s'\"({\\[]", word.value) and len(word.value) <= _LONGEST:
             tables = program in _QUERIED
@@ -197,6 +204,7 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     return _paths(reads), _paths(writes), globs
 
 
+@lru_cache(maxsize=1_000)
 def knows_operands(program: str) -> bool:
     """True if a table has what a program does with its operands, whatever its options."""
     return any(

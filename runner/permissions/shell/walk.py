@@ -286,6 +286,8 @@ class Walk(Expansions):
 
     def _fed(self, node: Node) -> str | None:
         """Return the text that a command reads from its input, None if that is not literal."""
+        if "<" not in self.text and "|" not in self.text:  # most scripts: the search below is slow
+            return None
         top = node
         while top.parent and top.parent.type in ("list", "pipeline") and not top.next_sibling:
             top = top.parent  # a redirect of its last command stands behind it
