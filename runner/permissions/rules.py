@@ -69,7 +69,7 @@ class CommandPattern:
     needle: str = ""  # a text in every command that fits
     literal: str | None = None  # the one command that a rule without * (but in quotes) names
     unanalyzable: bool = False  # it matches commands that hide what they run
-    address: str = ""  # what it begins with, up to a host of which it matches any port
+    address: str = ""  # the beginning of the pattern up to its host, if any port fits
 
     def matches(self, command: str) -> bool:
         """True if a simple command, its words joined by one blank, fits."""

@@ -218,7 +218,7 @@ class ToolHost:
         gone. Raises ``HostFaultError`` if nothing was started because this host has no descriptors, no
         memory, no space, or not the program; ``Interrupted`` if ``interrupt`` cut the call, or the
         watchdog did (``dropped``)."""
-        # A call before may have stopped or killed the host: what nobody began is begun on the next one.
+        # Another call may have killed the host before it took this one: begin again on the next host.
         return self._once(start, interrupt) or self._once(start, interrupt) or Ended("lost")
 
     def _once(self, start: Start, interrupt: Interrupt) -> Ended | None:

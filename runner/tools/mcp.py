@@ -146,7 +146,7 @@ class _Server:
         self._not_before = 0.0  # by the monotonic clock
         self._found: dict[str, str] = {}  # values of variables, by name
         self._containment: str | None = None
-        self._listed: tuple[Sequence[Any], Usable] = (), ((), {})  # as the SDK has it, and we
+        self._listed: tuple[Sequence[Any], Usable] = (), ((), {})  # the SDK's list and ours
 
     def call(
         self, call: ToolCall, tool: str, inside: Contained, host: Starter, interrupt: Interrupt

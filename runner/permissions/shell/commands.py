@@ -62,8 +62,8 @@ class _Command:
     hides: str = ""
     level: int = 0
     piped: bool = False  # it reads a pipe for sure
-    fed: str | None = None  # what it reads from its input, if that is literal
-    given: Printed = ""  # or of which kind that is
+    fed: str | None = None  # the text of its input, None if that is not literal
+    given: Printed = ""  # the kind of text that a known pipe gives it
 
     @property
     def shown(self) -> str:

@@ -33,7 +33,7 @@ _BRACES = re.compile(r"\{(?:([^{}]*,[^{}]*)|(\w)\.\.(\w)(?:\.\.-?\d+)?)\}")
 _MOST_BRACES = 64
 _NAME = re.compile(r"(?:.*/)?([A-Za-z0-9_.+@,-]+)", re.DOTALL)
 _EXPANSION = re.compile(r"\$(?:\{\w*\}|\w+|[@*#?!-]|\(:?\))|``")
-# What stands for its text: ``${x:-text}``, ``$(echo text)``.
+# Expansions whose text is known: ``${x:-text}``, ``$(echo text)``.
 _DEFAULT = re.compile(
     r"\$\{\w+:?[-+=]([^${}]*)\}|\$\((?:echo|printf)\s+([^$()`;|&]*)\)|`(?:echo|printf)\s+([^$()`;|&]*)`"
 )
@@ -44,11 +44,11 @@ _LONGEST = 2000  # characters of an argument that is taken apart
 # Options whose value is not looked at.
 LEFT_OUT = re.compile(r"-+(?:exclude|ignore|omit|skip)(?:-(?:dir|glob|pattern))?(?:=|\Z)")
 _NO_FILE = DEVICES | {"-"}
-# With them ``docker compose config`` shows names only.
+# With these options ``docker compose config`` shows only names.
 _COMPOSE_NAMES = frozenset(
     ("-q", "--quiet", "--services", "--images", "--volumes", "--profiles", "--hash")
 )
-# They change what is in the working tree; git takes no path there that leads into .git.
+# Subcommands that change the working tree. Git refuses a path that leads into .git.
 _OF_WORKTREE = names("""
     git-checkout git-restore git-apply git-am git-clean git-stash git-rm git-reset git-switch""")
 _UNKNOWN = Word("?", "", exact=False, loose=True)

@@ -193,7 +193,7 @@ _OF_PROJECT = re.compile(
 )
 
 
-# They neither run nor are Python.
+# Programs that neither run Python nor are Python.
 _NO_PYTHON = names("""
     echo printf ls cat head tail wc grep rg sort uniq cut tr sed tee cd mkdir rm cp mv touch test [ true
     false pwd date sleep timeout set exit""")

@@ -99,8 +99,8 @@ class Findings:
     mentions: list[str] = field(default_factory=list)  # paths that programs may read
     words: list[Word] = field(default_factory=list)  # all words of the script
     unknown: bool = False  # a program may open a file that only the run determines
-    feeds: bool = False  # another command reads what the one that is walked prints
-    listed: list[Below] = field(default_factory=list)  # files whose names such a command prints
+    feeds: bool = False  # another command reads the output of this one
+    listed: list[Below] = field(default_factory=list)  # files whose names the command prints
     fed: list[str] = field(default_factory=list)  # texts that programs may run as code
     readings: int = 0  # how many readings of commands were tried
     reason: str = ""  # why it may run what is not among the parts
@@ -109,7 +109,7 @@ class Findings:
     deferred: bool = False  # it is in a function or a trap, and runs at any later time
     moved: Moment | None = None  # the first change of the folder
     folders: list[str] = field(default_factory=list)  # literal ones that it may be
-    enters: int = 0  # what is before this runs in the first of them, if it is the only one
+    enters: int = 0  # the position up to which the script runs in the only folder
     lost: bool = False  # it may be another
     unread: list[str] = field(default_factory=list)  # texts that may hold redirects
     sources_written: bool = False  # an output of the shell may lead to a file opened for reading

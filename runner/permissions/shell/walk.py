@@ -459,7 +459,7 @@ class Walk(Expansions):
         if reads and word.choices and targets_of(word) == ("",):
             self.findings.globs += word.choices
             return
-        # A glob of a redirect itself matches what is there; bash may as well make a file of that name.
+        # Where a redirect's target is a glob, bash writes the file that matches, or makes one of that name.
         known = word.choices and not reads
         paths, globs = written(word) if known else (targets_of(word), [])
         self.findings.matches += globs
