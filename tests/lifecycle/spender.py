@@ -17,8 +17,9 @@ from runner.core.prices import Tariff, Terms
 from runner.core.run import ENDED
 from runner.llm.prices import load_prices
 from runner.store.database import Database
-from runner.store.tables import day_cap, job_budgets, runs
+from runner.store.tables import day_cap, job_budgets, runs, workers
 from tests.messages_api import Break, Received, Reply, text, tool_use
+from tests.runner_process import RunnerProcess
 
 MODEL = "claude-sonnet-5"
 _BUDGET = (
@@ -208,6 +209,20 @@ class CapWatch(Watch):
         self.looks += 1
         self.most_reserved = max(self.most_reserved, reserved)
         self.most_calls = max(self.most_calls, sum(call is not None for call in calls))
+
+
+def kill_one(database: Database, processes: list[RunnerProcess], dice: random.Random) -> None:
+    """Kill one of the workers and take it off the list: one with a run in the middle of a model call if
+    there is one, else one with a run if there is one."""
+    query = select(workers.c.pid, runs.c.progress).join(runs, runs.c.worker_id == workers.c.id)
+    rows = database.read(lambda connection: connection.execute(query).all())
+    of_pid = {process.pid: process for process in processes}
+    at_work = [row for row in rows if row.pid in of_pid]
+    calling = [row for row in at_work if row.progress["model"]["open_call"]]
+    victim = of_pid[dice.choice(sorted({row.pid for row in calling or at_work} or of_pid))]
+    processes.remove(victim)
+    victim.kill()
+    victim.communicate()
 
 
 def ceilings_of(run: Any) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.tables import day_cap, job_budgets, model_calls, runs
 from tests.lifecycle.site import Site, wait_until
-from tests.lifecycle.spender import CapWatch, Spender, Watch, tariff
+from tests.lifecycle.spender import CapWatch, Spender, Watch, kill_one, tariff
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
 
 WORKERS = 3
@@ -53,9 +53,7 @@ class Shop:
             wait_until(lambda: over() or self.server.count >= enough, "requests")  # noqa: B023
             if over():
                 break
-            victim = workers.pop(dice.randrange(len(workers)))
-            victim.kill()
-            victim.communicate()
+            kill_one(self.database, workers, dice)
             workers.append(self.site.start("worker", "-c", slots))
         wait_until(over, "the runs to be through", 240)
 

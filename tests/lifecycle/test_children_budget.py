@@ -17,7 +17,7 @@ from runner.store.database import Database
 from runner.store.tables import job_budgets, runs
 from tests.lifecycle.family import delegates, family_job, moment
 from tests.lifecycle.site import Site, wait_until
-from tests.lifecycle.spender import Spender, Watch, most_used
+from tests.lifecycle.spender import Spender, Watch, kill_one, most_used
 from tests.messages_api import API_KEY, MessagesServer, Received, text, tool_use
 
 WORKERS = 3
@@ -75,9 +75,7 @@ class Family:
         for _ in range(KILLS):
             enough = self.server.count + dice.randint(3, 8)
             wait_until(lambda: self.over(job) or self.server.count >= enough, "requests")  # noqa: B023
-            victim = workers.pop(dice.randrange(len(workers)))
-            victim.kill()
-            victim.communicate()
+            kill_one(self.database, workers, dice)
             unended = self.rows(
                 select(runs.c.id).where(runs.c.parent_run.is_not(None), runs.c.state == "queued")
             )
