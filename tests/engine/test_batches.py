@@ -437,9 +437,9 @@ def test_another_worker_leaves_the_batches_to_the_one_that_collects(office: Offi
     office.submit(COUNT)
     office.work()
     office.collector("worker_a").collect()
-    office.clock.turn(BATCH_SECONDS / 10)
+    office.clock.turn(12.0)
     office.collector("worker_a")  # it lives
-    office.clock.turn(10.0)
+    office.clock.turn(4.0)
     office.collector("worker_b").collect()
     holder = office.holder()
     assert holder == "worker_a"

@@ -126,6 +126,13 @@ def scripted(**caps: int) -> JobSpec:
 DONE = Ended("succeeded", "end_turn")
 
 
+@pytest.fixture
+def patient_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run goes back to the queue because a busy machine lets it wait longer for its permit."""
+    monkeypatch.setattr("runner.core.model_calls.IN_HAND_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient_runs")
 def test_no_more_calls_of_a_job_are_under_way_than_its_file_says(
     database: Database,
     ports: Ports,  # noqa: F811
@@ -148,6 +155,7 @@ class SetBack(Counting, DatabaseClock):
         return super().now() - (3600.0 if self.calls else 0.0)
 
 
+@pytest.mark.usefixtures("patient_runs")
 def test_permits_flow_on_when_the_clock_is_set_back(
     database: Database,
     ports: Ports,  # noqa: F811
@@ -231,6 +239,7 @@ def test_a_run_that_waits_long_for_a_permit_goes_back_to_the_queue_without_a_fai
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_runs")
 def test_an_interrupted_run_gets_its_permit_before_those_that_wait_longer(
     database: Database,
     ports: Ports,  # noqa: F811
@@ -286,6 +295,7 @@ def test_where_no_limit_is_known_calls_ask_the_database_for_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_runs")
 def test_without_the_database_permits_flow_from_a_share_of_the_last_known_limits(
     database: Database,
     ports: Ports,  # noqa: F811
@@ -310,6 +320,7 @@ LIVE = replace(SPEC, model="claude-sonnet-5", tools=(), rules=())
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_runs")
 def test_after_the_first_answer_no_call_is_refused(
     database: Database,
     ports: Ports,  # noqa: F811
