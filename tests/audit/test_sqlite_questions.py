@@ -3,7 +3,7 @@ relies on how the text looks."""
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
 import time
@@ -125,21 +125,27 @@ def test_question_that_takes_too_long_is_stopped(record: Database, sql: str) -> 
 @pytest.mark.slow
 def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) -> None:
     """Its process has its time from the kernel."""
-    program = (
-        "import sys; from runner.store.database import Database;"
-        "from runner.queries.sql.ask import Bounds, ask;"
-        "ask(Database(sys.argv[1]), sys.argv[2], Bounds(seconds=2))"
-    )
+    program = """
+import os, signal, subprocess, sys
+from runner.queries.sql.ask import Bounds, ask
+from runner.store.database import Database
+
+class Asked(subprocess.Popen):
+    def communicate(self, input, timeout):
+        self.stdin.write(input)
+        self.stdin.close()
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+subprocess.Popen = Asked
+ask(Database(sys.argv[1]), sys.argv[2], Bounds(seconds=2))
+"""
     url = record.url.render_as_string(hide_password=False)
-    marked = f"{ENDLESS} SELECT max(n) FROM c -- {os.getpid()}"
-    asking = subprocess.Popen([sys.executable, "-c", program, url, marked])
-    children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
+    asking = [sys.executable, "-c", program, url, f"{ENDLESS} SELECT max(n) FROM c"]
+    killed = subprocess.run(asking, stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 60
-    while not (child := children.read_text().strip()):
-        assert time.monotonic() < deadline
-    asking.kill()
-    asking.wait()
-    while Path(f"/proc/{child}").exists():
+    while Path(f"/proc/{int(killed.stdout)}").exists():
         assert time.monotonic() < deadline
 
 
