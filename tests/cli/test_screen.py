@@ -20,7 +20,7 @@ from runner.cli.screen import notification_sequence, progress_sequence
 from runner.cli.watching import Lines
 from tests.app.watched import NOW, event, look, run
 from tests.cli.person import at_terminal
-from tests.cli.test_work import DONE, bash, write_job
+from tests.cli.test_work import DONE, HELD, bash, write_job
 
 GOLDEN = Path(__file__).parent / "golden"
 PATIENCE = 60.0
@@ -192,8 +192,11 @@ def test_only_terminals_known_to_take_them_get_progress_and_notifications(
 def test_each_drawing_is_one_synchronised_update_without_colours_and_the_terminal_is_given_back(
     folder: Path,
 ) -> None:
-    job = write_job(folder, {"a": [bash("sleep 1"), DONE]})
+    job = write_job(folder, {"a": [bash(HELD), DONE]})
     with at_terminal(folder, "run", job, columns=80) as (process, person):
+        for _ in range(3):  # what a call has taken is counted
+            person.wait_for("0/1")
+        (folder / "workspace" / "go").touch()
         assert process.wait(PATIENCE) == 0, person.screen.getvalue()
         person.wait_for("1 succeeded")
     shown = person.screen.getvalue()
