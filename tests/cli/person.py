@@ -31,6 +31,7 @@ class Person:
         self.hand, self.keyboard = os.openpty()
         self.screen = io.StringIO()
         self._seen = 0
+        self._acting: list[threading.Thread] = []
 
     def type(self, text: str) -> None:
         os.write(self.hand, text.encode())
@@ -53,9 +54,12 @@ class Person:
 
         acting = threading.Thread(target=act, daemon=True)
         acting.start()
+        self._acting.append(acting)
         return acting
 
     def close(self) -> None:
+        for acting in self._acting:  # one may still be in the middle of what it does
+            acting.join()
         os.close(self.hand)
         os.close(self.keyboard)
 
