@@ -68,6 +68,9 @@ class Site:
         self._stop.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
+        for thread in threading.enumerate():
+            if thread.name in ("live", "search"):  # they would use the database after its end
+                thread.join(60)
         self._listener.close()
 
 
