@@ -193,9 +193,11 @@ class Sandbox:
     def run(self, command: str) -> tuple[list[str], set[str]]:
         """The calls of stubs, and the files that are there afterwards."""
         shutil.rmtree(self.work, ignore_errors=True)
-        (self.work / "d" / "d" / "d").mkdir(parents=True)
-        # A log of its own: what an earlier script left in the background still writes to that one's.
+        # A folder and a log of its own: what an earlier script left in the background still writes to
+        # that one's.
         self.runs += 1
+        self.work = self.work.with_name(f"work-{self.runs}")
+        (self.work / "d" / "d" / "d").mkdir(parents=True)
         log = self.logs / str(self.runs)
         environment = {
             "PATH": str(self.programs), "LOG": str(log), "HOME": "/nowhere", "v": "x y", "FUNCNEST": "20",
