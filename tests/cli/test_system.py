@@ -275,7 +275,7 @@ def test_doctor_tells_of_workers_and_of_what_waits_for_one(
     jobs_store.submit(database, submission("a", "b"), time.time() - 90)
     found = checks(command("doctor", "--json"))
     assert not found["backlog"]["ok"]
-    assert str(found["backlog"]["detail"]).startswith("2 runs due, the oldest for 1m3")
+    assert str(found["backlog"]["detail"]).startswith("2 runs due, the oldest for 1m")
     options = {"hostname": "node-1", "host_id": "host", "pid": 7, "slots": 4}
     leases.register(
         database, "worker_1", now=time.time(), version=f"{runner.__version__}/{HEAD}", **options

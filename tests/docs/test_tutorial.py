@@ -20,7 +20,7 @@ _CHANGING = (
     (r"(?m)(^|(?<= ))[0-9a-hjkmnp-tv-z]{8}(?= |_1_1|$)", "SHORT_ID"),
     (r"\b(job|run|apr|call|grp)_[0-9a-z_]+", r"\1_ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
-    (r"\b\d+(\.\d+)?(ms|s|m)\b", "DURATION"),
+    (r"\b(\d+h)?(\d+m)?\d+(\.\d+)?(ms|s|m)\b", "DURATION"),
     (r"\b[\d,]+ tokens|\b\d+(,\d{3})+\b|\b\d+%|(?<= )\d{3}(?= )", "NUMBER"),
     (r"denied by \w+", "denied by SOMEBODY"),
     (r" +", " "),
