@@ -22,7 +22,7 @@ from runner.core.run import RunStatus
 from runner.core.search import Role, Source, parse
 from runner.core.text import is_storable
 from runner.errors import UnreachableError, UsageError
-from runner.queries import calls, costs, decisions, problems
+from runner.queries import costs, decisions, problems, tool_calls
 from runner.queries.accesses import Differences, connection_rows, file_rows
 from runner.queries.filters import Filters
 from runner.queries.jobs import with_own_last
@@ -140,11 +140,11 @@ class Audit:
 
     def tools(self, **asked: Unpack[Asked]) -> Rows:
         """Return the number of calls of each tool by outcome."""
-        return calls.tool_rows(self._database, self._filters(asked))
+        return tool_calls.tool_rows(self._database, self._filters(asked))
 
     def commands(self, pattern: str | None = None, **asked: Unpack[Asked]) -> Rows:
         """Commands of Bash, the newest first; ``pattern`` is a pattern as in rules, or words."""
-        return calls.command_rows(self._database, self._filters(asked), pattern)
+        return tool_calls.command_rows(self._database, self._filters(asked), pattern)
 
     def files(self, pattern: str | None = None, **asked: Unpack[Asked]) -> Rows:
         """List reads and changes of files, with their runs and turns."""

@@ -184,7 +184,7 @@ def start_worker(
     nothing is due. ``only``: it works this run and ends. ``job_id``: it works this job alone.
     ``metrics``: serve metrics and health on this address. Raises ``UnreachableError``, and
     ``UsageError`` if the address cannot be used."""
-    from runner.engine.process import allow_open_files, close_to_others, make_home
+    from runner.engine.process_setup import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import connect
     from runner.queue.notify import QUEUE_NAME, RqNotifier
@@ -484,7 +484,7 @@ def leave_worker(
 ) -> tuple[subprocess.Popen[bytes], Path]:
     """Start a worker of one job in a session of its own, so that it outlives this terminal. Returns its
     process and the file of its log."""
-    from runner.engine.process import make_home
+    from runner.engine.process_setup import make_home
 
     make_home(settings.home)
     folder = settings.home / "logs"
@@ -518,7 +518,7 @@ def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> No
 
 def send_notice(notice: DueNotice, settings: Settings) -> None:
     """Send a notice by its channel. Raises ``NotSentError``."""
-    from runner.core.notify import with_link
+    from runner.core.notices import with_link
     from runner.tools.notices import send
 
     environment = tool_environment(os.environ, settings.secrets())

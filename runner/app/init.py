@@ -17,7 +17,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from runner.app.humanize import cell
-from runner.app.page import environment
+from runner.app.transcript_page import environment
 from runner.errors import UsageError
 from runner.jobfile.items import matches_path
 from runner.permissions import Rule

@@ -71,7 +71,7 @@ def what_holds_back(app: App, job_ids: Collection[str]) -> dict[str, str]:
     limited = jobs.that_may_wait(app.database, job_ids)
     if not limited:
         return {}
-    from runner.store.depth import held_back  # late: it slows the start of other commands
+    from runner.store.depth_first import held_back  # late: it slows the start of other commands
 
     held = held_back(app.database, limited, app.now())
     return {job_id: _held_line(app, job_id, *each) for job_id, each in held.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner import wiring
 from runner.app.handle import App
-from runner.core.notify import Channel, NoticeEvent, Notify, about
+from runner.core.notices import Channel, NoticeEvent, Notify, about
 from runner.core.spec import JobSpec
 from runner.errors import RunnerError, UsageError
 from runner.queries.jobs import show_job

@@ -26,7 +26,7 @@ from runner.store.workspaces import (
     workspace_of,
     workspaces_of_job,
 )
-from runner.workspace.changes import CommitText, Form
+from runner.workspace.diffs import CommitText, Form
 from runner.workspace.repository import RUN_TRAILER
 
 _LONGEST_NAME = 100

@@ -23,7 +23,7 @@ from runner.app.costs import cost_fields, losses_of
 from runner.app.forecast import JobForecast, forecast_of
 from runner.app.handle import App
 from runner.app.listing import pause_line
-from runner.app.page import environment
+from runner.app.transcript_page import environment
 from runner.core.budget import JobBudget
 from runner.core.losses import Losses
 from runner.core.pauses import BY_PILOT
@@ -31,11 +31,11 @@ from runner.core.prices import Spending
 from runner.core.text import failure_signature
 from runner.errors import RunnerError
 from runner.queries import decisions, jobs
-from runner.queries.calls import containments
 from runner.queries.costs import costs_by
 from runner.queries.runs import Verification, last_verifications
+from runner.queries.tool_calls import containments
 from runner.store.workspaces import RunWorkspace, workspaces_of_job
-from runner.workspace.changes import DiffStat
+from runner.workspace.diffs import DiffStat
 
 _LONGEST_CODE = 100
 _MOST_EXCERPT_LINES = 12

@@ -1,6 +1,6 @@
 """The report on a job as one self-contained HTML page: no script, nothing that a browser has to load.
 
-It shares the parts of the Markdown report. Content from outside is text, as in ``runner.app.page``.
+It shares the parts of the Markdown report. Content from outside is text, as in ``transcript_page``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from markupsafe import Markup, escape
 from runner.app import workspaces
 from runner.app.handle import App
 from runner.app.humanize import DiffKind, cell, diff_kinds, short_ids
-from runner.app.page import digest, environment, shown
 from runner.app.report import Report, ReportedRun, report_filters
+from runner.app.transcript_page import digest, environment, shown
 from runner.core.run import STATES
 from runner.errors import RunnerError
 

@@ -25,9 +25,9 @@ from runner.core.context import DEFAULT_WINDOW
 from runner.core.spec import JobSpec
 from runner.errors import UnreachableError, UsageError
 from runner.queries import decisions, jobs, runs, timeline, transcript, workers
-from runner.queries.calls import containments
 from runner.queries.costs import costs_by
 from runner.queries.names import Kind
+from runner.queries.tool_calls import containments
 from runner.store.conditions import in_tree
 from runner.store.workspaces import workspace_of
 

@@ -17,7 +17,7 @@ from runner.queries.transcript import session_of_run
 from runner.settings import tool_environment
 from runner.store.workspaces import RunWorkspace, workspace_of
 from runner.workspace import leftovers
-from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
+from runner.workspace.diffs import Change, CommitText, RecordedChanges, Whereabouts
 from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository, commit_message
 
 

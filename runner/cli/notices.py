@@ -14,7 +14,7 @@ from runner.app.humanize import cell, moment
 from runner.cli import exit_codes
 from runner.cli.options import JOB, json_option, open_app, with_app, with_settings
 from runner.cli.terminal import say, say_json, say_listing
-from runner.core.notify import EVENTS, NoticeEvent
+from runner.core.notices import EVENTS, NoticeEvent
 from runner.settings import Settings
 
 

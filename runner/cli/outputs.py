@@ -42,7 +42,7 @@ from runner.cli.terminal import (
     write_file,
 )
 from runner.core.run import ENDED, Author, RunStatus
-from runner.workspace.changes import Form
+from runner.workspace.diffs import Form
 
 ResultFormat = Literal["jsonl", "json", "csv"]
 

@@ -14,7 +14,7 @@ from click.shell_completion import get_completion_class
 
 from runner.app import doctor as app_doctor
 from runner.app import handle
-from runner.app import retention as app_retention
+from runner.app import prune as app_prune
 from runner.app.humanize import cell, moment, plural
 from runner.cli import exit_codes
 from runner.cli.options import (
@@ -262,7 +262,7 @@ def prune(
         _say_pruned(app, as_json)
         return
     options: Any = {"force": force, "dry_run": dry_run, "warn": lambda line: note(cell(line))}
-    jobs = app_retention.prune(app, older_than, author, **options)
+    jobs = app_prune.prune(app, older_than, author, **options)
     if as_json:
         for job in jobs:
             say_json(job, on_one_line=True)
@@ -280,7 +280,7 @@ def prune(
 
 def _say_pruned(app: handle.App, as_json: bool) -> None:
     say_listing(
-        app_retention.pruned(app),
+        app_prune.pruned(app),
         as_json,
         ("job", "name", "runs", "ended", "pruned", "by", "reason"),
         lambda job: (

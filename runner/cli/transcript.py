@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from runner.app import handle
-from runner.app import page as pages
 from runner.app import transcript as told
+from runner.app import transcript_page as pages
 from runner.app.humanize import Note, Tone, cell, edit_of, input_lines, moment, short_ids
 from runner.cli.following import follow_in_words
 from runner.cli.options import RUN, json_option, with_app

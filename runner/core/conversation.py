@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runner.core.hosts import Connection
 from runner.core.media import Media, media_tokens
+from runner.core.network import Connection
 
 Block = dict[str, Any]
 Role = Literal["user", "assistant"]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from runner.core import entries, hook_decisions, steps, text
 from runner.core.batches import awaits_batch
-from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
 from runner.core.compaction import without_newest_media
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
@@ -17,6 +16,7 @@ from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
 from runner.core.steps import Action, Step, end, leave, stop_at_deadline, tell
 from runner.core.times import Times
+from runner.core.tool_calls import answer_calls, given_by_children
 
 MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.core import run
 from runner.core.conversation import Usage
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.text import shorten, visible
 
 INPUT_SUMMARY_LENGTH = 100

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from runner.core import conversation, entries
 from runner.core.agents import SPLIT_SOURCE, Child, NewChild
 from runner.core.budget import Charged
-from runner.core.calls import interrupted_by, outcome_question
 from runner.core.compaction import without_newest_media
 from runner.core.context import (
     Compaction,
@@ -37,6 +36,7 @@ from runner.core.state import (
     RunState,
     Stop,
 )
+from runner.core.tool_calls import interrupted_by, outcome_question
 from runner.core.workspace import (
     RESULT_SOURCE,
     Instructions,

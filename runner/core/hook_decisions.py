@@ -26,12 +26,12 @@ from runner.core.hooks import (
     name_pattern,
 )
 from runner.core.media import shown_text
-from runner.core.responses import response_of
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
 from runner.core.steps import RunHook, Step, end, leave, locate, tell
 from runner.core.text import shorten
+from runner.core.tool_responses import response_of
 from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Effect, Request, Rule
 from runner.permissions.decisions import any_rule_matches

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.text import KeyTwiceError, plain, read_json
 
 HookEvent = Literal["RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.core.hosts import HostPattern
+from runner.core.network import HostPattern
 
 SandboxMode = Literal["auto", "required", "off"]
 # The containment of a call. "none": nothing contained it.

@@ -16,7 +16,7 @@ from runner.core.conversation import Block, Message, Tool, content_bytes, conten
 from runner.core.hooks import Hook
 from runner.core.mcp import Choice, McpServer, chosen, source_parts
 from runner.core.media import Media
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.pauses import Breaker, Pilot
 from runner.core.rate_limits import Caps
 from runner.core.sandbox import Sandbox

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runner.core import entries
-from runner.core.calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
 from runner.core.entry_events import about_call, about_hook, about_verification
 from runner.core.hook_decisions import in_folder, kept_as_edited, with_unusable_input
 from runner.core.hooks import Said, read_answer
-from runner.core.hosts import Connection
 from runner.core.mcp import is_chosen
+from runner.core.network import Connection
 from runner.core.run import Ended, Lease
 from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
+from runner.core.tool_calls import changes_files, left_by, runs_again, undo_needed, with_edit_told
 from runner.core.workspace import change_messages
 from runner.errors import HostFaultError, Interrupted, ShutDown
 from runner.permissions import ToolContext, digest_of

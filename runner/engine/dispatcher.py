@@ -30,7 +30,7 @@ from runner.store import children, leases, notices, pauses, runs, schedules, tim
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import wake_overdue
 from runner.store.database import Database, DatabaseClock
-from runner.store.depth import hold, wake_held
+from runner.store.depth_first import hold, wake_held
 from runner.store.host_locks import HostLocks
 from runner.store.notices import DueNotice
 from runner.store.questions import announce

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from runner.core.responses import response_of
+from runner.core.tool_responses import response_of
 from runner.exchange.recorded import Recorded, Row, iso
 
 _NAMES = uuid5(NAMESPACE_URL, "runner:claude-code-session")

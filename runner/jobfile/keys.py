@@ -16,8 +16,8 @@ from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
 from runner.core.mcp import Scope
-from runner.core.notify import EVENTS as NOTICE_EVENTS
-from runner.core.notify import NoticeFormat
+from runner.core.notices import EVENTS as NOTICE_EVENTS
+from runner.core.notices import NoticeFormat
 from runner.core.pauses import Rate
 from runner.core.sandbox import CACHES, SandboxMode, host_problem, image_problem
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES

@@ -23,7 +23,7 @@ from runner.core.hooks import Hook, is_rule
 from runner.core.mcp import PREFIX as MCP_PREFIX
 from runner.core.mcp import Choice
 from runner.core.media import Media
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.pauses import Breaker, Pilot
 from runner.core.prices import PriceList
 from runner.core.rate_limits import Caps

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from sqlalchemy import Connection, and_, column, or_, select, table
 
 from runner.permissions.shell import analyse
-from runner.queries.calls import Call, candidates, newest_few, path_pattern, walk
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer
 from runner.queries.rows import Rows, columns
+from runner.queries.tool_calls import Call, candidates, newest_few, path_pattern, walk
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.tables import hook_runs, runs, tool_calls

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 from runner.core.agents import lineage
 from runner.core.commands import Change
 from runner.core.events import CONNECTION, Event, connection_events, signed_event
-from runner.core.hosts import Connection as HostConnection
+from runner.core.network import Connection as HostConnection
 from runner.core.run import FRESH, INTERRUPTED, TRANSITIONS, Author, Lease, RunStatus
 from runner.errors import LeaseLost, UsageError
 from runner.store.database import Database, in_lots, writes

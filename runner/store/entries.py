@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import Table
 
 from runner.core import entries
-from runner.core.calls import changes_files, interrupted_by, outcome_question
 from runner.core.context import Compaction
 from runner.core.conversation import ModelReply, message_blocks, result_block, text_block, tool_uses
 from runner.core.entry_events import events_of
@@ -23,6 +22,7 @@ from runner.core.hook_decisions import asks, replaced
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.state import Call, RunState
 from runner.core.text import shorten, visible
+from runner.core.tool_calls import changes_files, interrupted_by, outcome_question
 from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
 from runner.store import ids, tables

@@ -30,7 +30,7 @@ from runner.store.notices import arm
 from runner.store.pauses import insert_pilot
 from runner.store.rules import insert_rules, lock_rules
 from runner.store.run_state import progress_to_json
-from runner.store.standing import standing_for
+from runner.store.standing_rules import standing_for
 from runner.store.statements import insert_many, insert_or
 from runner.store.tables import blocks, events, job_budgets, job_shares, jobs, run_items, runs
 

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, se
 
 from runner.core.budget import billionths, is_near
 from runner.core.commands import Question
-from runner.core.notify import Channel, NoticeEvent, Notify, about, pause_before
+from runner.core.notices import Channel, NoticeEvent, Notify, about, pause_before
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec
 from runner.store.conditions import IS_ITEM_RUN

@@ -44,7 +44,7 @@ from runner.store.changes import (
 )
 from runner.store.children import IS_ORPHAN, IS_READY
 from runner.store.database import Database, writes
-from runner.store.depth import may_begin_now
+from runner.store.depth_first import may_begin_now
 from runner.store.statements import Writes, execute
 from runner.store.tables import events, job_budgets, job_pauses, job_shares, jobs, runs, workers
 

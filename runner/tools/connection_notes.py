@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.run import Lease, Outcome
 from runner.ports import NoOutcome, Observer
 

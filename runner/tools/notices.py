@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.core.notify import Channel, Notify, body_of, signature
+from runner.core.notices import Channel, Notify, body_of, signature
 from runner.errors import RunnerError
 from runner.tools.notice_command import run_command
 

@@ -6,8 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from runner.core.responses import NO_OUTPUT
 from runner.core.text import plain
+from runner.core.tool_responses import NO_OUTPUT
 
 MOST_CHARACTERS = 50_000
 

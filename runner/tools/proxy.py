@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import h11
 
-from runner.core.hosts import (
+from runner.core.network import (
     Connection,
     ConnectionOutcome,
     HostPattern,

@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.core.hosts import Connection, hint
+from runner.core.network import Connection, hint
 from runner.core.run import Ended as RunEnded
 from runner.core.run import Lease, Outcome
 from runner.core.sandbox import Kind, Sandbox

@@ -18,7 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 from starlette.responses import Response
 
-from runner.app import approvals, humanize, page, tables
+from runner.app import approvals, humanize, tables, transcript_page
 from runner.core.run import STATES
 from runner.web import charts
 
@@ -28,7 +28,7 @@ _KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 
 @cache
 def templates() -> Environment:
-    base = page.html_environment()
+    base = transcript_page.html_environment()
     loader = ChoiceLoader([PackageLoader("runner.web"), PackageLoader("runner.app")])
     found = base.overlay(loader=loader)
     found.filters = {

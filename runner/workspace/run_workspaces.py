@@ -21,11 +21,11 @@ from runner.store.workspaces import SNAPSHOTS, RunWorkspace
 from runner.tools.toolbox import LocalTools
 from runner.workspace.folders import COPIES, has_id, restore_id
 from runner.workspace.git import shown
+from runner.workspace.hook_transcripts import Transcripts
 from runner.workspace.host_check import find_host_fault
 from runner.workspace.own_workspace import REMOTE_SECONDS, OwnWorkspace, Site, open_workspace
 from runner.workspace.repository import Repository
 from runner.workspace.snapshot_store import store_id
-from runner.workspace.transcripts import Transcripts
 
 REPOSITORY = "git_"  # begins the id of a workspace that is still to be made of a repository
 

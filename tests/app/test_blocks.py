@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.app.page import html_environment
 from runner.app.transcript import Note, OtherBlock, Piece, Text, Thinking, ToolCall, ToolResult
+from runner.app.transcript_page import html_environment
 from tests.app.parsed import Parsed
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.app.page import shown
+from runner.app.transcript_page import shown
 from runner.core.text import visible
 from tests.app.parsed import Parsed
 from tests.cli.test_terminal import HOSTILE, steers

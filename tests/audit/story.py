@@ -13,7 +13,7 @@ from runner.core.context import Context
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import ToolFinished
 from runner.core.hooks import Hook
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.run import Author
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import RunTools

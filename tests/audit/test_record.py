@@ -17,8 +17,8 @@ import runner.audit
 from runner.audit import Audit, Column, Rows
 from runner.errors import NotFoundError, UsageError
 from runner.llm.prices import load_prices
-from runner.queries.calls import tool_rows
 from runner.queries.filters import Filters
+from runner.queries.tool_calls import tool_rows
 from runner.store.database import Database
 from tests.store.examples import NOW
 

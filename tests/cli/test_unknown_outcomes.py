@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from runner.cli.questions import Asker
-from runner.core.calls import OUTCOME_UNKNOWN
+from runner.core.tool_calls import OUTCOME_UNKNOWN
 from runner.store.database import Database
 from runner.store.tables import tool_calls
 from tests.cli.conftest import Result

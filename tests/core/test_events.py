@@ -27,7 +27,7 @@ from runner.core.entry_events import events_of
 from runner.core.events import INPUT_SUMMARY_LENGTH, OUTPUT_SUMMARY_LENGTH, Event, summarise_input
 from runner.core.fold import fold
 from runner.core.hooks import Hook, HookAnswer, HookResult
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.prices import Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from runner.core.calls import changes_files, is_external, runs_again, undo_needed
 from runner.core.conversation import Tool, ToolResult
 from runner.core.entries import (
     Delivered,
@@ -21,6 +20,7 @@ from runner.core.entries import (
 from runner.core.run import Ended, Requeued
 from runner.core.state import Call
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify
+from runner.core.tool_calls import changes_files, is_external, runs_again, undo_needed
 from runner.core.workspace import RESULT_TOOL, result_tool
 from tests.core.story import DEPLOY, GREP, READ, changed
 from tests.core.world import World

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Integer, bindparam, select
 
-from runner.core import batches, calls
+from runner.core import batches, tool_calls
 from runner.core.budget import JobBudget, Reservation
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
@@ -61,7 +61,7 @@ def every_answer_a_yes() -> None:
     def nothing(*given: Any) -> None:
         return None
 
-    calls._refusal = nothing  # type: ignore[assignment]
+    tool_calls._refusal = nothing  # type: ignore[assignment]
     Authorization.__post_init__ = nothing  # type: ignore[assignment,method-assign]
 
 

@@ -23,7 +23,7 @@ from runner.core.entries import (
     Verified,
 )
 from runner.core.hooks import Hook, HookAnswer, HookResult
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.pauses import Breaker, Pilot
 from runner.core.run import Author, Ended, Requeued
 from runner.core.times import Moment, Times

@@ -15,13 +15,13 @@ import runner
 from runner.core import (
     agents,
     budget,
-    calls,
     compaction,
     context,
     decide,
     entries,
     events,
     model_calls,
+    tool_calls,
 )
 from runner.core.conversation import ToolOutcome
 from runner.core.run import LEASE_SECONDS, TRANSITIONS
@@ -101,7 +101,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     for words, number, real in (
         ("prompt + 2,000", 2_000, budget.FIRST_CALL_ALLOWANCE),
         ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
-        ("up to eight", 8, calls.MOST_PARALLEL_READS),
+        ("up to eight", 8, tool_calls.MOST_PARALLEL_READS),
         ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
         ("is asked for it, twice in all", 2, decide.MOST_RESULT_NUDGES),
         ("for 2 seconds at first", 2, model_calls.BUDGET_WAIT_SECONDS),
@@ -146,7 +146,9 @@ def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:
     table = section(PAGE, "### A tool whose worker died")
     told = re.findall(r'"(Interrupted[^"]+)"', table)
     assert len(told) == 2
-    code = (CODE / "engine/attempt_workspace.py").read_text() + (CODE / "core/calls.py").read_text()
+    code = (CODE / "engine/attempt_workspace.py").read_text() + (
+        CODE / "core/tool_calls.py"
+    ).read_text()
     for words in told:
         assert f'"{words}"' in code
 

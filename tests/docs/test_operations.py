@@ -22,7 +22,7 @@ from runner.app.costs import cost_fields
 from runner.cli import exit_codes
 from runner.core import context, model_calls
 from runner.core.budget import Ceiling, JobBudget
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.prices import Spending
 from runner.core.run import LEASE_SECONDS, STATES, Requeued, WaitReason
 from runner.core.spec import LEAST_CACHED_TOKENS, Asking, Patience

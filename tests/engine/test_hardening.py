@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import ctypes
-from runner.engine.process import close_to_others
+from runner.engine.process_setup import close_to_others
 close_to_others()
 print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))  # PR_GET_DUMPABLE
 """

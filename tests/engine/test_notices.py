@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from runner.core.commands import Target
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.engine.dispatcher import Notices
 from runner.errors import RunnerError
 from runner.store import control

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.commands import Reply, Target
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.run import Author
 from runner.core.spec import Asking
 from runner.engine.dispatcher import Notices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.notify import EVENTS, Notify
+from runner.core.notices import EVENTS, Notify
 from runner.core.spec import JobSpec
 from tests.jobfile.conftest import Load, Problems
 

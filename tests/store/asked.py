@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, select, update
 
 from runner.core.budget import Budget, Limits
 from runner.core.conversation import Tool
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.prices import Rates, Tariff
 from runner.core.run import Author, Waiting
 from runner.core.spec import Asking, JobSpec

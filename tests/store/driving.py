@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from runner.core.budget import Limits, Reservation
-from runner.core.calls import changes_files, undo_needed
 from runner.core.commands import Reply, Target
 from runner.core.context import Compaction, TruncatedResult
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
@@ -44,6 +43,7 @@ from runner.core.steps import (
     RunVerify,
     Sleep,
 )
+from runner.core.tool_calls import changes_files, undo_needed
 from runner.core.workspace import RESULT_TOOL, Instructions, Verify, Workspace, result_tool
 from runner.permissions import ResolvedPath, Rule, ToolContext
 from runner.permissions.accesses import paths_of

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.commands import Reply, Target
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.spec import Asking
 from runner.store import approvals as approvals_module
 from runner.store.approvals import answer, apply_new_rules, expire

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.commands import Reply, Target
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import Decision, Request, Rule, ToolContext, digest_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core.commands import Target
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.queries.accesses import connection_rows
 from runner.queries.filters import Filters
 from runner.store.changes import store_connections

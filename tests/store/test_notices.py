@@ -12,7 +12,7 @@ from sqlalchemy import Connection, update
 
 from runner.core.budget import Budget, billionths
 from runner.core.commands import Target
-from runner.core.notify import MOST_TRIES, Notify
+from runner.core.notices import MOST_TRIES, Notify
 from runner.core.pauses import Breaker
 from runner.core.run import Author
 from runner.core.spec import Asking

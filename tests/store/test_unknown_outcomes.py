@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
-from runner.core.calls import OUTCOME_UNKNOWN
 from runner.core.commands import Reply, Target
 from runner.core.conversation import Tool
-from runner.core.notify import Notify
+from runner.core.notices import Notify
 from runner.core.run import Waiting
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
+from runner.core.tool_calls import OUTCOME_UNKNOWN
 from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.permissions import Rule, digest_of

@@ -15,7 +15,7 @@ import pytest
 
 from runner.core.conversation import ToolResult
 from runner.core.hooks import Hook
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.sandbox import Sandbox
 from runner.errors import Interrupted
 from runner.ports import Command, HookCall, Interrupt

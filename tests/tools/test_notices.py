@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runner.core.notify import Channel, Notify, about, with_link
+from runner.core.notices import Channel, Notify, about, with_link
 from runner.tools.notices import NotSentError, send
 
 NOTICE = about("done", "job_1", "nightly", "done: 2 <b>succeeded</b> & more")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runner.app.page import page
 from runner.app.transcript import transcript_of
+from runner.app.transcript_page import page
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished

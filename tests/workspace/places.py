@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.workspace.changes import Change, DiffStat, RecordedChanges, Whereabouts
+from runner.workspace.diffs import Change, DiffStat, RecordedChanges, Whereabouts
 from runner.workspace.snapshot_store import make_store
 from runner.workspace.snapshots import Snapshots
 

@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 
 from runner.errors import WorkspaceError
-from runner.workspace.changes import DiffStat
+from runner.workspace.diffs import DiffStat
 from runner.workspace.git import GitError
 from runner.workspace.snapshot_store import make_store, store_git, store_id, store_of
 from runner.workspace.snapshots import Snapshots

@@ -10,7 +10,7 @@ import pytest
 
 from runner.core.conversation import Tool
 from runner.store.database import Database
-from runner.workspace.changes import RecordedChanges, Whereabouts
+from runner.workspace.diffs import RecordedChanges, Whereabouts
 from runner.workspace.snapshot_store import make_store
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import begin, git, git_spec, put, submit

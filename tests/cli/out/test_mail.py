@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runner.app.outputs import as_mail
-from runner.workspace.changes import CommitText
+from runner.workspace.diffs import CommitText
 
 AT = 1_700_000_000.0
 PATCH = b"""diff --git a/a.txt b/a.txt

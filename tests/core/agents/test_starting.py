@@ -10,7 +10,6 @@ import pytest
 
 from runner.core.agents import AgentType
 from runner.core.budget import Charged, Limits
-from runner.core.calls import in_doubt, undo_needed
 from runner.core.entries import ChildrenStarted, Entry, HookFinished, SnapshotRecorded, ToolsStarted
 from runner.core.entry_events import events_of
 from runner.core.fold import apply, fold
@@ -19,6 +18,7 @@ from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
 from runner.core.state import RunState
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
+from runner.core.tool_calls import in_doubt, undo_needed
 from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import REVIEWER, Parent, asks

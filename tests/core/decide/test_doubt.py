@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import OUTCOME_UNKNOWN, changes_files, left_by, runs_again, undo_needed
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import CallsDecided, ModelReplied, OutcomeAsked, ToolFinished, ToolsStarted
 from runner.core.mcp import McpServer
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
+from runner.core.tool_calls import OUTCOME_UNKNOWN, changes_files, left_by, runs_again, undo_needed
 from runner.core.workspace import Workspace, result_tool
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.sendable import faults

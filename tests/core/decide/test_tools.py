@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.calls import MOST_PARALLEL_READS
 from runner.core.conversation import UNREADABLE_INPUT, ToolResult
 from runner.core.entries import CallsDecided, ToolFinished, ToolsStarted
 from runner.core.steps import CallModel, RunTools
+from runner.core.tool_calls import MOST_PARALLEL_READS
 from tests.core.sendable import faults
 from tests.core.story import Story, several, started, uses
 

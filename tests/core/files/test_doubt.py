@@ -5,9 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import asks_about, in_doubt, is_external, left_by, runs_again, undo_needed
 from runner.core.conversation import Tool
 from runner.core.state import Call
+from runner.core.tool_calls import (
+    asks_about,
+    in_doubt,
+    is_external,
+    left_by,
+    runs_again,
+    undo_needed,
+)
 from runner.core.workspace import Verification, Workspace
 from runner.permissions import Answer, Rule, digest_of
 from tests.core.story import a_run, a_spec, changed

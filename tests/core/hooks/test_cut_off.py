@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import undo_needed
 from runner.core.conversation import ToolResult
 from runner.core.entries import Delivered, HookFinished, HookStarted, SnapshotRecorded, Verified
 from runner.core.fold import rested
 from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Deliver, RunHook, RunVerify
+from runner.core.tool_calls import undo_needed
 from runner.core.workspace import Verify, Workspace
 from tests.core.story import Story, changed, outcome_of, says, uses
 

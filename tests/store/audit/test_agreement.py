@@ -12,7 +12,6 @@ from runner.app.report import ReportedRun, failure_groups
 from runner.core.commands import Target
 from runner.core.conversation import ToolOutcome
 from runner.core.prices import BY, By, Spending
-from runner.queries.calls import tool_rows
 from runner.queries.costs import cost_rows, costs_by, model_rows, usd
 from runner.queries.decisions import (
     approval_rows,
@@ -26,6 +25,7 @@ from runner.queries.jobs import list_runs
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.runs import last_verifications
 from runner.queries.timeline import events_after, timeline_rows
+from runner.queries.tool_calls import tool_rows
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork

@@ -14,9 +14,9 @@ from runner.core.search import Term, words_of
 from runner.errors import UsageError
 from runner.permissions import Request, Rule
 from runner.permissions.decisions import Policy, evaluate
-from runner.queries import calls
-from runner.queries.calls import command_pattern, command_rows, path_pattern
+from runner.queries import tool_calls as calls
 from runner.queries.filters import Filters
+from runner.queries.tool_calls import command_pattern, command_rows, path_pattern
 from runner.store.database import Database
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import PLAYED, bash, finish, play, questions, reply_to, submit, turn

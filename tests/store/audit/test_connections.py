@@ -9,7 +9,7 @@ from sqlalchemy import insert
 
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.steps import RunTools
 from runner.queries.accesses import connection_rows
 from runner.queries.filters import Filters

@@ -11,7 +11,7 @@ from sqlalchemy import insert, update
 from runner.core.conversation import Block, ToolOutcome
 from runner.errors import UsageError
 from runner.queries import accesses as files_module
-from runner.queries import calls
+from runner.queries import tool_calls as calls
 from runner.queries.accesses import Action, SnapshotPair, file_rows
 from runner.queries.filters import Filters
 from runner.store.database import Database

@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import Connection, insert, select
 
 from runner.queries.accesses import file_rows
-from runner.queries.calls import command_rows, tool_rows
 from runner.queries.costs import cost_rows, model_rows
 from runner.queries.decisions import approval_rows, decision_rows
 from runner.queries.filters import Filters
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows
 from runner.queries.timeline import timeline_rows
+from runner.queries.tool_calls import command_rows, tool_rows
 from runner.store.database import Database
 from runner.store.tables import model_calls
 from tests.store.attempts import claim, run_row

@@ -9,11 +9,11 @@ from sqlalchemy import Connection, insert, update
 
 from runner.core.prices import PriceList
 from runner.llm.prices import load_prices
-from runner.queries.calls import command_rows, tool_rows
 from runner.queries.costs import cost_rows
 from runner.queries.decisions import decision_rows
 from runner.queries.filters import Filters
 from runner.queries.timeline import timeline_rows
+from runner.queries.tool_calls import command_rows, tool_rows
 from runner.store.database import Database
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, run_row

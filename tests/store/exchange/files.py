@@ -12,8 +12,8 @@ from io import BytesIO, StringIO
 from typing import Any
 
 from runner.app.handle import App
-from runner.app.page import page
 from runner.app.transcript import transcript_of
+from runner.app.transcript_page import page
 from runner.cli import transcript as cli_transcript
 from runner.cli.audit import say_rows
 from runner.cli.terminal import wrapped
@@ -23,13 +23,13 @@ from runner.exchange.lines import encoded
 from runner.llm.prices import load_prices
 from runner.queries import decisions, transcript
 from runner.queries.accesses import file_rows
-from runner.queries.calls import command_rows, tool_rows
 from runner.queries.costs import cost_rows, known_costs, model_rows
 from runner.queries.decisions import approval_rows, decision_rows
 from runner.queries.filters import Filters
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows
 from runner.queries.timeline import changes_of_job, timeline_rows
+from runner.queries.tool_calls import command_rows, tool_rows
 from runner.queries.transcript import show_run
 from runner.settings import Settings
 from runner.store import ids

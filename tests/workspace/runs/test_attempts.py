@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from runner.core.commands import Reply, Target
 from runner.core.conversation import ToolResult
-from runner.core.hosts import Connection
+from runner.core.network import Connection
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.workspace import Verify, Workspace

@@ -1,4 +1,4 @@
-"""Depth first: reads what the items of a job have spent, for ``core.depth`` to say if others may begin.
+"""Depth first: reads what the items of a job have spent. ``core.depth_first`` says if others may begin.
 
 What is read does not grow with the number of queued runs: the items in progress, a few finished ones,
 and the sub-agents of both.
@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from runner.core.budget import JobBudget
-from runner.core.depth import LEARNED, Begun, covers, may_begin
+from runner.core.depth_first import LEARNED, Begun, covers, may_begin
 from runner.core.events import Event
 from runner.core.run import FRESH, RUNNER
 from runner.core.shares import JobLoad

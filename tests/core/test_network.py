@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.hosts import Connection, HostPattern, hint, host_name, is_public, refusal
+from runner.core.network import Connection, HostPattern, hint, host_name, is_public, refusal
 
 PATTERNS = tuple(
     map(

@@ -20,11 +20,11 @@ from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Times, Window
 from runner.queries.jobs import that_may_wait
-from runner.store import control, depth, jobs, runs, statements
+from runner.store import control, depth_first, jobs, runs, statements
 from runner.store.budgets import set_budget, wake_overdue
 from runner.store.caps import set_cap
 from runner.store.database import Database
-from runner.store.depth import HeldBy, held_back, items_of
+from runner.store.depth_first import HeldBy, held_back, items_of
 from runner.store.retry import retry
 from runner.store.specs import JobCache
 from runner.store.tables import day_cap
@@ -69,7 +69,7 @@ def half_done(database: Database, run_id: str) -> Attempt:
 
 
 def hold(database: Database, job_id: str, spec: JobSpec = BUDGETED, now: float = NOW) -> JobLoad:
-    loads = depth.hold(database, JobCache(), runs.job_loads(database, 99, now), now)
+    loads = depth_first.hold(database, JobCache(), runs.job_loads(database, 99, now), now)
     return next(load for load in loads if load.job_id == job_id)
 
 
@@ -130,7 +130,7 @@ def test_items_wait_for_the_budget_when_nothing_in_progress_goes_on(database: Da
         assert "covers the items that have begun" in run.detail
         assert event_types(database, run_id)[-1] == "waiting"
     assert not runs.unfinished(database, NOW)
-    depth.wake_held(database, NOW)
+    depth_first.wake_held(database, NOW)
     assert run_row(database, ids[10]).state == "waiting"
     changes = set_budget(database, job_id, NOW, author=UNKNOWN, tokens=30 * ITEM)
     assert {change.id for change in changes} == set(ids[10:])
@@ -147,7 +147,7 @@ def test_items_that_wait_begin_when_others_needed_less(database: Database) -> No
     hold(database, job_id)
     assert held(database, job_id) == {job_id: (2, "budget")}
     control.cancel(database, Target("run", ids[9]), NOW)
-    depth.wake_held(database, NOW)  # one always may, where none is in progress
+    depth_first.wake_held(database, NOW)  # one always may, where none is in progress
     states = [run_row(database, run_id).state for run_id in ids[10:]]
     assert states == ["queued", "waiting"]
 
@@ -274,7 +274,7 @@ def test_what_a_claim_reads_of_a_budgeted_job_does_not_grow_with_its_queue(
     add_runs(database, job_id, QUEUED, "queued")
     if is_analyzed:
         database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
-    for query in (depth._OF_BEGUN, depth._OF_FINISHED):
+    for query in (depth_first._OF_BEGUN, depth_first._OF_FINISHED):
         cost = database.write(lambda c, q=query: visited(c, q, {"job": job_id}))
         assert cost < 500
     items = database.read(lambda connection: items_of(connection, job_id))

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.app.handle import App
-from runner.app.retention import prune
+from runner.app.prune import prune
 from runner.core.run import Author, Lease
 from runner.settings import Settings
 from runner.store.database import Database

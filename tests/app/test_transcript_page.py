@@ -10,7 +10,6 @@ from html import unescape
 
 import pytest
 
-from runner.app.page import page
 from runner.app.transcript import (
     Compaction,
     Event,
@@ -25,6 +24,7 @@ from runner.app.transcript import (
     Transcript,
     Verification,
 )
+from runner.app.transcript_page import page
 from runner.core.text import visible
 from tests.app.parsed import Parsed
 from tests.cli.test_terminal import HOSTILE, steers

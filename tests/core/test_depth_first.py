@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runner.core.depth import Begun, covers, may_begin
+from runner.core.depth_first import Begun, covers, may_begin
 
 ITEMS = 200
 MOST_OF_ITEM = 0.01  # of the budget, which is 1

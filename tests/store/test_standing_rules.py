@@ -21,7 +21,7 @@ from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.rules import list_rules, policy_for, rules_at
 from runner.store.schedules import Cron
-from runner.store.standing import add_standing, list_standing, remove
+from runner.store.standing_rules import add_standing, list_standing, remove
 from runner.store.tables import job_events
 from tests.store.asked import ASKING, answers, ask_all, remembered, submit_asking
 from tests.store.examples import NOW, submission
