@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 import redis
-from redis.client import Pipeline
 from rq import Queue, worker_registration
-from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.utils import current_timestamp, now, utcformat
+from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
 from runner.logs import Outage
@@ -35,21 +32,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 WORKER_SECONDS = 60
-EXECUTION_SECONDS = 90
 CLEANING_SECONDS = 600.0
 FAREWELL_SECONDS = 2.0
-
-# How long news for RQ may wait: the ends and beginnings of many short runs cost one round trip, and of a
-# run that is shorter only the count is told.
-GATHER_SECONDS = 1.0
-
-
-class _Note(NamedTuple):
-    """The work on a queue message began, or has ended after so many seconds."""
-
-    job_id: str
-    seconds: float | None = None
-    failed: bool = False
 
 
 class _Registration(BaseWorker):
@@ -75,139 +59,72 @@ class _Registration(BaseWorker):
 
 
 class Presence:
-    """Tells RQ about a worker, from a thread of its own: only that uses the connection, which gives up
-    soon. ``name`` is the worker's in ``rq info``, unique among living workers."""
+    """Registers a worker with RQ again and again, from a thread of its own, so that ``rq info`` lists it.
 
-    def __init__(self, connection: redis.Redis, name: str, queue_name: str = QUEUE_NAME) -> None:
+    Args:
+        connection: gives up soon.
+        name: the worker's, unique among living workers.
+        is_busy: true while it works on a queue message.
+    """
+
+    def __init__(
+        self, connection: redis.Redis, name: str, queue_name: str, is_busy: Callable[[], bool]
+    ) -> None:
         self._connection = connection
         self._worker = _Registration(connection, name, queue_name)
-        self._notes: queue.SimpleQueue[_Note | None] = queue.SimpleQueue()
-        self._executions: dict[str, tuple[Job, Execution]] = {}
+        self._is_busy = is_busy
         self._cleaned = -CLEANING_SECONDS
-        self._reached = True
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rq-presence", daemon=True)
 
     def open(self) -> None:
         """Register, and go on renewing until ``close``."""
         self._thread.start()
 
-    def begun(self, job_id: str) -> None:
-        """Note that a queue message was taken and its work began; returns at once."""
-        self._notes.put(_Note(job_id))
-
-    def ended(self, job_id: str, seconds: float, failed: bool) -> None:
-        """Note that the work on a queue message ended after ``seconds``; returns at once."""
-        self._notes.put(_Note(job_id, seconds, failed))
-
     def close(self) -> None:
-        """Write what was told, sign off, and wait for that, but not for a Redis that is away."""
-        self._notes.put(None)
+        """Sign off, without waiting for a Redis that is away."""
+        self._closing.set()
         self._thread.join(FAREWELL_SECONDS)
 
     def _run(self) -> None:
-        beat_due = time.monotonic()
-        closing = False
-        while not closing:
-            notes, closing = self._collect(beat_due - time.monotonic())
-            beating = time.monotonic() >= beat_due
-            if beating:
-                beat_due = time.monotonic() + HEARTBEAT_SECONDS
+        is_closing, was_reached = False, True
+        while not is_closing:
+            is_closing = self._closing.is_set()
             try:
-                self._write(notes, beating=beating, closing=closing)
+                if is_closing:
+                    self._sign_off()
+                else:
+                    self._renew()
             except Exception as error:
-                # Whatever lies in Redis under RQ's keys, it must not end the telling, and the next
-                # heartbeat tells everything again.
+                # Whatever lies in Redis under RQ's keys, it must not end the telling.
                 is_away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
-                if self._reached and not is_away:  # the loop that takes messages says so
+                if was_reached and not is_away:  # the loop that takes messages says so
                     log.warning("RQ's tools do not see this worker at the moment: %s", error)
-                self._reached = False
+                was_reached = False
             else:
-                self._reached = True
+                was_reached = True
+            self._closing.wait(HEARTBEAT_SECONDS)
 
-    def _collect(self, seconds: float) -> tuple[list[_Note], bool]:
-        """Wait up to ``seconds`` for notes. Return them, and True if it is time to sign off."""
-        notes: list[_Note] = []
-        until = time.monotonic() + seconds
-        try:
-            while (note := self._notes.get(timeout=max(0.0, until - time.monotonic()))) is not None:
-                if not notes:
-                    until = time.monotonic() + GATHER_SECONDS
-                notes.append(note)
-        except queue.Empty:
-            return notes, False
-        return notes, True
-
-    def _write(self, notes: Sequence[_Note], *, beating: bool, closing: bool) -> None:
-        worker = self._worker
+    def _renew(self) -> None:
+        """Write the whole registration, so that an emptied Redis is filled again. Now and then remove
+        dead workers: the reaper takes over their runs."""
+        worker, state = self._worker, WorkerStatus.BUSY if self._is_busy() else WorkerStatus.IDLE
+        worker.last_heartbeat = now()
         # Nobody needs its commands as one: each would be answered twice.
         with self._connection.pipeline(transaction=False) as pipeline:
-            was_busy = bool(self._executions)
-            ended = [note for note in notes if note.seconds is not None]
-            came_and_went = {note.job_id for note in ended}
-            for note in notes:
-                if note.seconds is None and note.job_id not in came_and_went:
-                    self._begin(note.job_id, pipeline)
-            self._end(ended, pipeline)
-            state = WorkerStatus.BUSY if self._executions else WorkerStatus.IDLE
-            if beating:
-                self._renew(state, pipeline)
-            elif bool(self._executions) != was_busy:
-                worker.set_state(state, pipeline)
-            if closing:
-                worker_registration.unregister(worker, pipeline)
-                pipeline.hset(worker.key, "death", utcformat(now()))
-                pipeline.expire(worker.key, WORKER_SECONDS)
-                pipeline.delete(worker.executions_key)
+            pipeline.hset(worker.key, mapping={**worker.serialize(), "state": state})
+            pipeline.expire(worker.key, WORKER_SECONDS)
+            worker_registration.register(worker, pipeline)
             pipeline.execute()
-
-    def _begin(self, job_id: str, pipeline: Pipeline) -> None:
-        job = self._job(job_id)
-        execution = Execution.create(job, EXECUTION_SECONDS, pipeline, self._worker.name)
-        self._executions[job_id] = job, execution
-        job.prepare_for_execution(self._worker.name, pipeline)
-        pipeline.expire(job.key, EXECUTION_SECONDS)
-
-    def _end(self, ended: Sequence[_Note], pipeline: Pipeline) -> None:
-        if not ended:
-            return
-        for note in ended:
-            if (begun := self._executions.pop(note.job_id, None)) is not None:
-                job, execution = begun
-                execution.delete(job, pipeline)
-        pipeline.delete(*(Job.key_for(note.job_id) for note in ended))
-        key, failed = self._worker.key, sum(note.failed for note in ended)
-        pipeline.hincrby(key, "failed_job_count", failed)
-        pipeline.hincrby(key, "successful_job_count", len(ended) - failed)
-        seconds = sum(note.seconds or 0.0 for note in ended)
-        pipeline.hincrbyfloat(key, "total_working_time", seconds)
-
-    def _job(self, job_id: str) -> Job:
-        job = Job(job_id, connection=self._connection, serializer=JSONSerializer)
-        job.origin = self._worker.queue_names()[0]
-        return job
-
-    def _renew(self, state: WorkerStatus, pipeline: Pipeline) -> None:
-        """Write the whole registration, so that an emptied Redis is filled again, and extend
-        existing executions. None is created here: half a hash (RQ's ``Execution.heartbeat`` after a
-        FLUSHALL) is worse for readers than none. Now and then remove dead workers and their
-        executions: the reaper takes over their runs."""
-        worker = self._worker
-        worker.last_heartbeat = now()
-        pipeline.hset(worker.key, mapping={**worker.serialize(), "state": state})
-        pipeline.expire(worker.key, WORKER_SECONDS)
-        pipeline.expire(worker.executions_key, EXECUTION_SECONDS)
-        worker_registration.register(worker, pipeline)
-        score = current_timestamp() + EXECUTION_SECONDS
-        for job, execution in self._executions.values():
-            pipeline.expire(job.key, EXECUTION_SECONDS)
-            pipeline.expire(execution.key, EXECUTION_SECONDS)
-            registry = job.started_job_registry
-            pipeline.zadd(registry.key, {execution.composite_key: score}, xx=True)
         if time.monotonic() - self._cleaned >= CLEANING_SECONDS:
             self._cleaned = time.monotonic()
-            [listened] = worker.queues
-            worker_registration.clean_worker_registry(listened)
-            pipeline.zremrangebyscore(listened.started_job_registry.key, 0, current_timestamp())
+            worker_registration.clean_worker_registry(worker.queues[0])
+
+    def _sign_off(self) -> None:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            worker_registration.unregister(self._worker, pipeline)
+            pipeline.delete(self._worker.key)
+            pipeline.execute()
 
 
 # How long one pop waits in Redis, and so how long ``stop`` takes to be seen. Cutting the pop would be
@@ -242,7 +159,7 @@ class QueueWorker:
     def __post_init__(self, connection: redis.Redis, name: str, queue_name: str) -> None:
         self._connection = connect_impatiently(connection, ANSWER_SECONDS)
         self._queue_key = Queue(queue_name, connection=connection).key
-        self._presence = Presence(self._connection, name, queue_name)
+        self._presence = Presence(self._connection, name, queue_name, lambda: self._busy > 0)
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="queue message")
         # Re-entrant, so that a signal handler may call stop() in the thread that runs the loop.
         self._changed = threading.Condition(threading.RLock())
@@ -300,7 +217,12 @@ class QueueWorker:
     def offer(self, run_id: str) -> bool:
         """Run a queue message here at once, without the queue. Return False when no slot is free or the
         worker is paused or stops; nothing was done then."""
-        return self._start(run_id, None)
+        with self._changed:
+            if self._stopping or self._paused or self._busy >= self.slots:
+                return False
+            self._busy += 1
+            self._pool.submit(self._work, run_id)
+            return True
 
     def _wait_for_slot(self) -> bool:
         """Wait until a slot is free. Return False when the worker stops."""
@@ -315,53 +237,34 @@ class QueueWorker:
         popped = self._connection.blpop([self._queue_key], timeout=LISTEN_SECONDS)
         if popped is None:
             return
-        raw_id = cast(bytes, popped[1])
+        raw_id, run_id = cast(bytes, popped[1]), None
         try:
-            job_id, run_id = self._read(raw_id)
+            run_id = self._read(raw_id)
         except ValueError as error:
             log.warning("dropped RQ job %.100r: %s", raw_id, error)
+        if run_id is None or self.offer(run_id):
             self._connection.delete(_job_key(raw_id))
-            return
-        if run_id is not None and not self._start(run_id, job_id):
-            # An offer took the slot, or stop came, while the pop waited.
+        else:  # an offer took the slot, or stop came, while the pop waited
             self._connection.lpush(self._queue_key, raw_id)
 
-    def _read(self, raw_id: bytes) -> tuple[str, str | None]:
-        """Return the ids of the RQ job and its run ("" if gone). Raises ValueError."""
-        job_id = raw_id.decode("ascii", errors="replace")
-        if _JOB_ID.fullmatch(job_id) is None:
+    def _read(self, raw_id: bytes) -> str | None:
+        """Return the run of an RQ job; None if the job is gone. Raises ValueError."""
+        if _JOB_ID.fullmatch(raw_id.decode("ascii", errors="replace")) is None:
             raise ValueError("not a queue message: its id is not one of RQ's")
         try:
             data = self._connection.hget(_job_key(raw_id), "data")
         except redis.ResponseError as error:
             raise ValueError(f"not a queue message: {error}") from error
-        if data is None:
-            return job_id, None
-        return job_id, read_run_id(cast(bytes, data))
+        return None if data is None else read_run_id(cast(bytes, data))
 
-    def _start(self, run_id: str, job_id: str | None) -> bool:
-        with self._changed:
-            if self._stopping or self._paused or self._busy >= self.slots:
-                return False
-            self._busy += 1
-            self._pool.submit(self._work, run_id, job_id)
-            return True
-
-    def _work(self, run_id: str, job_id: str | None) -> None:
-        """Handle one queue message; a failure is logged and told to RQ, and costs nothing else."""
-        began = time.monotonic()
-        failed = True
-        if job_id is not None:
-            self._presence.begun(job_id)
+    def _work(self, run_id: str) -> None:
+        """Handle one queue message; a failure is logged, and costs nothing else."""
         try:
             self.handle(run_id)
-            failed = False
         except BaseException:
             # Also SystemExit and the like: nobody reads this thread's future, so it would be lost.
             log.exception("the queue message of %s failed", run_id)
         finally:
-            if job_id is not None:
-                self._presence.ended(job_id, time.monotonic() - began, failed)
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
