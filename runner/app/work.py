@@ -162,12 +162,14 @@ class LeftWorker:
     log: Path
 
 
-def leave_worker(app: App, job_id: str, slots: int) -> LeftWorker:
-    """Start a worker in a process of its own that works a job until all of its runs have ended. Raises
-    ``RunnerError`` if it does not come up."""
+def leave_worker(app: App, job_id: str, slots: int) -> LeftWorker | None:
+    """Start a worker in a process of its own that works a job until all of its runs have ended. Returns
+    None if it has ended already. Raises ``RunnerError`` if it does not come up."""
     process, log = wiring.leave_worker(app.settings, job_id, slots)
     deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and not (code := process.poll()):
+        if code == 0:
+            return None
         if any(each["pid"] == process.pid for each in list_workers(app.database, app.now())):
             return LeftWorker(process.pid, log)
         time.sleep(_LOOK_SECONDS / 5)

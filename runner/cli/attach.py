@@ -185,6 +185,9 @@ def _leave_behind(app: handle.App, job_id: str, slots: int) -> int:
 def detach(app: handle.App, job_id: str, slots: int) -> int:
     """Start a worker that outlives the terminal and works this job, and say how to see and stop it."""
     left = work.leave_worker(app, job_id, slots)
+    if left is None:
+        note(f"the worker has ended already: `runner attach {job_id}` shows the job")
+        return exit_codes.SUCCEEDED
     note(f"worker {left.pid} goes on with {job_id}, also when this terminal closes")
     note(f"  watch it:  runner attach {job_id}")
     note(f"  its log:   {cell(left.log)}")

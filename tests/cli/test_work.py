@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from runner import wiring
 from runner.queries.jobs import list_jobs
 from runner.store.database import Database
 from tests.cli.conftest import Result
@@ -409,6 +410,23 @@ def test_events_are_followed_with_live_text_until_the_end(
     text = "".join(line["text"] for line in lines if line["type"] == "text_delta")
     assert text.startswith("Step ")
     assert text.endswith(DONE["text"])
+
+
+@pytest.mark.slow
+def test_a_left_worker_that_is_done_before_it_is_looked_for_is_no_error(
+    command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = wiring.leave_worker
+
+    def late(*arguments: Any) -> Any:
+        process, log = leave(*arguments)
+        process.wait(PATIENCE)
+        return process, log
+
+    monkeypatch.setattr(wiring, "leave_worker", late)
+    left = command("run", write_job(folder, {"a": [DONE]}), "--detach")
+    assert (left.code, "the worker has ended already" in left.err) == (0, True), left.err
+    assert [job["state"] for job in command("list", "--json").json] == ["succeeded"]
 
 
 @pytest.mark.slow
