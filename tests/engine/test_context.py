@@ -349,6 +349,7 @@ def test_whole_result_is_had_again_by_the_id_that_the_model_gave_the_call(
         tmp_path / "home",
         tmp_path / "locks",
         stored_output=lambda run_id, name: tool_output(bench.database, run_id, name),
+        watchdog_seconds=300,  # nobody tells its host that the worker is alive
     )
     bench.ports = replace(bench.ports, tools=tools, workspaces=_In(tmp_path))
     assert bench.work() == Ended("succeeded", "end_turn")

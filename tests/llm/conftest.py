@@ -63,7 +63,8 @@ def talk() -> Iterator[Callable[..., Talk]]:
     ) -> Talk:
         playing = (lambda request: plan) if isinstance(plan, Reply) else plan
         serving = MessagesServer(playing, **(server or {})).start()
-        talk = Talk(serving, AnthropicModel(base_url=serving.url, api_key=key, **timeouts))
+        patient = {"ask_timeout": 60.0, **timeouts}
+        talk = Talk(serving, AnthropicModel(base_url=serving.url, api_key=key, **patient))
         open_talks.append(talk)
         return talk
 

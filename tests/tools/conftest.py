@@ -21,7 +21,7 @@ from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 
 SECRET = "postgresql://me:hunter2@db/runner"
-PATIENCE = 60.0
+PATIENCE = 120.0  # seconds
 
 
 EVERYTHING = Policy(tuple(Rule("allow", name) for name in BUILTIN))
@@ -63,7 +63,7 @@ class Workbench:
     def surroundings(self) -> Surroundings:
         return Surroundings(self.workspace, self.outputs)
 
-    def call(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolCall:
+    def call(self, tool: Tool | str, seconds: float = PATIENCE, **given: Any) -> ToolCall:
         known = BUILTIN[tool] if isinstance(tool, str) else tool
         authorization = Authorization(Decision("allow"), None, digest_of(given), self.policy)
         return ToolCall("call_1", "run_1", known, given, authorization, self.surroundings, seconds)
@@ -72,7 +72,7 @@ class Workbench:
         """The same bench, under these rules; the calls are allowed whatever they say."""
         return replace(self, policy=policy(*lines, default=default))
 
-    def run(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolResult:
+    def run(self, tool: Tool | str, seconds: float = PATIENCE, **given: Any) -> ToolResult:
         return self.tools.run(self.call(tool, seconds, **given), Interrupt())
 
 
@@ -101,6 +101,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench
 def patient(bench: Workbench) -> Workbench:
     """The bench, whose watchdog does not bark."""
     return bench
+
+
+@pytest.fixture
+def patient_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions with MCP servers that wait long for a starved server or thread."""
+    for name in ("_ANSWER_PATIENCE", "_LIST_PATIENCE", "_EXIT_PATIENCE"):
+        monkeypatch.setattr(f"runner.tools.mcp_session.{name}", 60.0)
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> None:

@@ -61,7 +61,8 @@ def test_no_variable_of_the_worker_changes_what_a_command_means(
     monkeypatch.setenv("SHELLOPTS", "xtrace")
     monkeypatch.setenv("PS4", "$(echo steered)")
     monkeypatch.setenv("CDPATH", "/")
-    with closing(LocalTools(bench.home, bench.home / "locks", [], bench.stored.get)) as tools:
+    given = (bench.home, bench.home / "locks", [], bench.stored.get)
+    with closing(LocalTools(*given, watchdog_seconds=300)) as tools:
         steered = replace(bench, tools=tools)
         command = "ls /dev/null; true; bash -c 'true'; sh -c 'true'; mkdir usr && cd usr && pwd"
         result = steered.run("Bash", command=command)

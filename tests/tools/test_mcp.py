@@ -34,6 +34,8 @@ SERVER = Path(__file__).parents[1] / "mcp_server.py"
 OBJECT = {"type": "object"}
 CONTAINMENT = Sandboxes(Path("/nowhere"), os.environ).probe().kind
 
+pytestmark = pytest.mark.usefixtures("patient_sessions")
+
 
 class Ours:
     """Calls of tools of our own server."""
@@ -46,7 +48,7 @@ class Ours:
         self.server = McpServer("ours", folder=str(bench.workspace), **{**given, **server})
 
     def request(
-        self, tool: str, seconds: float = 60.0, run: str = "run_1", **given: Any
+        self, tool: str, seconds: float = PATIENCE, run: str = "run_1", **given: Any
     ) -> ToolCall:
         read_only = self.server.trust_hints
         described = Tool(
@@ -57,7 +59,7 @@ class Ours:
         return ToolCall("call_1", run, *about, server=self.server)
 
     def call(
-        self, tool: str, seconds: float = 60.0, run: str = "run_1", **given: Any
+        self, tool: str, seconds: float = PATIENCE, run: str = "run_1", **given: Any
     ) -> ToolResult:
         return self.bench.tools.run(self.request(tool, seconds, run, **given), Interrupt())
 
@@ -203,8 +205,12 @@ def test_a_call_whose_server_dies_is_unknown_and_the_next_one_has_a_new_server(o
 
 
 @pytest.mark.slow
-def test_a_server_that_reads_nothing_is_replaced(ours: Ours) -> None:
+def test_a_server_that_reads_nothing_is_replaced(
+    ours: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ours.call("deafen").content == "what?"
+    for name in ("_ANSWER_PATIENCE", "_EXIT_PATIENCE"):
+        monkeypatch.setattr(f"runner.tools.mcp_session.{name}", 2.0)
     lost = ours.call("say", seconds=0.5, text="x" * 5_000_000)
     assert lost.outcome == "unknown"
     assert "it does not read what it is sent" in lost.content
@@ -230,9 +236,8 @@ def test_a_server_that_cannot_begin_is_told_with_its_stderr_and_tried_after_grow
         result = ours.call("say", text="x")
         assert result.outcome == "failed"
         assert "cannot begin: no database" in result.content
-    for _ in range(3):
-        result = ours.call("say", seconds=0.1, text="x")
-    assert "times in a row; it is started again in" in result.content
+    said = "times in a row; it is started again in"
+    wait_until(lambda: said in ours.call("say", seconds=0.1, text="x").content, said)
 
 
 def test_runs_share_the_server_of_a_job_and_not_that_of_a_run(patient: Workbench) -> None:

@@ -18,10 +18,12 @@ from runner.permissions.decisions import Authorization
 from runner.ports import Interrupt, ToolCall
 from runner.tools.mcp import list_tools
 
-from .conftest import Workbench, wait_until
+from .conftest import PATIENCE, Workbench, wait_until
 
 SERVER = Path(__file__).parents[1] / "mcp_http_server.py"
 HEADERS = {"Authorization": "Bearer ${DOCS_TOKEN}"}
+
+pytestmark = pytest.mark.usefixtures("patient_sessions")
 
 
 def start(port: str = "") -> tuple[subprocess.Popen[str], str]:
@@ -41,7 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[s
 
 
 def call(
-    bench: Workbench, server: McpServer, tool: str, seconds: float = 60.0, **given: Any
+    bench: Workbench, server: McpServer, tool: str, seconds: float = PATIENCE, **given: Any
 ) -> ToolResult:
     described = Tool(server.tool_name(tool), tool, {"type": "object"}, source=server.source(tool))
     authorization = Authorization(Decision("allow"), None, digest_of(given), bench.policy)

@@ -30,15 +30,17 @@ def test_command_that_reads_nothing_of_many_questions_is_no_failure() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("command", "most_seconds", "expected"),
     [
-        ("exit 3 # password", "ended with exit code 3"),
-        ("sleep 1000 # password", "was ended after 0.2 s"),
-        ("sleep 1000 & sleep 1000 # password", "was ended after 0.2 s"),
+        ("exit 3 # password", 60.0, "ended with exit code 3"),
+        ("sleep 1000 # password", 0.2, "was ended after 0.2 s"),
+        ("sleep 1000 & sleep 1000 # password", 0.2, "was ended after 0.2 s"),
     ],
 )
-def test_a_failure_is_reported_without_the_command(command: str, expected: str) -> None:
-    assert run_command(command, ABOUT, dict(os.environ), most_seconds=0.2) == expected
+def test_a_failure_is_reported_without_the_command(
+    command: str, most_seconds: float, expected: str
+) -> None:
+    assert run_command(command, ABOUT, dict(os.environ), most_seconds) == expected
 
 
 def test_a_shell_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

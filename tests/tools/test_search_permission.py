@@ -148,7 +148,7 @@ class TestShown:
         for name in ("pathspec", "json", "re", "sitecustomize"):
             (tree.workspace / f"{name}.py").write_text("raise SystemExit('needle: hijacked')\n")
         monkeypatch.setenv("PYTHONPATH", str(tree.workspace))
-        with closing(LocalTools(tree.home, tree.lock_dir)) as tools:
+        with closing(LocalTools(tree.home, tree.lock_dir, watchdog_seconds=300)) as tools:
             under = replace(tree.under("allow Read", "deny Read(*.py)"), tools=tools)
             assert under.run(tool, **given).content == f"open/.env\n{left_out(8)}"
 

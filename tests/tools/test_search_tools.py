@@ -11,7 +11,7 @@ import pytest
 from runner.errors import Interrupted
 from runner.ports import Interrupt
 
-from .conftest import Workbench
+from .conftest import PATIENCE, Workbench
 
 
 @pytest.fixture
@@ -184,5 +184,5 @@ class TestCatastrophicPatterns:
         assert trap.run("Bash", command="echo meanwhile").content == "meanwhile\n"
         assert not ended.is_set()
         interrupt.set("dropped")
-        thread.join(30)
+        thread.join(PATIENCE)
         assert ended.is_set()

@@ -111,7 +111,8 @@ def main() -> None:
     Path(task["pid"]).write_text(str(os.getpid()))
     folder = Path(task["folder"])
     (folder / "home").mkdir(parents=True, exist_ok=True)
-    tools = LocalTools(folder / "home", folder / "locks")
+    # Nobody tells its host that the worker is alive.
+    tools = LocalTools(folder / "home", folder / "locks", watchdog_seconds=300)
     workspaces = RunWorkspaces(Database(task["url"]), folder / "home", tools)
     lease, tree = Lease(*task["lease"]), task["tree"]
     deeds: dict[str, Callable[[], Any]] = {
