@@ -13,7 +13,7 @@ import click
 
 from runner.app import dry_run
 from runner.app.humanize import cell, duration, plural
-from runner.app.work import Before
+from runner.app.submit import Before
 from runner.cli.options import json_option, load_job, quiet_option
 from runner.cli.terminal import MARGIN, note, say, say_content, say_fields, say_json, say_table
 from runner.cli.watching import form_of

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from runner.app import handle, work
+from runner.app import handle
+from runner.app import submit as app_submit
 from runner.app.humanize import cell
 from runner.cli.terminal import note, say_json
 from runner.core.run import LONGEST_NAME, LONGEST_WHY, RUNNERS_NAME, STATES, Author
@@ -272,8 +273,8 @@ def seconds(text: str, longest: float | None = None) -> float:
 
 
 def load_job(settings: Settings, spec: Path, pilot: int | None = None, **how: Any) -> Submission:
-    """Return a job file as ``work.load_job`` does, and print warnings about it on stderr."""
-    submission = work.load_job(settings, spec, pilot, **how)
+    """Return a job file as ``app.submit.load_job`` does, and print warnings about it on stderr."""
+    submission = app_submit.load_job(settings, spec, pilot, **how)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
     return submission

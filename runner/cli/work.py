@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from runner.app import handle, work
+from runner.app import submit as app_submit
 from runner.app.humanize import cell
 from runner.cli import exit_codes
 from runner.cli.attach import Interruption, watch_job, work_here
@@ -100,7 +101,7 @@ def run(
         return exit_codes.SUCCEEDED
     with open_app(settings, create=submission is not None, slots=slots) as app:
         if submission is not None:
-            job_id = work.submit(app, submission, author)
+            job_id = app_submit.submit(app, submission, author)
         else:
             job_id, mended = work.take_up(app, str(resumed), author)
             for path in mended:
@@ -141,9 +142,9 @@ def submit(
         say_plan(settings, submission, as_json=form == "json")
         return exit_codes.SUCCEEDED
     with open_app(settings, create=True) as app:
-        was_there = work.is_submitted(app, key)
-        job_id = work.submit(app, submission, author, key)
-        if key is not None and (differs := work.difference(app, job_id, submission)):
+        was_there = app_submit.is_submitted(app, key)
+        job_id = app_submit.submit(app, submission, author, key)
+        if key is not None and (differs := app_submit.difference(app, job_id, submission)):
             for line in differs:
                 note(cell(line))
             raise UsageError(
@@ -153,7 +154,7 @@ def submit(
         if was_there:
             note(f"{job_id} was submitted with the key {key!a} before: nothing new was submitted")
         if form == "json":
-            say_json(work.submitted(app, job_id), on_one_line=watch)
+            say_json(app_submit.submitted(app, job_id), on_one_line=watch)
         else:
             say_whole(job_id)
         if watch:

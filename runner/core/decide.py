@@ -11,7 +11,8 @@ from runner.core.compaction import without_newest_media
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.fold import Applied, fold
 from runner.core.media import media_blocks, media_line
-from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
+from runner.core.model_calls import fit_context, start_turn, stopped_by
+from runner.core.retries import IN_HAND_SECONDS
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
 from runner.core.steps import Action, Step, end, leave, stop_at_deadline, tell

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from runner.core import model_calls, steps
+from runner.core import model_calls, retries, steps
 from runner.core.batches import LOST, awaits_batch
 from runner.core.compaction import summarised
 from runner.core.context import DEFAULT_WINDOW
@@ -269,7 +269,7 @@ class _Attempt:
     def _sleep(self, until: float) -> None:
         """Sleep in short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
         clock = self._ports.clock
-        longest = clock.monotonic() + model_calls.IN_HAND_SECONDS
+        longest = clock.monotonic() + retries.IN_HAND_SECONDS
         while not self._ports.stopping.is_set():
             left = min(until - clock.now(), longest - clock.monotonic())
             if left <= 0:
@@ -280,7 +280,7 @@ class _Attempt:
     def _await_permit(self, until: float) -> None:
         """Wait in short pieces, as ``_sleep`` does."""
         clock, run_id = self._ports.clock, self._lease.run_id
-        longest = clock.monotonic() + model_calls.IN_HAND_SECONDS
+        longest = clock.monotonic() + retries.IN_HAND_SECONDS
         while not self._ports.stopping.is_set():
             left = min(until - clock.now(), longest - clock.monotonic(), _LONGEST_SLEEP)
             if left <= 0 or self._ports.permits.wait(run_id, left, self._interrupt):
@@ -335,7 +335,7 @@ class _Attempt:
 
     def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now, before = self._ports.clock.now(), self._state.model.failure
-        retry_at = model_calls.retry_at(
+        retry_at = retries.retry_at(
             error,
             failures=before.count + 1 if before else 1,
             first_failure_at=before.first_at if before else now,

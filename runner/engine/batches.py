@@ -19,8 +19,9 @@ from runner.core import batches as core
 from runner.core.agents import lineage
 from runner.core.batches import ListedBatch, Sendable, StoredBatch, WaitingCall
 from runner.core.entries import SPEND_LIMIT
-from runner.core.model_calls import delay, is_retried, request_of
+from runner.core.model_calls import request_of
 from runner.core.prices import Tariff
+from runner.core.retries import delay, is_retried
 from runner.core.run import RUNNER
 from runner.core.spec import JobSpec
 from runner.core.state import RunState

@@ -21,17 +21,11 @@ from httpx2 import Response
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.media import LoadBlob
 from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
+from runner.llm.api_errors import FAILURES, UNREADABLE, StreamEndedError, failure, request_id_in
 from runner.llm.batches import read_result
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
 from runner.llm.requests import body_of, call_ids, encoded, request_body, request_headers
-from runner.llm.stream import (
-    FAILURES,
-    UNREADABLE,
-    Accumulator,
-    StreamEndedError,
-    failure,
-    request_id_in,
-)
+from runner.llm.stream import Accumulator
 from runner.ports import Answers, Interrupt
 
 _COUNT_PATH = "/v1/messages/count_tokens"

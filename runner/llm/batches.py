@@ -17,9 +17,10 @@ from runner.core.batches import ListedBatch
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.media import LoadBlob
 from runner.errors import ModelCallError
+from runner.llm.api_errors import FAILURES, failure, item_failure
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog
 from runner.llm.requests import call_ids, request_body, request_headers
-from runner.llm.stream import FAILURES, Accumulator, BrokenStreamError, failure, item_failure
+from runner.llm.stream import Accumulator, BrokenStreamError
 
 _PATH = "/v1/messages/batches"
 _PAGE = 100  # batches

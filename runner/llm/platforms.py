@@ -27,8 +27,9 @@ from anthropic.lib.vertex._auth import load_auth, refresh_auth
 
 from runner.core.spec import Provider
 from runner.errors import HostLacks, ModelCallError
+from runner.llm.api_errors import FAILURES, line_of
 from runner.llm.connections import Line, MessagesClients, line_in_hand
-from runner.llm.stream import FAILURES, BrokenStreamError, line_of
+from runner.llm.stream import BrokenStreamError
 
 _NO_BREAKPOINT = ("thinking", "redacted_thinking")  # types of blocks that take none
 _WAYS = {

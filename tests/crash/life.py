@@ -132,6 +132,7 @@ _IMPORTED_LATE = (
     "anthropic.types",
     "psycopg",
     "runner.llm.connections",
+    "runner.llm.api_errors",
     "runner.llm.stream",
 )
 

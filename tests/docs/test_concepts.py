@@ -21,6 +21,7 @@ from runner.core import (
     entries,
     events,
     model_calls,
+    retries,
     tool_calls,
 )
 from runner.core.conversation import ToolOutcome
@@ -118,9 +119,9 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("a run at depth 3 starts none", 3, LIMITS.max_agent_depth),
         ("a tree has 50 children at most", 50, LIMITS.max_agents),
         ("with 2 to 8 parts", (2, 8), (COORDINATOR.fewest, COORDINATOR.most)),
-        ("a wait of up to 5 seconds", 5, model_calls.IN_HAND_SECONDS),
-        ("doubles from one second", 1, model_calls.FIRST_DELAY),
-        ("to ten minutes", 600, model_calls.LONGEST_DELAY),
+        ("a wait of up to 5 seconds", 5, retries.IN_HAND_SECONDS),
+        ("doubles from one second", 1, retries.FIRST_DELAY),
+        ("to ten minutes", 600, retries.LONGEST_DELAY),
         ("expire together, 15 seconds after", 15, LEASE_SECONDS),
         ("last heartbeat; one comes every 5", 5, worker.RENEW_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),

@@ -20,14 +20,14 @@ from runner.app import doctor
 from runner.app.budgets import BudgetStatus
 from runner.app.costs import cost_fields
 from runner.cli import exit_codes
-from runner.core import context, model_calls
+from runner.core import context, retries
 from runner.core.budget import Ceiling, JobBudget
 from runner.core.notices import Notify
 from runner.core.prices import Spending
 from runner.core.run import LEASE_SECONDS, STATES, Requeued, WaitReason
 from runner.core.spec import LEAST_CACHED_TOKENS, Asking, Patience
 from runner.engine import dispatcher, worker
-from runner.llm import stream
+from runner.llm import api_errors
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
 from runner.store import budgets, leases
@@ -164,7 +164,7 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
         *((reason, "waiting") for reason in get_args(WaitReason)),
         *ends_named(),
     }
-    of_model_calls = {(kind, "failed") for kind in stream._KINDS.values()}
+    of_model_calls = {(kind, "failed") for kind in api_errors._KINDS.values()}
     of_store = reasons_in(database) - of_model_calls
     assert {("crash_loop", "failed"), ("bug", "failed"), ("bug", "queued")} <= of_store
     assert documented_reasons() == of_core | of_store
@@ -183,9 +183,9 @@ def test_a_notice_of_questions_is_what_the_page_shows(database: Database) -> Non
 
 def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> None:
     after_patience = documented_failures("after the job's patience")
-    assert after_patience == model_calls._RETRIED_KINDS
-    answered = {"request_too_large"}  # by sending less: ``failures._kind``
-    at_once = set(stream._KINDS.values()) - after_patience - answered
+    assert after_patience == retries._RETRIED_KINDS
+    answered = {"request_too_large"}  # by sending less: ``api_errors._our_kind``
+    at_once = set(api_errors._KINDS.values()) - after_patience - answered
     assert documented_failures("at once") == at_once
 
 

@@ -208,7 +208,7 @@ def test_a_worker_that_may_not_act_makes_no_call(database: Database, ports: Port
 def test_a_cancel_is_seen_in_a_back_off(
     database: Database, ports: Ports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("decide", "model_calls"):
+    for module in ("decide", "retries"):
         monkeypatch.setattr(f"runner.core.{module}.IN_HAND_SECONDS", 500.0)
     failing = {"error": {"kind": "overloaded_error", "status": 529, "retry_after": 400}}
     lease = claimed(database, scripted(failing))

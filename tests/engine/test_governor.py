@@ -129,7 +129,8 @@ DONE = Ended("succeeded", "end_turn")
 @pytest.fixture
 def patient_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run goes back to the queue because a busy machine lets it wait longer for its permit."""
-    monkeypatch.setattr("runner.core.model_calls.IN_HAND_SECONDS", 60.0)
+    for module in ("model_calls", "retries"):
+        monkeypatch.setattr(f"runner.core.{module}.IN_HAND_SECONDS", 60.0)
 
 
 @pytest.mark.usefixtures("patient_runs")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.model_calls import FIRST_DELAY, LONGEST_DELAY, delay, is_retried, retry_at
+from runner.core.retries import FIRST_DELAY, LONGEST_DELAY, delay, is_retried, retry_at
 from runner.core.spec import Patience
 from runner.errors import ModelCallError
 
