@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -189,9 +190,10 @@ def follow(
         except UnreachableError as error:
             tell(f"no live text: {error}")
             texts = map(time.sleep, repeat(_LOOK_SECONDS))  # None each time
-        for text in chain((None,), texts):
+        delta = {"type": "text_delta", "run_id": run_id, **place_of(run_id)}
+        for look, text in enumerate(chain((None,), texts)):
             if text is not None:
-                yield {"type": "text_delta", "run_id": run_id, **place_of(run_id), "text": text}
+                yield {**delta, "text": text}
             if time.monotonic() - looked_at >= _LOOK_SECONDS:
                 looked_at, before = time.monotonic(), shown
                 shown = workers.shown_states(app.database, app.now(), [run_id]).get(run_id, "")
@@ -200,6 +202,9 @@ def follow(
                     tell(f"{run_id} is {shown}{how}")
             has_ended = runs.has_ended(app.database, run_id, whole_tree=whole_tree)
             new = timeline.events_after(app.database, run_id, last, whole_tree=whole_tree)
+            if has_ended and look:  # its last words may still be on their way
+                for text in iter(partial(next, texts), None):
+                    yield {**delta, "text": text}
             for event in new:
                 last[event["run_id"]] = event["number"]
                 yield event

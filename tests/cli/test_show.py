@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from sqlalchemy import text as sql
 
 from runner.app import listing
+from runner.app.show import follow
 from runner.core.commands import Target
 from runner.core.run import STATES
 from runner.queries.jobs import list_jobs
@@ -23,6 +25,7 @@ from runner.store import jobs as jobs_store
 from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result
+from tests.cli.questions import app_on
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.runner_process import RunnerProcess
 from tests.store.attempts import claim, submit_one, text, tool_use
@@ -315,6 +318,25 @@ def test_reader_that_has_enough_ends_it_quietly(
     process.stdout = None
     _, err = process.communicate()
     assert (process.returncode, err) == (0, "")
+
+
+def test_the_last_words_of_a_run_are_followed_although_they_come_after_its_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = submit_one(database)
+
+    @contextmanager
+    def texts(*_: object) -> Iterator[Iterator[str | None]]:
+        def said() -> Iterator[str | None]:
+            claim(database, run_id).reply(text("Done."))
+            yield from (None, "Do", "ne.", None)
+
+        yield said()
+
+    monkeypatch.setattr("runner.wiring.follow_text", texts)
+    found = [*follow(app_on(database), run_id, whole_tree=False, tell=lambda _line: None)]
+    words = [event["text"] for event in found if event["type"] == "text_delta"]
+    assert (words, found[-1]["type"]) == (["Do", "ne."], "done")
 
 
 def test_database_that_is_behind_says_what_to_do(
