@@ -153,10 +153,13 @@ class _Running:
 
     def well(self) -> bool:
         """Return False if one of the two has ended, or the guard was stopped by a signal."""
-        if self.process.poll() is not None or self.control.fileno() < 0:
+        if self.process.poll() is not None:
             return False
         hung_up = select.poll()
-        hung_up.register(self.control, 0)
+        try:
+            hung_up.register(self.control, 0)
+        except ValueError:  # another call has closed it
+            return False
         return not hung_up.poll(0) and not self._stopped()
 
     def end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -331,6 +332,25 @@ def test_host_that_is_found_gone_when_a_call_is_handed_over_is_replaced(
         running_host.control.shutdown(socket.SHUT_RDWR)
     else:
         running_host.control.close()
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+@pytest.mark.slow
+def test_host_that_another_call_ends_while_this_one_looks_at_it_is_not_well(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.run("Bash", command="true")
+    looked_at = bench.tools.host._running
+    assert looked_at is not None
+    poll = select.poll
+
+    def meanwhile() -> select.poll:
+        looked_at.control.close()
+        return poll()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(select, "poll", meanwhile)
+        assert not looked_at.well()
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
