@@ -50,7 +50,7 @@ class HostWatch:
             if self.fault:
                 return
             self.fault = fault
-        self.pause()
+            self.pause()
         logger.warning("this host cannot work, so its worker takes no runs for now: %s", fault)
         threading.Thread(target=self._watch, args=(fault,), name="runner-host", daemon=True).start()
 
@@ -73,7 +73,7 @@ class HostWatch:
         logger.warning("this host can work again: its worker takes runs")
         with self._lock:
             self.fault = ""
-        self.resume()
+            self.resume()  # before a run that meets the next fault pauses again
 
     def _try_to_mark(self, fault: str | None) -> None:
         try:

@@ -104,6 +104,22 @@ def test_a_host_is_looked_at_before_the_first_claim() -> None:
     assert host.marks == ["no space", None]
 
 
+def test_a_fault_that_a_run_meets_as_claims_are_resumed_pauses_them_again() -> None:
+    host = Host(None, looks=2)
+    host.found.append("still full")
+    meeting = threading.Thread(target=host.watch.report, args=("no space",))
+
+    def resume() -> None:
+        meeting.start()
+        meeting.join(0.5)  # it has to wait until claims are resumed
+        host.resume()
+
+    host.watch.resume = resume
+    host.meet("no space")
+    meeting.join(60)
+    assert (host.claims, host.watch.fault) == ("paused", "no space")
+
+
 def test_a_worker_that_drains_looks_no_more() -> None:
     host = Host("still full", looks=2)
     host.watch.report("no space")
