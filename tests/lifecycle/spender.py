@@ -62,15 +62,22 @@ class Spender:
 
     Every prompt is billed as if all of it was written to the cache, which costs most, and a reply
     may take all the tokens that it was allowed. What a model can have written of a broken reply is
-    billed, too.
+    billed, too. No reply comes before ``held_until`` is set.
     """
 
-    def __init__(self, turns: int | None, seed: int, faults: float = 0.1) -> None:
+    def __init__(
+        self,
+        turns: int | None,
+        seed: int,
+        faults: float = 0.1,
+        held_until: threading.Event | None = None,
+    ) -> None:
         self._billed: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._turns = turns
         self._dice = random.Random(seed)
         self._faults = faults
+        self._held_until = held_until
         self._tariff = tariff()
 
     def billed(self, *items: str) -> int:
@@ -116,24 +123,32 @@ class Spender:
             "cache_creation_input_tokens": used.cache_creation_tokens,
             "output_tokens": used.output_tokens,
         }
-        reply = Reply(blocks, usage=usage, latency=latency)
+        reply = Reply(blocks, usage=usage, latency=latency, held_until=self._held_until)
         return replace(reply, broken=broken)
 
 
 class Watch:
     """Looks at the budgets of jobs again and again, while inside, in a thread of its own.
 
-    ``looks`` counts; ``most_reserved`` is the most tokens that were reserved at once; ``wrong`` holds
-    every state that must not be: more than a cap, or sums that are not those of the runs.
+    ``looks`` counts; ``most_reserved`` is the most tokens that were reserved at once; ``seen`` is set once
+    there were ``least_calls`` open calls in a look; ``wrong`` holds every state that must not be: more than
+    a cap, or sums that are not those of the runs.
     """
 
-    def __init__(self, database: Database, job_ids: Sequence[str]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        job_ids: Sequence[str],
+        seen: threading.Event,
+        least_calls: int = 1,
+    ) -> None:
         self.looks = 0
         self.most_reserved = 0
-        self.most_calls = 0
         self.wrong: list[str] = []
         self._database = database
         self._job_ids = job_ids
+        self._seen = seen
+        self._least_calls = least_calls
         self._gone = threading.Event()
         self._thread = threading.Thread(target=self._stay, name="watch")
 
@@ -181,8 +196,13 @@ class Watch:
             for kind, ceiling in ceilings_of(run)
             if (used := most_used(run, rows, kind)) > ceiling
         ]
+        self._note(found["reserved_tokens"], len(open_calls))
+
+    def _note(self, reserved: int, calls: int) -> None:
         self.looks += 1
-        self.most_reserved = max(self.most_reserved, found["reserved_tokens"])
+        self.most_reserved = max(self.most_reserved, reserved)
+        if calls >= self._least_calls:
+            self._seen.set()
 
 
 class CapWatch(Watch):
@@ -206,9 +226,7 @@ class CapWatch(Watch):
             self.wrong.append(f"the cap holds {spent}, {reserved}, the runs {charged}, {held}")
         if rows[0].usd is not None and spent + reserved > billionths(rows[0].usd):
             self.wrong.append(f"{spent} and {reserved} are more than the cap of {rows[0].usd}")
-        self.looks += 1
-        self.most_reserved = max(self.most_reserved, reserved)
-        self.most_calls = max(self.most_calls, sum(call is not None for call in calls))
+        self._note(reserved, sum(call is not None for call in calls))
 
 
 def kill_one(database: Database, processes: list[RunnerProcess], dice: random.Random) -> None:

@@ -4,6 +4,7 @@ workers and sub-agents die at any moment."""
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import select
 from runner.core.budget import billionths
 from runner.core.run import ENDED
 from runner.settings import Settings
+from runner.store.children import IS_READY
 from runner.store.database import Database
 from runner.store.tables import job_budgets, runs
 from tests.lifecycle.family import delegates, family_job, moment
@@ -29,8 +31,8 @@ pytestmark = pytest.mark.timeout(900)
 class FamilySpender(Spender):
     """Each agent has two turns of its own, and in the first of them two sub-agents down to ``depth``."""
 
-    def __init__(self, seed: int, depth: int = 2) -> None:
-        super().__init__(turns=None, seed=seed)
+    def __init__(self, seed: int, held_until: threading.Event, depth: int = 2) -> None:
+        super().__init__(turns=None, seed=seed, held_until=held_until)
         self._depth = depth
 
     def says(self, request: Received) -> list[dict[str, Any]]:
@@ -62,10 +64,11 @@ class Family:
         return self.database.read(lambda connection: connection.execute(query).all())
 
     def over(self, job: str) -> bool:
-        """Whether all runs have ended, or wait for the budget or for those that do."""
-        rows = self.rows(select(runs.c.state, runs.c.reason).where(runs.c.job_id == job))
-        at_rest = {("waiting", "budget"), ("waiting", "children")}
-        return all(row.state in ENDED or tuple(row) in at_rest for row in rows)
+        """Whether all runs have ended, or wait for the budget or for those that do. A parent goes on a
+        moment after its last sub-agent has ended."""
+        waits = (runs.c.state == "waiting") & runs.c.reason.in_(("budget", "children")) & ~IS_READY
+        at_rest = runs.c.state.in_(ENDED) | waits
+        return not self.rows(select(runs.c.id).where(runs.c.job_id == job, ~at_rest))
 
     def work_and_die(self, job: str, seed: int) -> None:
         """Several workers until it is over; some are killed on the way, and others come. Some of the
@@ -102,12 +105,13 @@ def family(site_of_either: Site) -> Iterator[Callable[[Spender], Family]]:
 def test_a_family_stays_within_its_run_s_ceilings_and_its_job_s_budget(
     family: Callable[[Spender], Family], limited: str
 ) -> None:
-    model = FamilySpender(seed=8)
+    seen = threading.Event()
+    model = FamilySpender(seed=8, held_until=seen)
     here = family(model)
     in_usd = {"budget_usd": 0.9, "cost_ceiling_usd": 0.6}
     limits = {"budget_tokens": 200_000, "token_ceiling": 120_000} if limited == "tokens" else in_usd
     job = family_job(here.site, "a", "b", limits={"max_output_tokens": 1_500} | limits)
-    with Watch(here.database, [job]) as watch:
+    with Watch(here.database, [job], seen) as watch:
         here.work_and_die(job, seed=9)
         wait_until(lambda: watch.wrong or watch.looks > 100, "it to be watched")
     assert watch.wrong == []
