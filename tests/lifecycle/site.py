@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from runner import wiring
 from runner.queries.jobs import list_runs
@@ -187,6 +190,16 @@ class Site:
             for block in message["content"]
             if block["type"] == "tool_result"
         ]
+
+    def freeze(self, process: RunnerProcess) -> None:
+        """Stop a process that writes nothing at this moment (on SQLite): one that is stopped while it
+        writes keeps all others from writing."""
+        path = self.home / "runner.db"
+        with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            process.send_signal(signal.SIGSTOP)
+            status = psutil.Process(process.pid).status
+            wait_until(lambda: status() == psutil.STATUS_STOPPED, "it to be frozen")
 
     def stop_all(self) -> None:
         for process in self.processes:

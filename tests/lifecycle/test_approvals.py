@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def test_runs_that_ask_for_the_same_wait_without_a_worker_and_one_answer_is_for_
     script = {item: [bash("make log-once"), done()] for item in ITEMS}
     path = site.job(script, ask=["Bash(make *)"])
     site.run("run", str(path), "--no-input", expect=3)
-    assert processes_of(site) == []
+    wait_until(lambda: not processes_of(site), "all processes to be gone")
     [job] = [row["id"] for row in site.json("list")]
     states = {(run["state"], run["reason"]) for run in site.runs(job).values()}
     assert states == {("waiting", "approval")}
@@ -142,7 +141,7 @@ def test_an_answer_outlives_the_worker_that_was_killed_before_it_saw_it(site: Si
     job = site.submit(asking_job(site, "make log-a"))
     worker = site.start("worker")
     run = waiting(site, job)
-    worker.send_signal(signal.SIGSTOP)
+    site.freeze(worker)
     site.run("approve", run)
     worker.kill()
     worker.wait()

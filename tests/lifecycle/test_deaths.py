@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 
 
 def processes_with(marker: str) -> list[int]:
@@ -26,7 +26,7 @@ def test_sigterm_leaves_a_long_tool_to_resume_and_exits_0(site: Site) -> None:
     worker = site.start("worker", "-c", "2")
     site.wait_for_file_made("began")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     assert processes_with("601.5") == []
     assert site.runs(job)["a"]["state"] == "queued"
     site.run("worker", "--burst")
@@ -41,7 +41,7 @@ def test_sigterm_with_nothing_long_in_hand_loses_no_step(site: Site) -> None:
     worker = site.start("worker")
     site.wait_for_file("log")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     site.run("worker", "--burst")
     assert site.runs(job)["a"]["state"] == "succeeded"
     assert (site.workspace / "log").read_text().split() == [str(n) for n in range(12)]
@@ -81,7 +81,7 @@ def test_after_sigkill_a_worker_elsewhere_goes_on_when_the_lease_has_run_out(sit
         worker.kill()
         site.wait_for(job, "a", "succeeded")
         other.terminate()
-        other.wait(60)
+        other.wait(PATIENCE)
     assert (site.workspace / "log").read_text() == "x\n"
 
 
@@ -90,15 +90,15 @@ def test_a_worker_that_slept_past_its_lease_appends_nothing(site: Site) -> None:
     job = site.submit(site.job(script))
     sleeper = site.start("worker")
     site.wait_for_file_made("began")
-    sleeper.send_signal(signal.SIGSTOP)
+    site.freeze(sleeper)
     with tempfile.TemporaryDirectory() as elsewhere:
         other = site.start("worker", RUNNER_REDIS_URL=site.embedded_url(), TMPDIR=elsewhere)
         run = site.wait_for(job, "a", "succeeded")
         sleeper.send_signal(signal.SIGCONT)
         sleeper.send_signal(signal.SIGTERM)
-        assert sleeper.wait(60) == 0
+        assert sleeper.wait(PATIENCE) == 0
         other.terminate()
-        other.wait(60)
+        other.wait(PATIENCE)
     assert site.runs(job)["a"] == run
     events = site.json("events", run["id"])
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
@@ -134,7 +134,7 @@ def test_a_run_that_kills_its_workers_is_worked_alone_and_then_failed(site: Site
     )  # it cannot see the worker in one
     job = site.submit(path)
     for _ in range(3):
-        assert site.start("worker").wait(60) == -signal.SIGKILL
+        assert site.start("worker").wait(PATIENCE) == -signal.SIGKILL
     (site.workspace / "alone").touch()
     neighbour = site.submit(
         site.job({"good": [bash("sleep 1; echo fine > good"), done()]}, "other")
