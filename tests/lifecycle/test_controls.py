@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 from tests.lifecycle.test_deaths import processes_with
 
 HELD = "touch began; while [ ! -e go ]; do sleep 0.1; done"
@@ -84,14 +84,15 @@ def test_a_run_whose_workspace_nobody_sees_waits_for_it(site: Site) -> None:
 
 
 def test_ctrl_c_exits_130_and_resume_goes_on(site: Site) -> None:
-    steps = [bash(f"echo {n} >> log; sleep 0.2") for n in range(15)]
+    steps = [bash(f"echo {n} >> log; [ -e interrupted ] || sleep 1") for n in range(15)]
     runner = site.start("run", str(site.job({"a": [*steps, done()]})))
     site.wait_for_file("log")
     runner.send_signal(signal.SIGINT)
-    output, errors = runner.communicate(timeout=60)
+    output, errors = runner.communicate(timeout=PATIENCE)
     assert runner.returncode == 130, errors
     [job] = [row["id"] for row in site.json("list")]
     assert f"runner run --resume {job[-8:]}" in output + errors
+    (site.workspace / "interrupted").touch()
     site.run("run", "--resume", job)
     assert (site.workspace / "log").read_text().split() == [str(n) for n in range(15)]
 

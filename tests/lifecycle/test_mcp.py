@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.lifecycle.site import Site, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 from tests.lifecycle.test_deaths import processes_with
 
 SERVER = Path(__file__).parents[1] / "mcp_server.py"
@@ -27,11 +27,12 @@ def served(
     site: Site,
     script: Mapping[str, Any],
     allow: str = "mcp__ours",
+    tools: Sequence[str] = (),
     on_unknown: str = "",
     **more: Any,
 ) -> str:
     """A job with our server, submitted. Its notes are the file ``notes`` of the site."""
-    path = site.job(script, tools=(), allow=(allow,), **more.pop("permissions", {}))
+    path = site.job(script, tools=tools, allow=(allow, *tools), **more.pop("permissions", {}))
     notes = str(site.folder / "notes")
     server = {"command": sys.executable, "args": [str(SERVER), notes], "scope": "job", **more}
     lines = [f"{key} = {json.dumps(value)}" for key, value in server.items()]
@@ -105,7 +106,7 @@ def test_sigterm_cuts_a_call_and_ends_the_server(site: Site) -> None:
     worker = site.start("worker")
     wait_until(lambda: "began" in noted(site), "the call to begin")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     assert servers(site) == []
     site.run("worker", "--burst")
     run = site.runs(job)["a"]
@@ -115,14 +116,15 @@ def test_sigterm_cuts_a_call_and_ends_the_server(site: Site) -> None:
 
 
 def test_a_server_killed_between_calls_is_started_again(site: Site) -> None:
-    script = {"a": [use("note", text="one"), {**use("note", text="two"), "delay": 5}, done()]}
-    job = served(site, script)
+    held = bash("touch between; while [ ! -e go ]; do sleep 0.1; done")
+    script = {"a": [use("note", text="one"), held, use("note", text="two"), done()]}
+    job = served(site, script, tools=["Bash"])
     site.start("worker")
-    run_id = site.runs(job)["a"]["id"]
-    wait_until(lambda: site.tool_results(run_id), "the first result")
+    site.wait_for_file_made("between")
     os.kill(last_pid(site), signal.SIGKILL)
+    (site.workspace / "go").touch()
     run = site.wait_for(job, "a", "succeeded")
-    assert site.tool_results(run["id"]) == ["(no output)", "(no output)"]
+    assert site.tool_results(run["id"]) == ["(no output)"] * 3
     assert noted(site).count("two") == 1
 
 

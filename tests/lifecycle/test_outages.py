@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 import redis
 
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 from tests.queue.conftest import Server
 from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded
@@ -24,8 +24,8 @@ STEPS = 25
 OUTAGE = 12.0
 
 
-def steps_job(site: Site) -> str:
-    steps = [bash(f"echo {n} >> log; sleep 0.1") for n in range(STEPS)]
+def steps_job(site: Site, pause: str = "sleep 0.1") -> str:
+    steps = [bash(f"echo {n} >> log; {pause}") for n in range(STEPS)]
     return site.submit(site.job({"a": [*steps, done()]}))
 
 
@@ -103,7 +103,7 @@ def test_worker_and_submit_need_no_redis_and_say_in_one_line_that_it_is_away_and
         later = site.submit(site.job({"b": [bash("echo b > b"), done()]}, "later"))
         site.wait_for(later, "b", "succeeded")
         worker.terminate()
-        _, more = worker.communicate(timeout=60)
+        _, more = worker.communicate(timeout=PATIENCE)
     finally:
         site.stop_all()
     away, back = away_and_back(said + more, "Redis")
@@ -135,10 +135,11 @@ def test_an_outage_of_the_database_loses_nothing_that_was_not_in_a_tool(site: Si
 def test_work_goes_on_when_postgres_was_restarted(tmp_path: Path, own_postgres: Any) -> None:
     site = Site(tmp_path / "site", RUNNER_DATABASE_URL=own_postgres.get_uri())
     try:
-        job = steps_job(site)
+        job = steps_job(site, "[ -e down ] || sleep 1")
         worker = site.start("worker")
         site.wait_for_file("log")
         own_postgres.stop()
+        (site.workspace / "down").touch()
         reached = (site.workspace / "log").read_text()
         threading.Event().wait(OUTAGE)
         own_postgres.ensure_postgres_running()
@@ -147,7 +148,7 @@ def test_work_goes_on_when_postgres_was_restarted(tmp_path: Path, own_postgres: 
         assert worker.poll() is None
         said = said_until(worker, "the database is back")
         worker.terminate()
-        _, more = worker.communicate(timeout=60)
+        _, more = worker.communicate(timeout=PATIENCE)
         away, back = away_and_back(said + more, "the database")
         assert "WARNING the database is away, trying on: " in away
         assert "WARNING the database is back" in back

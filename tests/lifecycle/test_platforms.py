@@ -102,7 +102,8 @@ def test_runs_survive_throttling_and_cut_streams_and_fail_on_a_refusal(
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", MODELS)
 def test_a_worker_killed_in_the_middle_of_a_stream_is_replaced(play: Play, platform: str) -> None:
-    slow = Reply(call(2, "echo two >> log").blocks, pause=0.4)
+    stalls = Break("stall", after=3)
+    slow = Reply(call(2, "echo two >> log").blocks, fail_first=[stalls])
     site, server, provider = play(platform, {"Do a.": [call(1, "echo one >> log"), slow]})
     job = site.submit(live_job(site, platform, provider, ["a"]))
     worker = site.start("worker")

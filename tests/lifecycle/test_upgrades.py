@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 
 STEPS = 25
 NEWER = "r99"
@@ -54,7 +54,7 @@ def newer_worker(site: Site) -> Iterator[None]:
 
 
 def begin(site: Site) -> str:
-    steps = [bash(f"echo {n} >> log; sleep 0.4") for n in range(STEPS)]
+    steps = [bash(f"echo {n} >> log; [ -e upgraded ] || sleep 1") for n in range(STEPS)]
     return site.submit(site.job({"a": [*steps, done()]}))
 
 
@@ -77,7 +77,7 @@ def test_a_worker_at_work_leaves_to_the_next_version_what_it_has_in_hand(
     old = site.start("worker")
     site.wait_for_file("log")
     upgrade(site, *ADDED)
-    _, said = old.communicate(timeout=60)
+    _, said = old.communicate(timeout=PATIENCE)
     assert old.returncode == 2
     newer = f"is of a newer Runner (revision {NEWER}, this one knows {migrate.HEAD})"
     last = said.splitlines()[-1]
@@ -85,8 +85,9 @@ def test_a_worker_at_work_leaves_to_the_next_version_what_it_has_in_hand(
     assert "install the version that upgraded it" in last
     assert len(said.splitlines()) < 10, said
     assert len(steps_done(site)) < STEPS, "it was at work"
+    (site.workspace / "upgraded").touch()
     again = site.start("worker")
-    _, said = again.communicate(timeout=60)
+    _, said = again.communicate(timeout=PATIENCE)
     assert (again.returncode, len(said.splitlines())) == (2, 1), said
     with newer_worker(site):
         wait_until(lambda: states(site, job) == ["succeeded"], "the newer worker to end the run")
@@ -102,7 +103,7 @@ def test_what_a_worker_cannot_read_any_more_is_given_back_without_a_traceback(
     old = site.start("worker")
     site.wait_for_file("log")
     upgrade(site, *RENAMED)
-    _, said = old.communicate(timeout=60)
+    _, said = old.communicate(timeout=PATIENCE)
     assert old.returncode == 2
     assert "Traceback" not in said
     assert len(said.splitlines()) < 10, said
@@ -110,6 +111,7 @@ def test_what_a_worker_cannot_read_any_more_is_given_back_without_a_traceback(
     (run,) = site.runs(job).values()
     assert (run["state"], run["reason"]) in (("queued", "lease_lost"), ("queued", "shutdown")), said
     assert "bug" not in said
+    (site.workspace / "upgraded").touch()
     site.run("worker", "--burst")
     assert site.runs(job)["a"]["state"] == "succeeded"
     assert steps_done(site) == [str(n) for n in range(STEPS)]
