@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.lifecycle.site import Site, wait_until
+from tests.lifecycle.site import PATIENCE, Site, wait_until
 from tests.messages_api import API_KEY, Break, MessagesServer, Received, Reply, text, tool_use
 from tests.messages_api.batches import CreateFault
 
@@ -62,7 +62,7 @@ def test_all_but_the_first_call_of_a_job_go_in_batches_and_cost_half(lane: Lane)
     job = lane.submit(items)
     worker = lane.site.start("worker", "--burst", "-c", "4")
     lane.wait_for(job, "succeeded")
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     realtime = [(each.first_text, each.position) for each in lane.server.requests]
     assert realtime == [("Do item 0.", 0)]
     turns = [(f"Do {item}.", turn) for item in items for turn in range(TURNS)]

@@ -16,7 +16,7 @@ from sqlalchemy import Table, select
 from runner import wiring
 from runner.settings import Settings
 from runner.store.tables import events, hook_runs, tool_calls
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 from tests.lifecycle.test_deaths import processes_with
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
 
@@ -96,7 +96,7 @@ def test_a_hook_cut_by_a_shutdown_is_closed_and_leaves_nothing_running(site: Sit
     worker = site.start("worker")
     site.wait_for_file("log")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     assert processes_with("622.5") == []
     assert site.runs(job)["a"]["state"] == "queued"
     site.run("worker", "--burst")
@@ -113,7 +113,7 @@ def test_a_repeatable_hook_cut_by_a_shutdown_runs_again(site: Site) -> None:
     worker = site.start("worker")
     site.wait_for_file_made("begun")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     site.run("worker", "--burst")
     assert site.runs(job)["a"]["state"] == "succeeded"
     assert (site.workspace / "log").read_text().split() == ["hook", "hook", "tool"]
@@ -247,7 +247,7 @@ def test_what_a_person_mends_after_a_cancel_in_a_hook_before_a_call_stays(
     site.run("cancel", job)
     wait_until(lambda: not processes_with("627.5"), "the hook's processes to be gone")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE) == 0
     copy = site.home / "workspaces" / site.runs(job)["a"]["id"]
     (copy / "a.txt").write_text("one\ntwo\nmended\n")
     site.run("retry", job)
@@ -291,7 +291,7 @@ def test_what_a_hook_of_the_end_left_half_done_is_neither_verified_nor_committed
         site.run("cancel", job)
         wait_until(lambda: not processes_with("626.5"), "the hook's processes to be gone")
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        assert worker.wait(PATIENCE) == 0
         site.run("retry", job)
     site.run("worker", "--burst")
     run = site.runs(job)["a"]

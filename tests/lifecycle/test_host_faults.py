@@ -18,7 +18,7 @@ from sqlalchemy import select
 from runner.queue.embedded import EmbeddedServer
 from runner.store.database import Database
 from runner.store.tables import workers
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 from tests.runner_process import RunnerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect]
@@ -117,7 +117,7 @@ def fill(filler: Path) -> None:
 
 def stderr_of(worker: RunnerProcess) -> str:
     worker.terminate()
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=PATIENCE)
     assert worker.returncode == 0, said
     return str(said)
 
@@ -166,13 +166,13 @@ def test_a_host_alone_waits_until_it_is_well_and_ctrl_c_ends_it(
     assert fault.startswith("git is not on the PATH")
     wait_until(lambda: fleet.states(job) == {("queued", "host_fault")}, "the run to be given back")
     alone.send_signal(signal.SIGINT)
-    _, said = alone.communicate(timeout=60)
+    _, said = alone.communicate(timeout=PATIENCE)
     assert said.count("this host cannot work, so its worker takes no runs for now: git is not") == 1
     again = fleet.start("alone", "--burst", PATH=programs)
     wait_until(fleet.faults, "the worker to say what is wrong")
     (Path(programs) / "git").symlink_to(str(shutil.which("git")))
     fleet.wait_for_end(job)
-    assert again.wait(60) == 0
+    assert again.wait(PATIENCE) == 0
 
 
 def test_what_three_hosts_cannot_work_fails_and_can_be_retried(

@@ -9,7 +9,7 @@ import pytest
 
 import runner
 from runner.store import migrate
-from tests.lifecycle.site import Site, bash, done
+from tests.lifecycle.site import PATIENCE, Site, bash, done
 
 SECRET = "the words of the conversation"
 ITEM = 'a "b" = c'
@@ -24,7 +24,7 @@ def lines_of(site: Site, *options: str, **environment: str) -> list[str]:
     """Work a job, and return the worker's log."""
     site.submit(site.job(SCRIPT, allow=("Bash",), ask=["Write"]))
     worker = site.start("worker", "--burst", "-c", "1", *options, **environment)
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=PATIENCE)
     assert worker.returncode == 0, said
     assert SECRET not in said
     # A queue that is starved for a second is said to be away.

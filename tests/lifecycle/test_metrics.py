@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 from tests.messages_api import API_KEY, Break, MessagesServer, Received, Reply, text, tool_use
 from tests.runner_process import RunnerProcess
 
@@ -106,7 +106,9 @@ def test_what_a_worker_did_and_what_is_queued_can_be_scraped(site_of_either: Sit
     assert total("runner_cost_usd_total", **model) == pytest.approx(cost, rel=0.01)
     assert total("runner_errors_total", kind="overloaded_error") == 1
     assert total("runner_tool_seconds_count", tool="Bash", outcome="succeeded") == 1
-    assert (total("runner_slots"), total("runner_healthy"), total("runner_ready")) == (16, 1, 1)
+    assert total("runner_slots") == 16
+    # A busy machine may let Redis, or the renewal of leases, wait for a moment.
+    wait_until(lambda: total("runner_healthy") == total("runner_ready") == 1, "it to be well")
     queue = {"job_id": asking, "job_name": "asking"}
     wait_until(lambda: total("runner_queue_depth", **queue, state="waiting") == 1, "the depth")
     assert total("runner_queue_depth", job_id=job) == 0
@@ -145,8 +147,7 @@ def test_it_is_unhealthy_while_the_database_is_away(tmp_path: Path, own_postgres
         assert get(f"{worker.url}/healthz") == (200, "ok\n")
         wait_until(lambda: get(f"{worker.url}/readyz") == (200, "ok\n"), "it to be ready")
         own_postgres.stop()
-        status, why = wait_until(lambda: unhealthy(worker), "it to be unhealthy")
-        assert (status, "does not answer" in why) == (503, True)
+        wait_until(lambda: "does not answer" in (unhealthy(worker) or (0, ""))[1], "its outage")
         assert get(f"{worker.url}/readyz")[0] == 503
         names = {name for name, _ in worker.samples()}
         assert "runner_claims_total" in names
@@ -202,7 +203,7 @@ def test_it_listens_on_this_machine_alone_and_says_when_it_cannot(site: Site) ->
         ("many", "'many' is not an address such as 9100 or 0.0.0.0:9100"),
     ):
         second = site.start("worker", "--metrics", given)
-        _, err = second.communicate(timeout=60)
+        _, err = second.communicate(timeout=PATIENCE)
         assert second.returncode == 2
         assert said in err
         assert len(err.splitlines()) == 1

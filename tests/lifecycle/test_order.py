@@ -24,14 +24,14 @@ def states(site: Site, job: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_job_behind_a_large_one_is_given_slots_at_the_end_of_a_turn(site_of_either: Site) -> None:
-    """Each run of the large job works for a minute: none of them ends before."""
+    """Each run of the large job works for minutes: none of them ends before."""
     site = site_of_either
-    crowd = large(site, 100, turns=120)
+    crowd = large(site, 50, turns=300)
     site.start("worker", "-c", "2")
     wait_until(lambda: states(site, crowd).count("running") == 2, "both slots to be taken")
     small = site.submit(site.job({"a": [done()], "b": [bash("echo b > b"), done()]}, "small"))
     for item in "ab":
-        site.wait_for(small, item, "succeeded", patience=45)
+        site.wait_for(small, item, "succeeded")
     assert not {"succeeded", "failed"} & set(states(site, crowd))
     begun = [run for run in site.runs(crowd).values() if run["turns"]]
     told = [
@@ -56,8 +56,8 @@ def test_a_run_of_a_killed_worker_comes_before_all_that_is_queued(site_of_either
     site.start("worker", "-c", "2")
     wait_until(lambda: "succeeded" in states(site, crowd), "the other worker to work")
     killed.send_signal(signal.SIGKILL)
-    site.wait_for(first, "a", "succeeded", patience=45)
-    assert states(site, crowd).count("queued") > 700
+    site.wait_for(first, "a", "succeeded")
+    assert states(site, crowd).count("queued") > 500, "two slots work four of them a second"
 
 
 def test_a_job_never_works_more_runs_at_once_than_it_allows(site_of_either: Site) -> None:

@@ -21,7 +21,7 @@ def test_workers_share_a_limit_and_fail_no_run_also_when_one_is_killed(
         first = site.start("worker", "-c", "4")
         site.start("worker", "-c", "4")
         wait_until(lambda: limits.admitted >= 6, "some calls")
-        assert "150 requests a minute" in site.run("workers")
+        wait_until(lambda: "150 requests a minute" in site.run("workers"), "the limit to be known")
         first.kill()
 
         def ended() -> bool:

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 
 from runner.store.database import Database
 from runner.store.tables import jobs, schedules
-from tests.lifecycle.site import Site, bash, done, wait_until
+from tests.lifecycle.site import PATIENCE, Site, bash, done, wait_until
 
 
 def schedule(site: Site, path: Path) -> str:
@@ -66,12 +66,12 @@ def test_two_workers_submit_a_due_job_once(site_of_either: Site) -> None:
 
 def test_run_waits_for_the_first_time_and_says_so(site: Site) -> None:
     site.submit(site.job({"warm": [done()]}, "warm"))  # whatever is made first is there
-    begins = time.time() + 10
+    begins = time.time() + 20  # `run` has begun by then
     path = site.job({"a": [done()]})
     not_before = datetime.fromtimestamp(begins, UTC).isoformat()
     path.write_text(f'not_before = "{not_before}"\n' + path.read_text())
     process = site.start("run", str(path))
-    out, err = process.communicate(60)
+    out, err = process.communicate(PATIENCE)
     assert process.returncode == 0, err
     assert "1 until " in err
     assert "(not_before)" in err
