@@ -160,7 +160,7 @@ def mark_workspace(submission: Submission) -> str | None:
 def mend_workspaces(database: Database, of: str) -> list[str]:
     """Restore missing id files (removed by ``git clean``, say) in the workspaces that runs of a job
     wait for, and return their paths. The user vouches for the folders."""
-    from runner.store.runs import missing_workspaces
+    from runner.store.due_runs import missing_workspaces
     from runner.workspace.folders import MARKED, restore_id
 
     return [
@@ -189,7 +189,7 @@ def start_worker(
     from runner.queue.connection import connect
     from runner.queue.notify import QUEUE_NAME, RqNotifier
     from runner.queue.worker import QueueWorker
-    from runner.store import runs
+    from runner.store import due_runs
 
     close_to_others()
     allow_open_files(slots)
@@ -226,7 +226,7 @@ def start_worker(
         )
         if metrics is not None:
             _serve_metrics(metrics, observers, worker, database, opened)
-        if runs.calls_api(database, job_id):
+        if due_runs.calls_api(database, job_id):
             import runner.llm.anthropic  # noqa: F401 - takes a second, so import it before a run waits
         worker.start()
     except BaseException:
@@ -306,9 +306,9 @@ def _surroundings(
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.changes import store_connections
+    from runner.store.due_runs import endings, job_of
     from runner.store.host_locks import HostLocks
     from runner.store.rate_limits import StoredRateLimits
-    from runner.store.runs import endings, job_of
     from runner.telemetry.start import start_telemetry
     from runner.tools.connection_notes import NotesStorer
     from runner.tools.host_process import run_is_quiet

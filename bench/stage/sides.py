@@ -19,7 +19,7 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt, Model
 from runner.settings import Settings
-from runner.store import ids, leases, runs
+from runner.store import due_runs, ids, leases
 from runner.store.database import Database, DatabaseClock
 from runner.store.journal import StoredJournal
 from runner.tools.toolbox import LocalTools
@@ -75,9 +75,9 @@ def attempts(
         def attempt(key: str, turns: int) -> float:
             (run_id,) = submit(database, workspace, [key], turns)
             began = time.perf_counter()
-            run = runs.look_at(database, run_id, clock.now())
+            run = due_runs.look_at(database, run_id, clock.now())
             assert run is not None
-            lease = runs.claim(database, run, worker_id, clock.now())
+            lease = due_runs.claim(database, run, worker_id, clock.now())
             assert lease is not None
             outcome = run_attempt(lease, ports, Interrupt())
             assert outcome == Ended("succeeded", "end_turn"), outcome

@@ -16,7 +16,7 @@ from runner.core.entries import RunSettled
 from runner.core.prices import FREE
 from runner.core.run import Ended, Lease
 from runner.core.shares import Shares
-from runner.store import ids, leases, runs
+from runner.store import due_runs, ids, leases
 from runner.store.database import Database, DatabaseClock, connections_for
 from runner.store.journal import StoredJournal
 
@@ -65,7 +65,7 @@ class SimulatedWorker:
         renewed = time.monotonic()
         while time.time() < self._until:
             leases.others(self._database, self._id)
-            runs.forget_lost_messages(self._database, self._clock.now())
+            due_runs.forget_lost_messages(self._database, self._clock.now())
             if time.monotonic() - renewed >= RENEW_SECONDS:
                 leases.renew(self._database, self._id, self._clock.now())
                 renewed = time.monotonic()
@@ -88,10 +88,10 @@ class SimulatedWorker:
         with self._choosing:
             if not self._next:
                 most = 2 * self._slots
-                self._next += runs.due_to_notify(self._database, most, now, self._shares)
+                self._next += due_runs.due_to_notify(self._database, most, now, self._shares)
             run_id = self._next.popleft() if self._next else None
-        run = None if run_id is None else runs.look_at(self._database, run_id, now)
-        return None if run is None else runs.claim(self._database, run, self._id, now)
+        run = None if run_id is None else due_runs.look_at(self._database, run_id, now)
+        return None if run is None else due_runs.claim(self._database, run, self._id, now)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runner.core.prices import Spending
     from runner.queries.costs import CallCost
     from runner.queries.decisions import DeniedCall
-    from runner.queries.runs import Verification
+    from runner.queries.outcomes import Verification
     from runner.queries.transcript import StoredCompaction
 
 _LONGEST_LINE = 200

@@ -13,7 +13,7 @@ from runner.app.handle import App
 from runner.app.humanize import duration, plural, usd_of, verdict
 from runner.core.budget import billionths, is_near
 from runner.core.run import ENDED, RunStatus
-from runner.queries import jobs, runs, workers
+from runner.queries import jobs, outcomes, workers
 from runner.queries.jobs import JobSummary, RunSummary
 from runner.store.database import in_lots
 
@@ -183,8 +183,8 @@ def _with_files(app: App, job_id: str, found: Sequence[RunSummary]) -> list[dict
         limited = [
             run["id"] for run in some if run["cost_ceiling_usd"] and run["state"] not in ENDED
         ]
-        charged = runs.charged_costs(database, limited) if limited else Counter[str]()
-        verified = runs.last_verifications(database, job_id, ids)
+        charged = outcomes.charged_costs(database, limited) if limited else Counter[str]()
+        verified = outcomes.last_verifications(database, job_id, ids)
         recorded = {each.run_id: each for each in workspaces_of_job(database, job_id, among=ids)}
         with_files += [
             {

@@ -18,7 +18,7 @@ from runner.app.handle import App
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.errors import RunnerError, UsageError
-from runner.queries import runs as stored
+from runner.queries import outcomes as stored
 from runner.queries.jobs import show_job
 from runner.store.workspaces import (
     RunWorkspace,

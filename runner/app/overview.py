@@ -11,7 +11,7 @@ from runner.app.handle import App
 from runner.app.report import FailureGroup, failure_groups
 from runner.core.run import ENDED, STATES, UNKNOWN
 from runner.errors import NotFoundError
-from runner.queries import batches, decisions, jobs, runs
+from runner.queries import batches, decisions, jobs, outcomes
 from runner.queries.run_table import ended_runs, failed_runs
 from runner.store.jobs import is_of_sessions
 
@@ -102,7 +102,7 @@ def failures_of(app: App, job_id: str) -> list[FailureGroup]:
     """Return the failures of a job's runs in groups, the most frequent first."""
     found = failed_runs(app.database, job_id, _MOST_FAILURES)
     by_it = [run["id"] for run in found if run["reason"] == "verify"]
-    verified = runs.last_verifications(app.database, job_id, by_it) if by_it else {}
+    verified = outcomes.last_verifications(app.database, job_id, by_it) if by_it else {}
     return failure_groups(
         (run, run, each["output"] if (each := verified.get(run["id"])) else None) for run in found
     )

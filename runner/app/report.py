@@ -32,7 +32,7 @@ from runner.core.text import failure_signature
 from runner.errors import RunnerError
 from runner.queries import decisions, jobs
 from runner.queries.costs import costs_by
-from runner.queries.runs import Verification, last_verifications
+from runner.queries.outcomes import Verification, last_verifications
 from runner.queries.tool_calls import containments
 from runner.store.workspaces import RunWorkspace, workspaces_of_job
 from runner.workspace.diffs import DiffStat

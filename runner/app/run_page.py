@@ -27,7 +27,7 @@ from runner.core.agents import place_of
 from runner.core.prices import Spending
 from runner.core.run import ENDED, Author
 from runner.errors import UsageError
-from runner.queries import decisions, jobs, runs, timeline, transcript, workers
+from runner.queries import decisions, jobs, outcomes, timeline, transcript, workers
 from runner.queries.costs import CallCost, call_costs
 from runner.store import changes
 
@@ -244,5 +244,5 @@ def verifications(app: App, head: Head) -> list[Mapping[str, Any]]:
     """Return the verifications of a run, the newest first, each with its ``note``."""
     return [
         {**each, "note": humanize.verified_note(each)}
-        for each in reversed(runs.verifications_of_run(app.database, head.run["id"]))
+        for each in reversed(outcomes.verifications_of_run(app.database, head.run["id"]))
     ]

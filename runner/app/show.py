@@ -25,7 +25,7 @@ from runner.core.agents import is_within, place_of
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.spec import JobSpec
 from runner.errors import UnreachableError, UsageError
-from runner.queries import decisions, jobs, runs, timeline, transcript, workers
+from runner.queries import decisions, jobs, outcomes, timeline, transcript, workers
 from runner.queries.costs import costs_by
 from runner.queries.names import Kind
 from runner.queries.tool_calls import containments
@@ -56,7 +56,7 @@ def details_of(app: App, name: str) -> tuple[Kind, dict[str, Any]]:
         case "call":
             values = transcript.show_call(database, found.id)
             values |= decisions.decision_on_call(database, found.id)
-            children = runs.children_of(database, values["run_id"])
+            children = outcomes.children_of(database, values["run_id"])
             values["children"] = [each for each in children if each["call_id"] == found.id]
         case _:
             values = _run_details(app, found.id)
@@ -91,15 +91,15 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
         "denied_calls": decisions.denied_calls(database, run_id),
         "approvals": decisions.approvals_of_run(database, run_id),
         **{name: getattr(recorded, name) for name in ("branch", "start_commit", "commit", "tree")},
-        "verifications": runs.verifications_of_run(database, run_id),
-        "result": runs.result_of_run(database, run_id),
+        "verifications": outcomes.verifications_of_run(database, run_id),
+        "result": outcomes.result_of_run(database, run_id),
     }
 
 
 def tree_of(app: App, run_id: str) -> dict[str, Any]:
     """Return the ``children`` of a run, the cost of each with its sub-agents (``child_spending``,
     by id), sums over all runs ``below`` the run, and the cost of its tree (``tree_spending``)."""
-    children = runs.children_of(app.database, run_id)
+    children = outcomes.children_of(app.database, run_id)
     condition = (in_tree(run_id),)
     spent = costs_by(app.database, app.prices(), "run", conditions=condition) if children else []
     return {
@@ -108,7 +108,7 @@ def tree_of(app: App, run_id: str) -> dict[str, Any]:
             child["id"]: total_of(each for each in spent if is_within(each.key, child["id"]))
             for child in children
         },
-        "below": runs.descendants_of(app.database, run_id),
+        "below": outcomes.descendants_of(app.database, run_id),
         "tree_spending": total_of(spent),
     }
 
@@ -200,7 +200,7 @@ def follow(
                 if shown and shown != before:
                     how = _HOW_TO_GO_ON if workers.NO_WORKER in shown else ""
                     tell(f"{run_id} is {shown}{how}")
-            has_ended = runs.has_ended(app.database, run_id, whole_tree=whole_tree)
+            has_ended = outcomes.has_ended(app.database, run_id, whole_tree=whole_tree)
             new = timeline.events_after(app.database, run_id, last, whole_tree=whole_tree)
             if has_ended and look:  # its last words may still be on their way
                 for text in iter(partial(next, texts), None):

@@ -26,12 +26,12 @@ from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
 from runner.core.media import is_media, media_line
 from runner.errors import RunnerError, UsageError
-from runner.queries import decisions, runs
+from runner.queries import decisions, outcomes
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
 from runner.queries.filters import call_labels
-from runner.queries.runs import ChildSummary
-from runner.queries.runs import Verification as StoredVerification
+from runner.queries.outcomes import ChildSummary
+from runner.queries.outcomes import Verification as StoredVerification
 from runner.queries.timeline import ENDED, REPLIED, HistoryEvent, history_of_run
 from runner.queries.transcript import StoredBlock, StoredCompaction
 from runner.store.blobs import load_blob
@@ -348,7 +348,7 @@ class _Composer:
                 is_first = event.type == "run_submitted"
                 turn, stage = (-1, 0) if is_first else (event.place.turn, event.place.stage)
                 beside.append(((turn, stage, 1, latest, 2), self._event(event)))
-        for verification in runs.verifications_of_run(database, run_id):
+        for verification in outcomes.verifications_of_run(database, run_id):
             if shown(turn := verification["turn"]):
                 at = verification["started_at"]
                 beside.append(((turn, ENDED, 1, at, 0), [_verification(verification)]))

@@ -26,7 +26,7 @@ from runner.engine.governor import Governor
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
-from runner.store import children, leases, notices, pauses, runs, schedules, times
+from runner.store import children, due_runs, leases, notices, pauses, schedules, times
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import wake_overdue
 from runner.store.database import Database, DatabaseClock
@@ -208,7 +208,7 @@ class Dispatcher:
         if self.job_id is None:
             schedules.fire_due(self.database, self.clock.now())
         children.attend(self.database, self.clock.now())
-        runs.forget_lost_messages(self.database, self.clock.now())
+        due_runs.forget_lost_messages(self.database, self.clock.now())
         self._notify()
         self._find_surplus()
         self._last_good = self.clock.monotonic()
@@ -258,10 +258,10 @@ class Dispatcher:
     def _find_workspaces(self) -> None:
         if self.queue.free_slots <= 0:
             return
-        for path, workspace_id in runs.missing_workspaces(self.database, self.job_id):
+        for path, workspace_id in due_runs.missing_workspaces(self.database, self.job_id):
             if self.machine.visible(Path(path), workspace_id):
                 free, now = self.queue.free_slots, self.clock.now()
-                found = runs.workspace_found(
+                found = due_runs.workspace_found(
                     self.database, path, workspace_id, free, now, self.job_id
                 )
                 for run_id in found:
@@ -283,14 +283,14 @@ class Dispatcher:
     def _offer(self, run_ids: Sequence[str]) -> None:
         """Work runs here, without the queue, as far as slots are free."""
         if left := [run_id for run_id in run_ids if not self.queue.offer(run_id)]:
-            runs.not_notified(self.database, left)
+            due_runs.not_notified(self.database, left)
 
     def _next_runs(self, most: int) -> list[str]:
         if most <= 0:
             return []
         with self._choosing:
             close = partial(times.close_windows, self.database, self._jobs)
-            return runs.due_to_notify(
+            return due_runs.due_to_notify(
                 self.database, most, self.clock.now(), self._shares, close, self._hold
             )
 
@@ -300,7 +300,7 @@ class Dispatcher:
 
     def next_instead_of(self, run_id: str) -> str | None:
         """The run that is next by now, in place of one whose queue message is stale."""
-        runs.not_notified(self.database, [run_id])
+        due_runs.not_notified(self.database, [run_id])
         return next(iter(self._next_runs(1)), None)
 
     def yields(self, job_id: str) -> bool:
@@ -315,11 +315,11 @@ class Dispatcher:
         its part, by chance where that is less than one."""
         with self._choosing:
             now = self.clock.now()
-            loads = self._hold(runs.job_loads(self.database, MOST_YIELDS, now), now)
+            loads = self._hold(due_runs.job_loads(self.database, MOST_YIELDS, now), now)
             surplus = self._shares.surplus(loads, self.clock.monotonic())
         if self.queue.free_slots > 0:
             surplus = {}
-        held = runs.held_by_job(self.database, self.worker_id) if surplus else {}
+        held = due_runs.held_by_job(self.database, self.worker_id) if surplus else {}
         running = {load.job_id: load.running for load in loads}
         self._surplus = Counter(
             {

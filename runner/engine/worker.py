@@ -29,7 +29,7 @@ from runner.errors import (
 )
 from runner.logs import log_event
 from runner.ports import Claimed, Interrupt, NoOutcome
-from runner.store import leases, migrate, pauses, runs
+from runner.store import due_runs, leases, migrate, pauses
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class Worker:
                 is_idle = self._burst and not self._held
                 if is_idle:
                     pauses.attend(machine.database, machine.clock.now())
-                if is_idle and not runs.unfinished(machine.database, machine.clock.now()):
+                if is_idle and not due_runs.unfinished(machine.database, machine.clock.now()):
                     self._ports.stopping.set()
             except UnreachableError as error:
                 machine.database_outage.failed(error)
@@ -315,7 +315,7 @@ class Worker:
 
     def _look_for_lost_runs(self) -> None:
         mine = {run_id: held for run_id, held in list(self._held.items()) if held.claimed}
-        stored = runs.held_by(self._machine.database, self.id)
+        stored = due_runs.held_by(self._machine.database, self.id)
         for run_id, held in mine.items():
             if stored.get(run_id) != held.attempt:
                 held.interrupt.set("dropped")
@@ -341,13 +341,13 @@ class Worker:
             path, now = run.workspace_path, machine.clock.now()
             wait = run.left_alone_until(machine.locks.host_id) - now
             if wait > 0:
-                runs.postpone(machine.database, run, now + min(wait, LEFT_ALONE_SECONDS))
+                due_runs.postpone(machine.database, run, now + min(wait, LEFT_ALONE_SECONDS))
             elif run.must_be_alone and self._only is None:
                 machine.run_apart(run.id, self._ports.stopping)
             elif path is not None and not self._sees(Path(path), run.workspace_id or ""):
-                runs.wait_for_workspace(machine.database, run, machine.clock.now())
+                due_runs.wait_for_workspace(machine.database, run, machine.clock.now())
             elif not self._is_quiet(run):
-                runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
+                due_runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
             else:
                 self._work(run)
         except UnreachableError as error:
@@ -358,14 +358,14 @@ class Worker:
             elif not self._is_outdated():
                 raise
 
-    def _look_at(self, run_id: str) -> runs.DueRun | None:
+    def _look_at(self, run_id: str) -> due_runs.DueRun | None:
         """Return the run, or a run that now comes before it; None if it is not due."""
         database, clock = self._machine.database, self._machine.clock
-        run = runs.look_at(database, run_id, clock.now())
+        run = due_runs.look_at(database, run_id, clock.now())
         if run is None or self._only is not None or not run.is_stale(clock.now()):
             return run
         first = self._dispatcher.next_instead_of(run_id)
-        return None if first is None else runs.look_at(database, first, clock.now())
+        return None if first is None else due_runs.look_at(database, first, clock.now())
 
     def _sees(self, path: Path, workspace_id: str) -> bool:
         """True if this host can have a workspace. If the host cannot tell, the attempt says why."""
@@ -374,25 +374,25 @@ class Worker:
         except HostFaultError:
             return True
 
-    def _is_quiet(self, run: runs.DueRun) -> bool:
+    def _is_quiet(self, run: due_runs.DueRun) -> bool:
         """True if no process of the run's last attempt or of its ended sub-agents is left here: a
         sub-agent cancelled just now may still write in the run's folder."""
         machine = self._machine
         ids = [run.id] if run.last_host_id == machine.locks.host_id else []
         if run.of_family:
-            ids += runs.ended_below(machine.database, run.id)
+            ids += due_runs.ended_below(machine.database, run.id)
         return all(map(machine.quiet, ids))
 
-    def _work(self, run: runs.DueRun) -> None:
+    def _work(self, run: due_runs.DueRun) -> None:
         machine = self._machine
         yields = partial(self._dispatcher.yields, run.job_id)
         held = _Held(run.attempt + 1, Interrupt(self._may_act, yields))
         if self._held.setdefault(run.id, held) is not held:
             # Its last attempt here is on its way out, or another queue message was faster.
-            runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
+            due_runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
             return
         try:
-            lease = runs.claim(machine.database, run, self.id, machine.clock.now())
+            lease = due_runs.claim(machine.database, run, self.id, machine.clock.now())
             if lease is not None:
                 held.claimed = True
                 machine.observer.claimed(Claimed(lease, run.job_id, run.item_key))

@@ -16,7 +16,7 @@ from runner.core.agents import place_of, tree_order
 from runner.core.conversation import Usage
 from runner.core.run import ENDED, STATES, RunStatus
 from runner.queries.names import LAST, Kind
-from runner.queries.runs import UNKNOWN_TOKENS, Descendants, descendants_by_run
+from runner.queries.outcomes import UNKNOWN_TOKENS, Descendants, descendants_by_run
 from runner.store import tables
 from runner.store.conditions import IS_ITEM_RUN, ROOT_RUN, in_trees
 from runner.store.database import Database, reads

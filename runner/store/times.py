@@ -16,8 +16,8 @@ from runner.core.spec import JobSpec
 from runner.core.times import Moment
 from runner.store.changes import FREED, event_rows, resume, resumed_event, tell_of_job
 from runner.store.database import MOST_AT_ONCE, Database
+from runner.store.due_runs import FIRST
 from runner.store.rules import lock_rules
-from runner.store.runs import FIRST
 from runner.store.specs import JobCache
 from runner.store.statements import Row, execute, insert_many
 from runner.store.tables import events, jobs, runs

@@ -26,9 +26,9 @@ from runner.store import jobs as jobs_store
 from runner.store import leases
 from runner.store.control import cancel
 from runner.store.database import Database
+from runner.store.due_runs import look_at, wait_for_workspace
 from runner.store.migrate import HEAD
 from runner.store.rate_limits import StoredRateLimits
-from runner.store.runs import look_at, wait_for_workspace
 from runner.store.tables import workers
 from runner.tools import cgroups
 from tests.cli.conftest import Result

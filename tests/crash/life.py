@@ -33,7 +33,7 @@ from runner.llm.prices import load_prices
 from runner.logs import Outage
 from runner.ports import Command, Interrupt, ToolCall
 from runner.queries.transcript import tool_output
-from runner.store import children, ids, leases, runs
+from runner.store import children, due_runs, ids, leases
 from runner.store import tables as stored
 from runner.store.batches import is_there_work
 from runner.store.database import Database
@@ -317,7 +317,7 @@ class Alive:
             self._tools.alive()
 
     def _holds_the_run(self) -> bool:
-        return self._task.run_id in runs.held_by(self._database, self._task.worker_id)
+        return self._task.run_id in due_runs.held_by(self._database, self._task.worker_id)
 
 
 def _in_a_transaction(*arguments: Any, **named: Any) -> bool:
@@ -352,7 +352,7 @@ def _work(
         run_id, due_at = due
         clock.leap(due_at - clock.now())
         claim = partial(_claim, task, run_id, database, clock)
-        lease = boundaries.around("runs.claim", claim)
+        lease = boundaries.around("due_runs.claim", claim)
         if lease is None:
             continue
         try:
@@ -366,8 +366,8 @@ def _work(
 
 
 def _claim(task: Task, run_id: str, database: Database, clock: LeapingClock) -> Lease | None:
-    run = runs.look_at(database, run_id, clock.now())
-    return runs.claim(database, run, task.worker_id, clock.now()) if run else None
+    run = due_runs.look_at(database, run_id, clock.now())
+    return due_runs.claim(database, run, task.worker_id, clock.now()) if run else None
 
 
 def _next_due(

@@ -33,12 +33,12 @@ from runner.store import (
     batches,
     budgets,
     caps,
+    due_runs,
     jobs,
     leases,
     pauses,
     retry,
     rules,
-    runs,
     schedules,
     tables,
     workspaces,
@@ -217,10 +217,13 @@ def begin_again(database: Database) -> None:
 def lose_the_workspace(database: Database) -> None:
     spec = replace(SPEC, workspace=Workspace("/src"))
     job_id = jobs.submit(database, submission(spec=spec), NOW, None, "ws_1")
-    due = [runs.look_at(database, run_id, NOW) for run_id in runs.due_to_notify(database, 9, NOW)]
+    due = [
+        due_runs.look_at(database, run_id, NOW)
+        for run_id in due_runs.due_to_notify(database, 9, NOW)
+    ]
     (run,) = [one for one in due if one and run_row(database, one.id).job_id == job_id]
-    runs.wait_for_workspace(database, run, NOW)
-    assert runs.workspace_found(database, "/src", "ws_1", 9, NOW) == [run.id]
+    due_runs.wait_for_workspace(database, run, NOW)
+    assert due_runs.workspace_found(database, "/src", "ws_1", 9, NOW) == [run.id]
 
 
 def lose_workers(database: Database) -> None:

@@ -31,7 +31,7 @@ from runner.permissions import AnswerEffect, Effect, Request, ResolvedPath, Rule
 from runner.permissions.accesses import paths_of
 from runner.permissions.decisions import Policy, evaluate
 from runner.permissions.shell import LONGEST
-from runner.store import leases, runs, tables
+from runner.store import due_runs, leases, tables
 from runner.store.database import Database
 from runner.tools.host import WATCHDOG_SECONDS
 from runner.tools.registry import BUILTIN
@@ -126,10 +126,10 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("last heartbeat; one comes every 5", 5, worker.RENEW_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
         ("for over 5 seconds (an outage", 5, dispatcher.OUTAGE_SECONDS),
-        ("notifies again after 15 seconds", 15, runs.NOTIFY_AGAIN_SECONDS),
+        ("notifies again after 15 seconds", 15, due_runs.NOTIFY_AGAIN_SECONDS),
         ("renewed its leases for 10 seconds", 10, WATCHDOG_SECONDS),
         ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
-        ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),
+        ("held by three workers in a row", 3, due_runs.LOST_LEASES_BEFORE_ALONE),
         ("Two more, and it has failed", 3 + 2, leases.LOST_LEASES_BEFORE_FAILED),
         ("or more than 20,000 characters", 20_000, LONGEST),
         ("at most 100 characters of a tool's input", 100, events.INPUT_SUMMARY_LENGTH),

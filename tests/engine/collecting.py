@@ -24,7 +24,7 @@ from runner.llm.prices import load_prices
 from runner.logs import Outage
 from runner.ports import Batches, Interrupt
 from runner.queries.costs import costs_by
-from runner.store import ids, jobs, leases, runs
+from runner.store import due_runs, ids, jobs, leases
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.tables import (
@@ -123,11 +123,11 @@ class Office:
     def work(self) -> list[Outcome]:
         """Work all runs that are due, one after another, until none is."""
         outcomes = []
-        while due := runs.due_to_notify(self.database, 1000, self.clock.now()):
+        while due := due_runs.due_to_notify(self.database, 1000, self.clock.now()):
             for run_id in due:
-                run = runs.look_at(self.database, run_id, self.clock.now())
+                run = due_runs.look_at(self.database, run_id, self.clock.now())
                 assert run is not None
-                lease = runs.claim(self.database, run, "worker_a", self.clock.now())
+                lease = due_runs.claim(self.database, run, "worker_a", self.clock.now())
                 assert lease is not None
                 outcomes.append(run_attempt(lease, self.ports, Interrupt()))
         return outcomes

@@ -26,7 +26,7 @@ from runner.jobfile.values import schema_problem
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, ToolCall
-from runner.store import control, ids, jobs, runs
+from runner.store import control, due_runs, ids, jobs
 from runner.store.database import Database, DatabaseClock
 from runner.store.journal import StoredJournal
 from runner.store.leases import HostFault, give_back_for_host
@@ -76,10 +76,10 @@ def claimed(database: Database, spec: JobSpec, workspace_id: str = "ws_1") -> Le
 
 def claim(database: Database) -> Lease:
     """The only run, which is due, held by this test."""
-    (run_id,) = runs.due_to_notify(database, 9, time.time())
-    run = runs.look_at(database, run_id, time.time())
+    (run_id,) = due_runs.due_to_notify(database, 9, time.time())
+    run = due_runs.look_at(database, run_id, time.time())
     assert run is not None
-    lease = runs.claim(database, run, "worker_a", time.time())
+    lease = due_runs.claim(database, run, "worker_a", time.time())
     assert lease is not None
     return lease
 

@@ -21,7 +21,7 @@ from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.sql.ask import store_prices
 from runner.store import batches as store
-from runner.store import control, leases, runs
+from runner.store import control, due_runs, leases
 from runner.store.caps import set_cap
 from runner.store.database import Database
 from runner.store.tables import batch_calls, job_budgets
@@ -339,10 +339,10 @@ def test_a_worker_that_dies_as_it_takes_a_reply_leaves_it_to_the_next(office: Of
     office.submit(1)
     office.round()
     office.collector().collect()
-    (run_id,) = runs.due_to_notify(office.database, 1, office.clock.now())
-    run = runs.look_at(office.database, run_id, office.clock.now())
+    (run_id,) = due_runs.due_to_notify(office.database, 1, office.clock.now())
+    run = due_runs.look_at(office.database, run_id, office.clock.now())
     assert run is not None
-    assert runs.claim(office.database, run, "worker_a", office.clock.now()) is not None
+    assert due_runs.claim(office.database, run, "worker_a", office.clock.now()) is not None
     leases.take_from(office.database, ["worker_a"], office.clock.now())
     office.finish("worker_b")
     assert office.states() == {"succeeded end_turn": 1}

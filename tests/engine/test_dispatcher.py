@@ -22,7 +22,7 @@ from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.errors import UnreachableError
 from runner.logs import Outage
 from runner.ports import Observer
-from runner.store import jobs, leases, runs, schedules
+from runner.store import due_runs, jobs, leases, schedules
 from runner.store.database import Database
 from runner.store.host_locks import HostLocks
 from runner.store.notices import DueNotice
@@ -116,9 +116,9 @@ class Post:
         jobs.submit(self.database, submission(), self.time.now())
         query = select(run_table.c.id).order_by(run_table.c.id.desc())
         run_id: str = self.database.read(lambda c: c.execute(query).scalars().first()) or ""
-        run = runs.look_at(self.database, run_id, self.time.now())
+        run = due_runs.look_at(self.database, run_id, self.time.now())
         assert run is not None
-        assert runs.claim(self.database, run, worker_id, self.time.now()) is not None
+        assert due_runs.claim(self.database, run, worker_id, self.time.now()) is not None
         return run_id
 
     def state(self, run_id: str) -> str:
@@ -244,10 +244,10 @@ def test_a_living_neighbours_runs_are_left_alone(post: Post) -> None:
 def test_only_a_worker_that_sees_the_workspace_takes_its_run_up(post: Post) -> None:
     spec = replace(SPEC, workspace=Workspace("/somewhere"))
     jobs.submit(post.database, submission("a", spec=spec), NOW, None, "ws_1")
-    (run_id,) = runs.due_to_notify(post.database, 9, NOW)
-    run = runs.look_at(post.database, run_id, NOW)
+    (run_id,) = due_runs.due_to_notify(post.database, 9, NOW)
+    run = due_runs.look_at(post.database, run_id, NOW)
     assert run is not None
-    runs.wait_for_workspace(post.database, run, NOW)
+    due_runs.wait_for_workspace(post.database, run, NOW)
     post.pass_at(1)
     assert (post.state(run_id), post.offered) == ("waiting", [])
     post.seen.add(run.workspace_id or "")
@@ -316,10 +316,10 @@ def test_a_pass_cancels_what_a_run_that_has_failed_had_started(
 def held_here(post: Post, count: int) -> str:
     """Submit a job of eight runs, claim ``count`` of them here, and return the job's id."""
     job_id = jobs.submit(post.database, submission(*"abcdefgh"), NOW)
-    for run_id in runs.due_to_notify(post.database, count, NOW):
-        run = runs.look_at(post.database, run_id, NOW)
+    for run_id in due_runs.due_to_notify(post.database, count, NOW):
+        run = due_runs.look_at(post.database, run_id, NOW)
         assert run is not None
-        assert runs.claim(post.database, run, "worker_me", NOW) is not None
+        assert due_runs.claim(post.database, run, "worker_me", NOW) is not None
     return job_id
 
 
@@ -352,7 +352,7 @@ def test_in_place_of_a_stale_queue_message_comes_what_is_next_by_now(post: Post)
     jobs.submit(post.database, submission(*"abc"), NOW)
     post.pass_at(0)
     stale, *_ = post.notifier.notified
-    run = runs.look_at(post.database, stale, NOW + 2)
+    run = due_runs.look_at(post.database, stale, NOW + 2)
     assert run is not None
     assert not run.is_stale(NOW + 2)
     assert run.is_stale(NOW + 2.1)

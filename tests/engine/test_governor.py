@@ -22,7 +22,7 @@ from runner.errors import UnreachableError
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.scripted import ScriptedModel
 from runner.ports import Clock, Interrupt, RateLimits
-from runner.store import jobs, leases, runs
+from runner.store import due_runs, jobs, leases
 from runner.store.database import Database, DatabaseClock
 from runner.store.rate_limits import StoredRateLimits
 from runner.store.tables import runs as run_table
@@ -65,7 +65,7 @@ def work(database: Database, ports: Ports, spec: JobSpec, count: int) -> list[Ou
     def one(run_id: str) -> None:
         outcomes.append(attempt(database, ports, run_id))
 
-    due = runs.due_to_notify(database, count, time.time())
+    due = due_runs.due_to_notify(database, count, time.time())
     threads = [threading.Thread(target=one, args=(run_id,)) for run_id in due]
     for thread in threads:
         thread.daemon = True
@@ -78,9 +78,9 @@ def work(database: Database, ports: Ports, spec: JobSpec, count: int) -> list[Ou
 
 def attempt(database: Database, ports: Ports, run_id: str) -> Outcome:  # noqa: F811
     """The outcome of a due run."""
-    run = runs.look_at(database, run_id, time.time())
+    run = due_runs.look_at(database, run_id, time.time())
     assert run is not None
-    lease = runs.claim(database, run, WORKER, time.time())
+    lease = due_runs.claim(database, run, WORKER, time.time())
     assert lease is not None
     return run_attempt(lease, ports, Interrupt())
 

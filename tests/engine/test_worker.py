@@ -19,7 +19,7 @@ from runner.engine.worker import Worker, _Held
 from runner.ports import Interrupt
 from runner.queries.workers import list_workers
 from runner.settings import Settings
-from runner.store import jobs, runs
+from runner.store import due_runs, jobs
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.migrate import HEAD
@@ -82,10 +82,10 @@ def test_a_second_queue_message_of_a_run_leaves_the_first_alone(
 def test_a_run_that_no_thread_works_on_is_given_back(worker: Worker, store: Database) -> None:
     spec = scripted({"text": "Done."})
     jobs.submit(store, submission("one", spec=spec), time.time() + 3600)
-    (run_id,) = runs.due_to_notify(store, 9, time.time() + 7200)
-    run = runs.look_at(store, run_id, time.time() + 7200)
+    (run_id,) = due_runs.due_to_notify(store, 9, time.time() + 7200)
+    run = due_runs.look_at(store, run_id, time.time() + 7200)
     assert run is not None
-    assert runs.claim(store, run, worker.id, time.time() + 7200) is not None
+    assert due_runs.claim(store, run, worker.id, time.time() + 7200) is not None
     while row(store, run_id).state != "succeeded":
         assert not worker.wait(0.05)
     assert row(store, run_id).attempt == 2
@@ -137,7 +137,7 @@ def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
     cancel(store, Target("run", f"{run_id}.1"), NOW)
     pause(store, Target("run", run_id), NOW)
     resume(store, Target("run", run_id), NOW)
-    run = runs.look_at(store, run_id, NOW)
+    run = due_runs.look_at(store, run_id, NOW)
     assert run is not None
     busy = {f"{run_id}.1", f"{run_id}.2"}
     here = SimpleNamespace(

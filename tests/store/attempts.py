@@ -20,8 +20,8 @@ from runner.core.state import RunState
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
 from runner.permissions import ToolContext
 from runner.queries.transcript import StoredBlock, messages_of_run
+from runner.store import due_runs as runs_store
 from runner.store import jobs as jobs_store
-from runner.store import runs as runs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.tables import events, runs, workers

@@ -47,7 +47,7 @@ from runner.core.tool_calls import changes_files, undo_needed
 from runner.core.workspace import RESULT_TOOL, Instructions, Verify, Workspace, result_tool
 from runner.permissions import ResolvedPath, Rule, ToolContext
 from runner.permissions.accesses import paths_of
-from runner.store import jobs, runs
+from runner.store import due_runs, jobs
 from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
@@ -109,9 +109,9 @@ class Driver:
         self.journal = StoredJournal(database, lambda: self.now, free)
 
     def claim(self) -> tuple[Lease, RunState]:
-        run = runs.look_at(self.database, self.run_id, self.now)
+        run = due_runs.look_at(self.database, self.run_id, self.now)
         assert run is not None
-        lease = runs.claim(self.database, run, "worker_a", self.now)
+        lease = due_runs.claim(self.database, run, "worker_a", self.now)
         assert lease is not None
         return lease, self.journal.load(lease)
 

@@ -17,13 +17,13 @@ from runner.core.entries import ModelCallFailed
 from runner.core.run import Author, Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError, UsageError
-from runner.store import leases, runs
+from runner.store import due_runs, leases
 from runner.store.budgets import budget_of, set_budget
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
+from runner.store.due_runs import unfinished
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry
-from runner.store.runs import unfinished
 from runner.store.tables import events, model_calls, workers
 from runner.store.write_offs import write_off
 from tests.postgres import waiting_for_locks
@@ -119,7 +119,7 @@ def test_raised_budget_wakes_the_runs_that_wait_for_it(database: Database) -> No
         },
     )
     assert run_row(database, third).event_count == 1
-    assert runs.due_to_notify(database, 9, NOW + 9) == [first, second, third]
+    assert due_runs.due_to_notify(database, 9, NOW + 9) == [first, second, third]
     assert isinstance(take(database, first, NOW + 9).effect, CallModel)
 
 
@@ -307,9 +307,9 @@ def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
     job_id, (run_id,) = submit_budgeted(database, "a", tokens=4_000)
     held = claim(database, run_id, NOW, priced)  # waits; it is woken, claimed and looked at again
     set_budget(database, job_id, NOW, author=Author("ada"), tokens=4_000)
-    due = runs.look_at(database, run_id, NOW)
+    due = due_runs.look_at(database, run_id, NOW)
     assert due is not None
-    lease = runs.claim(database, due, WORKER, NOW)
+    lease = due_runs.claim(database, due, WORKER, NOW)
     assert lease is not None
     person, watcher = open_database(), open_database()
     raised: list[Future[Any]] = []

@@ -19,8 +19,8 @@ from runner.store import leases
 from runner.store.changes import locked_runs
 from runner.store.control import cancel, pause
 from runner.store.database import Database
+from runner.store.due_runs import due_to_notify, unfinished
 from runner.store.retry import retry
-from runner.store.runs import due_to_notify, unfinished
 from runner.store.tables import runs
 from tests.store.asked import run_ids
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use

@@ -18,7 +18,7 @@ from runner.core.run import Author, Requeued
 from runner.core.steps import CallModel, Done
 from runner.core.times import bounds_of, day_of
 from runner.errors import UsageError
-from runner.store import caps, leases, runs
+from runner.store import caps, due_runs, leases
 from runner.store.budgets import set_budget
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
@@ -98,8 +98,8 @@ def test_a_run_without_room_is_queued_until_midnight_of_the_zone(database: Datab
     row = run_row(database, second)
     assert (row.state, row.reason, row.due_at, row.worker_id) == ("queued", "cap", MIDNIGHT, None)
     assert caps.waiting_for_cap(database, NOW + 2) == (1, MIDNIGHT)
-    assert second not in runs.due_to_notify(database, 9, MIDNIGHT - 1)
-    assert second in runs.due_to_notify(database, 9, MIDNIGHT)
+    assert second not in due_runs.due_to_notify(database, 9, MIDNIGHT - 1)
+    assert second in due_runs.due_to_notify(database, 9, MIDNIGHT)
     assert reserved(take(database, second, MIDNIGHT)).day == day_of(MIDNIGHT, BERLIN)
 
 
@@ -181,7 +181,7 @@ def test_a_raised_or_removed_cap_wakes_the_runs_at_once(
         assert take(database, run_id).effect == Done(Requeued(MIDNIGHT, "cap"))
     woken = set_cap(database, usd, NOW + 3)
     assert [change.id for change in woken] == [first, second]
-    assert runs.due_to_notify(database, 9, NOW + 3) == [first, second]
+    assert due_runs.due_to_notify(database, 9, NOW + 3) == [first, second]
     assert isinstance(take(database, first, NOW + 3).effect, CallModel)
     query = select(events.c.data).where(events.c.run_id == first, events.c.type == "resumed")
     (data,) = database.read(lambda connection: connection.execute(query).scalars().all())
@@ -252,10 +252,10 @@ def test_a_claim_reads_nothing_of_the_cap_and_a_call_few_statements(
     take(database, ids[0]).reply(text("Done."))  # reads the job once for all
     counts = []
     for run_id in ids[1:]:
-        due = runs.look_at(database, run_id, NOW)
+        due = due_runs.look_at(database, run_id, NOW)
         assert due is not None
         with counted(monkeypatch) as claimed:
-            lease = runs.claim(database, due, WORKER, NOW)
+            lease = due_runs.claim(database, due, WORKER, NOW)
         assert lease is not None
         with counted(monkeypatch) as called:
             journal = StoredJournal(database, lambda: NOW, priced)
@@ -306,9 +306,9 @@ def test_a_run_that_begins_to_wait_while_the_cap_is_raised_is_woken(
 ) -> None:
     _, (run_id,) = submit_budgeted(database, "a")
     set_cap(database, 0.0001)
-    due = runs.look_at(database, run_id, NOW)
+    due = due_runs.look_at(database, run_id, NOW)
     assert due is not None
-    lease = runs.claim(database, due, WORKER, NOW)
+    lease = due_runs.claim(database, due, WORKER, NOW)
     assert lease is not None
     person, watcher = open_database(), open_database()
     raised: list[Future[Any]] = []

@@ -17,7 +17,7 @@ from runner.store import jobs as jobs_store
 from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
-from runner.store.runs import look_at, wait_for_workspace
+from runner.store.due_runs import look_at, wait_for_workspace
 from runner.store.tables import model_calls, runs, tool_calls
 from tests.store.asked import answers, approval_row, ask, run_ids, submit_asking
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use

@@ -20,7 +20,7 @@ from runner.core.shares import JobLoad
 from runner.core.spec import JobSpec
 from runner.core.times import Times, Window
 from runner.queries.jobs import that_may_wait
-from runner.store import control, depth_first, jobs, runs, statements
+from runner.store import control, depth_first, due_runs, jobs, statements
 from runner.store.budgets import set_budget, wake_overdue
 from runner.store.caps import set_cap
 from runner.store.database import Database
@@ -58,9 +58,9 @@ def finish(database: Database, *run_ids: str, seconds: float = 0.0) -> None:
 
 
 def is_refused(database: Database, run_id: str) -> bool:
-    run = runs.look_at(database, run_id, NOW)
+    run = due_runs.look_at(database, run_id, NOW)
     assert run is not None
-    return runs.claim(database, run, "worker_1", NOW) is None
+    return due_runs.claim(database, run, "worker_1", NOW) is None
 
 
 def half_done(database: Database, run_id: str) -> Attempt:
@@ -69,7 +69,7 @@ def half_done(database: Database, run_id: str) -> Attempt:
 
 
 def hold(database: Database, job_id: str, spec: JobSpec = BUDGETED, now: float = NOW) -> JobLoad:
-    loads = depth_first.hold(database, JobCache(), runs.job_loads(database, 99, now), now)
+    loads = depth_first.hold(database, JobCache(), due_runs.job_loads(database, 99, now), now)
     return next(load for load in loads if load.job_id == job_id)
 
 
@@ -129,7 +129,7 @@ def test_items_wait_for_the_budget_when_nothing_in_progress_goes_on(database: Da
         assert (run.state, run.reason, run.attempt) == ("waiting", "budget", 0)
         assert "covers the items that have begun" in run.detail
         assert event_types(database, run_id)[-1] == "waiting"
-    assert not runs.unfinished(database, NOW)
+    assert not due_runs.unfinished(database, NOW)
     depth_first.wake_held(database, NOW)
     assert run_row(database, ids[10]).state == "waiting"
     changes = set_budget(database, job_id, NOW, author=UNKNOWN, tokens=30 * ITEM)
@@ -161,9 +161,9 @@ def test_an_item_that_waits_ends_at_its_deadline(database: Database) -> None:
     set_run(database, ids[9], state="waiting", reason="paused", worker_id=None)
     hold(database, job_id, spec)
     assert set(ids[10:]) <= set(wake_overdue(database, JobCache(), NOW + 61))
-    run = runs.look_at(database, ids[10], NOW + 61)
+    run = due_runs.look_at(database, ids[10], NOW + 61)
     assert run is not None
-    assert runs.claim(database, run, "worker_1", NOW + 61) is not None
+    assert due_runs.claim(database, run, "worker_1", NOW + 61) is not None
 
 
 def set_run(database: Database, run_id: str, **values: Any) -> None:
@@ -255,9 +255,9 @@ def test_a_claim_without_a_budget_executes_no_statement_more(
     for name, spec in (("none", SPEC), ("budget", BUDGETED)):
         _, (run_id,) = submit(database, 1, spec)
         with counted(monkeypatch) as said:
-            run = runs.look_at(database, run_id, NOW)
+            run = due_runs.look_at(database, run_id, NOW)
             assert run is not None
-            assert runs.claim(database, run, "worker_1", NOW) is not None
+            assert due_runs.claim(database, run, "worker_1", NOW) is not None
         counts[name] = len(said)
     claimed = 1 if database.dialect == "postgresql" else 2  # with its event, or before it
     assert counts == {"none": 1 + claimed, "budget": 5 + claimed}  # the limits, budget and items

@@ -6,7 +6,7 @@ from runner.core.run import Ended
 from runner.ports import Ending
 from runner.store.control import cancel
 from runner.store.database import Database
-from runner.store.runs import endings
+from runner.store.due_runs import endings
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW
 

@@ -7,7 +7,7 @@ import pytest
 from runner.errors import NotFoundError
 from runner.queries.jobs import list_jobs, list_runs
 from runner.queries.names import Found, find
-from runner.queries.runs import children_of, descendants_of, has_ended
+from runner.queries.outcomes import children_of, descendants_of, has_ended
 from runner.queries.timeline import events_after
 from runner.store.conditions import in_tree
 from runner.store.database import Database

@@ -18,8 +18,8 @@ from runner.core.entries import ModelCallFailed
 from runner.core.run import ENDED, Author
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools, Sleep
 from runner.errors import LeaseLost
+from runner.store import due_runs as runs_store
 from runner.store import leases
-from runner.store import runs as runs_store
 from runner.store.approvals import answer, apply_new_rules
 from runner.store.budgets import budget_of, look_into, set_budget
 from runner.store.control import cancel, pause, resume

@@ -16,7 +16,7 @@ from runner.core.times import Moment
 from runner.errors import LeaseLost, StaleState
 from runner.permissions import Rule
 from runner.queries.transcript import sent_request
-from runner.store import control, jobs, runs
+from runner.store import control, due_runs, jobs
 from runner.store.batches import set_lane
 from runner.store.caps import set_cap
 from runner.store.database import Database
@@ -157,10 +157,10 @@ def test_a_commit_sees_what_changes_while_it_is_decided(
 def test_only_one_of_two_claims_gets_the_run(
     driver: Driver, open_database: Callable[[], Database]
 ) -> None:
-    run = runs.look_at(driver.database, driver.run_id, NOW)
+    run = due_runs.look_at(driver.database, driver.run_id, NOW)
     assert run is not None
-    first = runs.claim(driver.database, run, "worker_a", NOW)
-    second = runs.claim(open_database(), run, "worker_b", NOW)
+    first = due_runs.claim(driver.database, run, "worker_a", NOW)
+    second = due_runs.claim(open_database(), run, "worker_b", NOW)
     assert (first is None, second is None) == (False, True)
 
 
@@ -169,10 +169,10 @@ def test_more_attempts_than_connections_can_load_at_once(database: Database) -> 
     keys = [f"item {n}" for n in range(24)]
     jobs.submit(database, submission(*keys, spec=SPEC), NOW)
     leases = []
-    for run_id in runs.due_to_notify(database, 100, NOW):
-        run = runs.look_at(database, run_id, NOW)
+    for run_id in due_runs.due_to_notify(database, 100, NOW):
+        run = due_runs.look_at(database, run_id, NOW)
         assert run is not None
-        leases.append(runs.claim(database, run, "worker_a", NOW))
+        leases.append(due_runs.claim(database, run, "worker_a", NOW))
     journal = StoredJournal(database, lambda: NOW, free)
     with ThreadPoolExecutor(len(leases)) as pool:
         states = list(pool.map(journal.load, leases))

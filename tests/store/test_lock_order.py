@@ -19,7 +19,7 @@ from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.permissions import Rule
 from runner.store import budgets, caps, leases
-from runner.store import runs as runs_store
+from runner.store import due_runs as runs_store
 from runner.store.approvals import answer, apply_new_rules
 from runner.store.budgets import budget_of, set_budget
 from runner.store.changes import locked_runs

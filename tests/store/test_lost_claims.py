@@ -16,8 +16,8 @@ from runner.core.run import Lease
 from runner.core.state import RunState
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
+from runner.store import due_runs as runs_store
 from runner.store import migrate
-from runner.store import runs as runs_store
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.journal import StoredJournal

@@ -8,7 +8,7 @@ import pytest
 
 from runner.store import jobs
 from runner.store.database import Database
-from runner.store.runs import due_to_notify
+from runner.store.due_runs import due_to_notify
 from tests.store.examples import NOW, submission
 from tests.upgraded import Upgraded
 

@@ -21,7 +21,7 @@ from runner.core.spec import JobSpec
 from runner.core.workspace import Workspace
 from runner.errors import NotFoundError
 from runner.queries.timeline import changes_of_job
-from runner.store import control, jobs, leases, retry, runs
+from runner.store import control, due_runs, jobs, leases, retry
 from runner.store.database import Database
 from runner.store.jobs import priority_of, set_priority
 from runner.store.journal import StoredJournal
@@ -49,7 +49,7 @@ def runs_of(database: Database, job_id: str) -> list[str]:
 
 
 def next_runs(database: Database, most: int, now: float = LATER) -> list[str]:
-    return runs.due_to_notify(database, most, now)
+    return due_runs.due_to_notify(database, most, now)
 
 
 def jobs_of(database: Database, run_ids: list[str]) -> Counter[str]:
@@ -130,7 +130,7 @@ def test_a_single_slot_goes_round_among_jobs(database: Database) -> None:
     ids = [submit(database, 9) for _ in range(3)]
     shares, served = Shares(), []
     for _ in range(6):
-        (run_id,) = runs.due_to_notify(database, 1, LATER, shares)
+        (run_id,) = due_runs.due_to_notify(database, 1, LATER, shares)
         claim(database, run_id, LATER).reply(text("Done."))
         served.append(run_row(database, run_id).job_id)
     assert served == [*ids, *ids]
@@ -140,18 +140,18 @@ def test_runs_that_are_due_later_wait_in_no_ones_way(database: Database) -> None
     later, now = submit(database, 9), submit(database, 2)
     database.execute(update(run_table).where(run_table.c.job_id == later).values(due_at=LATER + 9))
     assert jobs_of(database, next_runs(database, 9)) == {now: 2}
-    assert runs.job_loads(database, 9, NOW - 1) == []
+    assert due_runs.job_loads(database, 9, NOW - 1) == []
 
 
 def test_a_lost_queue_message_frees_its_run_after_a_while(database: Database) -> None:
     submit(database, 2)
     sent = next_runs(database, 2, NOW)
     assert next_runs(database, 2, NOW + 14) == []
-    runs.forget_lost_messages(database, NOW + 14)
+    due_runs.forget_lost_messages(database, NOW + 14)
     assert next_runs(database, 2, NOW + 14) == []
-    runs.forget_lost_messages(database, NOW + 16)
+    due_runs.forget_lost_messages(database, NOW + 16)
     assert next_runs(database, 2, NOW + 16) == sent
-    runs.forget_lost_messages(database, NOW)  # the clock was set back
+    due_runs.forget_lost_messages(database, NOW)  # the clock was set back
     assert next_runs(database, 2, NOW) == sent
 
 
@@ -177,7 +177,7 @@ def test_workers_that_choose_at_the_same_time_never_choose_the_same_run(
 
     def choose(own: Database) -> list[str]:
         shares = Shares()
-        return [each for _ in range(5) for each in runs.due_to_notify(own, 3, LATER, shares)]
+        return [each for _ in range(5) for each in due_runs.due_to_notify(own, 3, LATER, shares)]
 
     chosen = [run_id for found in at_once(choose, others) for run_id in found]
     assert len(chosen) == len(set(chosen))
@@ -193,8 +193,8 @@ def claimed(database: Database, run_ids: list[str]) -> list[str]:
     """Claim each run that can be claimed, and return their ids."""
     found = []
     for run_id in run_ids:
-        run = runs.look_at(database, run_id, LATER)
-        if run is not None and runs.claim(database, run, WORKER, LATER) is not None:
+        run = due_runs.look_at(database, run_id, LATER)
+        if run is not None and due_runs.claim(database, run, WORKER, LATER) is not None:
             found.append(run_id)
     return found
 
@@ -259,7 +259,7 @@ def test_a_priority_is_changed_for_the_runs_to_come_and_recorded(database: Datab
     job_id, other = submit(database, 40, replace(SPEC, priority=1.0)), submit(database, 40)
     assert (priority_of(database, job_id), priority_of(database, other)) == (1.0, 4.0)
     assert jobs_of(database, next_runs(database, 5)) == {job_id: 1, other: 4}
-    runs.forget_lost_messages(database, LATER + 99)
+    due_runs.forget_lost_messages(database, LATER + 99)
     set_priority(database, job_id, 16.0, NOW, Author("ada", "the demo is today"))
     assert priority_of(database, job_id) == 16.0
     assert jobs_of(database, next_runs(database, 5)) == {job_id: 4, other: 1}
@@ -282,11 +282,11 @@ def test_a_job_without_a_stored_share_has_a_normal_one(database: Database) -> No
 def test_a_worker_knows_before_it_claims_if_a_run_calls_the_api(database: Database) -> None:
     scripted = submission(spec=replace(SPEC, provider="scripted"))
     job_id = jobs.submit(database, scripted, NOW)
-    assert not runs.calls_api(database)
+    assert not due_runs.calls_api(database)
     run_id = submit_one(database)
-    assert runs.calls_api(database), "it is queued"
-    assert not runs.calls_api(database, job_id)
+    assert due_runs.calls_api(database), "it is queued"
+    assert not due_runs.calls_api(database, job_id)
     attempt = claim(database, run_id)
-    assert runs.calls_api(database), "its worker may be dead"
+    assert due_runs.calls_api(database), "its worker may be dead"
     attempt.reply(text("Done."))
-    assert not runs.calls_api(database), "it has ended"
+    assert not due_runs.calls_api(database), "it has ended"

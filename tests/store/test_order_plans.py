@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from runner.store import jobs, runs, times
+from runner.store import due_runs, jobs, times
 from runner.store.database import Database
 from runner.store.statements import execute
 from tests.store.attempts import claim, submit_one
@@ -18,9 +18,9 @@ from tests.store.examples import NOW, submission
 QUEUED = 20_000
 MOST = 32
 LOOKS: dict[str, tuple[Any, Mapping[str, Any]]] = {
-    "lines": (runs._WAITING_BY_JOB, {"most": MOST, "now": NOW}),
-    "in hand": (runs._IN_HAND_BY_JOB, {}),
-    "take": (runs._TAKE, {"job": "", "rank": 2, "most": MOST, "now": NOW}),
+    "lines": (due_runs._WAITING_BY_JOB, {"most": MOST, "now": NOW}),
+    "in hand": (due_runs._IN_HAND_BY_JOB, {}),
+    "take": (due_runs._TAKE, {"job": "", "rank": 2, "most": MOST, "now": NOW}),
     "window": (
         times._BEGIN_LATER,
         {
@@ -33,7 +33,7 @@ LOOKS: dict[str, tuple[Any, Mapping[str, Any]]] = {
             "why": "",
         },
     ),
-    "lost messages": (runs._LOST, {"before": NOW - 15, "now": NOW}),
+    "lost messages": (due_runs._LOST, {"before": NOW - 15, "now": NOW}),
 }
 _COLUMNS = "id, job_id, item_key, state, created_at, due_at, max_turns, token_ceiling, progress"
 _NUMBERS = {
@@ -95,7 +95,7 @@ def test_choosing_reads_no_more_rows_the_more_are_queued(database: Database, ana
     jobs.submit(database, submission("x"), NOW)
     add_runs(database, large, QUEUED, "queued")
     claim(database, submit_one(database))
-    assert len(runs.due_to_notify(database, MOST, NOW)) == MOST
+    assert len(due_runs.due_to_notify(database, MOST, NOW)) == MOST
     if analyzed == "after":
         database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
     for name, (definition, values) in LOOKS.items():

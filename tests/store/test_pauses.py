@@ -19,10 +19,10 @@ from runner.core.steps import CallModel, Done
 from runner.queries.jobs import list_jobs
 from runner.store import control, pauses
 from runner.store.database import Database
+from runner.store.due_runs import claim as claim_run
+from runner.store.due_runs import due_to_notify, look_at
 from runner.store.jobs import submit
 from runner.store.pauses import Breakers, attend, resume, stop_spending
-from runner.store.runs import claim as claim_run
-from runner.store.runs import due_to_notify, look_at
 from runner.store.tables import job_events, runs
 from tests.store.asked import run_ids
 from tests.store.attempts import claim, event_types, run_row, text, tool_use

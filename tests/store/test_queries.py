@@ -25,8 +25,8 @@ from runner.queries.transcript import show_run
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel, pause
 from runner.store.database import Database
+from runner.store.due_runs import look_at, wait_for_workspace
 from runner.store.retry import retry, say
-from runner.store.runs import look_at, wait_for_workspace
 from runner.store.tables import runs
 from tests.store.attempts import blocks_of_run, claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

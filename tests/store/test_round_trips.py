@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from runner.core.events import Event
-from runner.store import runs as runs_store
+from runner.store import due_runs as runs_store
 from runner.store.changes import event_rows
 from runner.store.database import Database
 from runner.store.tables import events

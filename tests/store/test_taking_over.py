@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from runner.core.commands import Target
 from runner.core.run import Lease
-from runner.store import jobs, leases, runs
+from runner.store import due_runs, jobs, leases
 from runner.store.database import Database
 from runner.store.retry import retry
 from runner.store.tables import events, workers
@@ -24,14 +24,14 @@ WORKER = "worker_a"
 @pytest.fixture
 def run_id(database: Database) -> str:
     jobs.submit(database, submission(), NOW)
-    (run_id,) = runs.due_to_notify(database, 9, NOW)
+    (run_id,) = due_runs.due_to_notify(database, 9, NOW)
     return run_id
 
 
 def claim(database: Database, run_id: str) -> Lease:
-    run = runs.look_at(database, run_id, NOW)
+    run = due_runs.look_at(database, run_id, NOW)
     assert run is not None
-    lease = runs.claim(database, run, WORKER, NOW)
+    lease = due_runs.claim(database, run, WORKER, NOW)
     assert lease is not None
     return lease
 
@@ -68,11 +68,11 @@ def test_only_the_attempt_that_holds_the_run_can_give_it_up(
 
 def test_a_claim_whose_answer_was_lost_can_be_given_back(database: Database, run_id: str) -> None:
     lease = claim(database, run_id)
-    assert runs.held_by(database, WORKER) == {run_id: lease.attempt}
+    assert due_runs.held_by(database, WORKER) == {run_id: lease.attempt}
     leases.give_back(database, lease, NOW)
     assert row(database, run_id).state == "queued"
     assert row(database, run_id).lost_leases == 0
-    assert runs.held_by(database, WORKER) == {}
+    assert due_runs.held_by(database, WORKER) == {}
 
 
 def give_back(database: Database, run_id: str, host: str, at: float = NOW) -> None:
@@ -119,7 +119,7 @@ def test_a_host_leaves_a_run_alone_that_met_its_fault_and_others_do_not(
     waits = []
     for _ in range(7):
         give_back(database, run_id, "a")
-        run = runs.look_at(database, run_id, NOW)
+        run = due_runs.look_at(database, run_id, NOW)
         assert run is not None
         waits.append(run.left_alone_until("id_a") - NOW)
         assert run.left_alone_until("id_b") == 0
@@ -130,10 +130,10 @@ def test_a_run_that_a_host_leaves_to_others_is_not_finished(
     database: Database, run_id: str
 ) -> None:
     give_back(database, run_id, "a")
-    run = runs.look_at(database, run_id, NOW)
+    run = due_runs.look_at(database, run_id, NOW)
     assert run is not None
-    runs.postpone(database, run, NOW + 1)
-    assert runs.unfinished(database, NOW)
+    due_runs.postpone(database, run, NOW + 1)
+    assert due_runs.unfinished(database, NOW)
 
 
 @pytest.mark.slow
@@ -162,9 +162,9 @@ def test_the_fault_of_a_workers_host_is_marked(database: Database) -> None:
 
 
 def test_a_postponed_run_is_not_due_until_then(database: Database, run_id: str) -> None:
-    run = runs.look_at(database, run_id, NOW)
+    run = due_runs.look_at(database, run_id, NOW)
     assert run is not None
-    runs.postpone(database, run, NOW + 0.2)
-    assert runs.look_at(database, run_id, NOW + 0.1) is None
-    assert runs.due_to_notify(database, 9, NOW + 0.1) == []
-    assert runs.due_to_notify(database, 9, NOW + 0.2) == [run_id]
+    due_runs.postpone(database, run, NOW + 0.2)
+    assert due_runs.look_at(database, run_id, NOW + 0.1) is None
+    assert due_runs.due_to_notify(database, 9, NOW + 0.1) == []
+    assert due_runs.due_to_notify(database, 9, NOW + 0.2) == [run_id]

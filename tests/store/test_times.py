@@ -17,9 +17,9 @@ from runner.core.steps import CallModel, Done
 from runner.core.times import Moment, Times, Window
 from runner.store.control import pause, resume
 from runner.store.database import Database
+from runner.store.due_runs import due_to_notify
 from runner.store.jobs import submit
 from runner.store.leases import give_back
-from runner.store.runs import due_to_notify
 from runner.store.specs import JobCache
 from runner.store.tables import job_events, jobs, runs
 from runner.store.times import close_windows, move_finish_by, queue_moved

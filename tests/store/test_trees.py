@@ -12,7 +12,7 @@ from runner.core.spec import Asking
 from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
 from runner.queries.decisions import answer_counts, unknown_outcome_counts
-from runner.queries.runs import (
+from runner.queries.outcomes import (
     items_of_runs,
     last_verifications,
     result_of_run,

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from runner.core.run import Lease
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
-from runner.store import runs as runs_store
+from runner.store import due_runs as runs_store
 from runner.store.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import (

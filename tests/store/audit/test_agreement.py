@@ -22,8 +22,8 @@ from runner.queries.decisions import (
 )
 from runner.queries.filters import Filters
 from runner.queries.jobs import list_runs
+from runner.queries.outcomes import last_verifications
 from runner.queries.problems import error_rows, limit_rows
-from runner.queries.runs import last_verifications
 from runner.queries.timeline import events_after, timeline_rows
 from runner.queries.tool_calls import tool_rows
 from runner.store.control import cancel

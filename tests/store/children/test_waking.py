@@ -20,7 +20,7 @@ from runner.core.steps import CallModel, Done, RunTools
 from runner.core.workspace import RESULT_TOOL
 from runner.errors import UnreachableError
 from runner.permissions import Rule
-from runner.store import runs as runs_store
+from runner.store import due_runs as runs_store
 from runner.store.approvals import answer
 from runner.store.children import attend, wake
 from runner.store.control import cancel, pause, resume

@@ -17,12 +17,12 @@ from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
 from runner.store import imports
 from runner.store.database import Database
+from runner.store.due_runs import due_to_notify
 from runner.store.exports import export
 from runner.store.fork import fork
 from runner.store.imports import Section, import_file
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
-from runner.store.runs import due_to_notify
 from runner.store.tables import approvals, events, job_budgets, job_events, jobs, run_items, runs
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

@@ -20,7 +20,7 @@ from runner.exchange.sessions import Files
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.names import Found, find
-from runner.queries.runs import children_of
+from runner.queries.outcomes import children_of
 from runner.queries.transcript import sent_request, system_prompt
 from runner.store.database import Database
 from runner.store.exports import export, load_recorded

@@ -18,7 +18,7 @@ from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.queries.jobs import list_jobs
-from runner.queries.runs import children_of
+from runner.queries.outcomes import children_of
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.exports import load_recorded

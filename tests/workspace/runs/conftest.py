@@ -16,8 +16,8 @@ from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.core.workspace import Workspace
 from runner.ports import Interrupt, Prepared
+from runner.store import due_runs as run_store
 from runner.store import jobs
-from runner.store import runs as run_store
 from runner.store.database import Database
 from runner.store.tables import run_workspaces, runs
 from runner.tools.toolbox import LocalTools

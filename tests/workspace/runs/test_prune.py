@@ -16,7 +16,7 @@ from runner.app.prune import prune
 from runner.core.run import Author, Lease
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.store.runs import job_of
+from runner.store.due_runs import job_of
 from runner.store.tables import jobs, runs
 from runner.workspace.snapshot_store import has_trees, store_git, store_of
 from tests.workspace.repository.made import Made
