@@ -8,8 +8,9 @@ of it must be covered).
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from runner.permissions import rules as syntax
@@ -34,7 +35,8 @@ class Access:
     obstacle: str = ""  # why a rule may not be able to grant it
     required: bool = True  # the call needs a rule that grants it; else rules can only catch it
     unknown: bool = False  # only the run determines which file it is: it may be any
-    words: Collection[str] = ()  # what the command begins with
+    words: Set[str] = frozenset()  # what the command begins with
+    haystack: str = ""  # all texts of the command that a rule may match
     # What it runs: a rule that grants it grants these only if it names it.
     inner: tuple[Access, ...] = ()
 
@@ -66,7 +68,6 @@ class Command(Access):
     forms: tuple[str, ...]
     hides: str  # why it is not known what it runs, or ""
     complete: bool  # only its arguments hide something: a rule that is equal to it may allow it
-    haystack: str  # all the forms, to see fast which patterns cannot match any
     plain: str  # another text that an allow rule may match, or ""
 
     @classmethod
@@ -94,7 +95,7 @@ class Command(Access):
             forms=tuple(every),
             hides=hides,
             complete=complete,
-            haystack="\n".join(every),
+            haystack="\n".join((*every, part.plain)),
             plain=part.plain,
         )
 
@@ -103,8 +104,6 @@ class Command(Access):
             return None
         if specifier.unanalyzable:
             return self.shown if self.hides else None
-        if specifier.needle not in self.haystack:
-            return None
         return next(filter(specifier.matches, self.forms), None)
 
     def _covered(self, specifier: syntax.Specifier) -> bool:
@@ -174,17 +173,21 @@ class File(Access):
         return rule.specifier.covers(self.place, self.context, folder=folder)
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Mention(Access):
     """Paths in arguments, which programs may read. Only rules with a specific path catch them."""
 
-    known: tuple[str, ...]  # absolute
+    paths: tuple[str, ...]  # as written
     context: ToolContext
 
     def catches(self, rule: syntax.ParsedRule) -> str | None:
         if not isinstance(rule.specifier, PathPattern) or rule.specifier.whole:
             return None
-        return rule.specifier.catches(self.known, self.context)
+        return rule.specifier.catches(self._known, self.context)
+
+    @cached_property
+    def _known(self) -> list[str]:
+        return [known for path in self.paths for known in _places(path, self.context)]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -281,32 +284,30 @@ def _of_script(command: str, context: ToolContext) -> list[Access]:
     for path in (*script.after_cd, *script.guesses):
         found.append(file_access("Edit", path, context, required=False))
     found += _changed_below(script, context)
-    if known := tuple(_mentioned(script, context)):
+    if paths := script.mentions:
+        shown = _places(paths[0], context)[0]
         found.append(
-            Mention(tools=("Read",), shown=known[0], required=False, known=known, context=context)
+            Mention(tools=("Read",), shown=shown, required=False, paths=paths, context=context)
         )
     if not any(access.required for access in found):
         found.append(Access(tools=("Bash",), shown=command))
     return found
 
 
-def _mentioned(script: Script, context: ToolContext) -> Iterator[str]:
-    for path in script.mentions:
-        place = context.places.get(path)
-        yield from absolute(path, context) if place is None else (place.named, place.real)
+def _places(path: str, context: ToolContext) -> tuple[str, ...]:
+    """Return the absolute paths that a path may be."""
+    place = context.places.get(path)
+    return absolute(path, context) if place is None else (place.named, place.real)
 
 
 def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
     """Yield the paths that programs change or read and that are known only when they run."""
     folders: dict[tuple[str, bool, bool, bool], dict[str, None]] = {}
     for folder, name, deep, *_ in script.matches:
-        place = context.places.get(folder)
-        where = (place.named, place.real) if place else absolute(folder, context)
+        where = _places(folder, context)
         yield _somewhere(where, name, deep, context, "writes", required=True)
     for folder, name, deep, reads, tracked in script.below:
-        place = context.places.get(folder)
-        known = ("/",) if not folder else absolute(folder, context)
-        known = known if place is None else (place.named, place.real)
+        known = _places(folder or "/", context)
         folders.setdefault((name, deep, reads, tracked), {}).update(dict.fromkeys(known))
     for (name, deep, reads, tracked), known_folders in folders.items():
         does = "reads" if reads else "changes"

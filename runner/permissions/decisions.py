@@ -9,7 +9,7 @@ Source: https://code.claude.com/docs/en/permissions#manage-permissions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -42,22 +42,27 @@ _TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several
 
 
 class RuleIndex:
-    """Rules in order, found by the first word of the commands that they match."""
+    """Rules in order, found by what the commands that they match begin with and contain."""
 
     def __init__(self, rules: Iterable[ParsedRule]) -> None:
-        self._by_word: dict[str | None, list[tuple[int, ParsedRule]]] = {}  # with their positions
+        # With their positions, and a text that is in all that they match.
+        self._for_any: list[tuple[int, str, ParsedRule]] = []
+        self._by_word: dict[str, list[tuple[int, str, ParsedRule]]] = {}
         for position, rule in enumerate(rules):
-            word = rule.specifier.word if isinstance(rule.specifier, CommandPattern) else None
-            self._by_word.setdefault(word, []).append((position, rule))
-        self._for_any = self._by_word.get(None, [])
-        self.for_any_word = [rule for _, rule in self._for_any]
+            command = rule.specifier if isinstance(rule.specifier, CommandPattern) else None
+            found = self._for_any
+            if command is not None and command.word is not None:
+                found = self._by_word.setdefault(command.word, [])
+            found.append((position, command.needle if command else "", rule))
 
-    def for_words(self, words: Collection[str]) -> Sequence[ParsedRule]:
-        """Return the rules that can match commands which begin with one of the words, in order."""
-        found = [entry for word in words for entry in self._by_word.get(word, ())]
-        if not found:
-            return self.for_any_word
-        return [rule for _, rule in sorted((*self._for_any, *found), key=_POSITION)]
+    def about(self, access: Access) -> list[ParsedRule]:
+        """Return the rules that can match an access, in order."""
+        text = access.haystack
+        found = [entry for entry in self._for_any if entry[1] in text]
+        if words := self._by_word.keys() & access.words:
+            found += [entry for word in words for entry in self._by_word[word] if entry[1] in text]
+            found.sort(key=_POSITION)
+        return [rule for _, _, rule in found]
 
 
 # By effect. REMEMBERED has the allow rules that rank above ask rules; they are under "allow" too.
@@ -220,14 +225,14 @@ def _judge_restricted(policy: Policy, restriction: Restriction, access: Access) 
 
 
 def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
-    for rule in rules[effect].for_words(access.words):
+    for rule in rules[effect].about(access):
         matched = access.catches(rule)
         if matched is not None:
             return _Verdict(access, effect, (MatchedRule(rule.rule, matched),))
     if not access.unknown:
         return None
     # An unknown file may be one that a rule names: nothing allows it then.
-    for rule in rules[effect].for_any_word:
+    for rule in rules[effect].about(access):
         if access.may_be(rule):
             maybe = (MatchedRule(rule.rule, access.shown),)
             if effect == "ask":
@@ -238,7 +243,7 @@ def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
 
 
 def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
-    for rule in rules[kind].for_words(access.words):
+    for rule in rules[kind].about(access):
         if access.grants(rule) and (
             access.is_named(rule) or all(_granted(each, kind, rules) for each in access.inner)
         ):

@@ -121,8 +121,9 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
     """Return every reading of the command that a runner runs; none when it runs none here."""
     values = [word.value for word in arguments]
     found: dict[int, None] = {}
-    modules = [at for at, value in enumerate(values) if _MODULE.match(value)]
-    if _PYTHON.fullmatch(program) and modules:
+    python = _PYTHON.fullmatch(program)
+    modules = [at for at, value in enumerate(values) if python and _MODULE.match(value)]
+    if modules:
         at = modules[0] + 1
         joined = values[at - 1].partition("m")[2]
         if joined:
@@ -248,7 +249,7 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
         return reason
     values = [word.value for word in arguments]
     if name not in programs.ELSEWHERE and (
-        told := [v for v in values if programs.RUNS_VALUE.fullmatch(v)]
+        told := [v for v in values if v[:2] == "--" and programs.RUNS_VALUE.fullmatch(v)]
     ):
         return f"{name} runs what {told[0]} says"
     if name in programs.USES and programs.USES[name].search(" ".join(values)):

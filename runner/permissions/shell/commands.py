@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, product, takewhile
 from math import prod
 
@@ -64,15 +64,12 @@ class _Command:
     piped: bool = False  # it reads a pipe for sure
     fed: str | None = None  # the text of its input, None if that is not literal
     given: Printed = ""  # the kind of text that a known pipe gives it
+    shown: str = field(init=False)
+    text: str = field(init=False)  # what an allow rule must match
 
-    @property
-    def shown(self) -> str:
-        return " ".join([word.shown for word in self.words])
-
-    @property
-    def text(self) -> str:
-        """The text that an allow rule must match."""
-        return " ".join([*self.kept, self.shown])
+    def __post_init__(self) -> None:
+        self.shown = " ".join([word.shown for word in self.words])
+        self.text = " ".join([*self.kept, self.shown])
 
 
 class Commands:

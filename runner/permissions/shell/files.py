@@ -367,7 +367,7 @@ def literal(words: Iterable[Word]) -> list[str]:
     """Return the paths that words name, also those that begin with ``$HOME`` or ``$PWD``."""
     found = []
     for word in words:
-        found += [path for path in targets_of(word) if not IS_GLOB.search(path) or word.exact]
+        found += [path for path in targets_of(word) if word.exact or not IS_GLOB.search(path)]
         text = word.value
         if not word.exact:
             text = _HERE.sub(".", _LIKE_HOME.sub("~", _HOME.sub("~", text)))
@@ -381,7 +381,7 @@ def literal(words: Iterable[Word]) -> list[str]:
 def pieces(text: str) -> Iterator[str]:
     """Yield a text, and its parts between signs that join a path to something: ``file=@path``."""
     yield text
-    if len(text) <= _LONGEST:
+    if len(text) <= _LONGEST and _SIGNS.search(text):
         yield from filter(None, _SIGNS.split(re.sub(r"^.*?fileb?://", "", text)))
 
 
@@ -504,7 +504,7 @@ def _offered(word: Word) -> list[str]:
 
 def _in_url(word: Word) -> list[str]:
     """Return the file in an URL (``file:///etc/passwd``); "" for one that is not known."""
-    found = _FILE_URL.search(word.value)
+    found = _FILE_URL.search(word.value) if ":" in word.value else None
     if found is None:
         return []
     if not word.exact or "[" in word.value:

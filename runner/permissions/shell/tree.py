@@ -22,6 +22,7 @@ EXPANSIONS = names("""
 WORDS = EXPANSIONS | names("""
     word number string raw_string concatenation ansi_c_string brace_expression""")
 _WORDLIKE = WORDS | names("command_name variable_assignment heredoc_start")
+REDIRECTS = names("file_redirect heredoc_redirect herestring_redirect")
 TOKENS = names("; & && || | |& { } ( ) do done if then elif else fi while until !")
 # Words that only mean something to bash when a blank or an operator follows.
 _KEYWORDS = names(
@@ -90,7 +91,7 @@ class Tree(ABC):
         at, word, found = node.start_byte, False, []
         for child in node.children:
             start, end, kind = child.start_byte, child.end_byte, child.type
-            if at != skipped:
+            if at not in (start, skipped):
                 self.gap(at, start, lines)
             follows, word = word, kind in _WORDLIKE
             after = self.text[end : end + 1]
@@ -98,7 +99,7 @@ class Tree(ABC):
             joined = kind == ";" and after in ("&", ";")
             if keyword or joined or (follows and word and at == start):
                 self.findings.give_up("it is not clear where a word ends")
-            if kind.endswith("_redirect"):
+            if kind in REDIRECTS:
                 before = self.text[max(0, start - 200) : start]
                 if _VARIABLE.search(before):
                     self.findings.give_up("a redirect sets a variable")

@@ -19,7 +19,7 @@ from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.files import ANY_READ, written
 from runner.permissions.shell.mentions import runs_input
 from runner.permissions.shell.script import Findings, Moment, raw_forms
-from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
+from runner.permissions.shell.tree import EXPANSIONS, REDIRECTS, TOKENS, Visitor, is_portable
 from runner.permissions.shell.words import (
     DEVICES,
     Assignment,
@@ -91,7 +91,8 @@ class Walk(Expansions):
         if _FUNCTION.search(self.text):
             self.findings.defines_functions = True
         elif not self.base:
-            self.know_variables()
+            if "$" in self.text or "`" in self.text:
+                self.know_variables()
             self.findings.enters = next(filter(None, map(self._enters, root.named_children)), 0)
         if root.has_error:
             self.findings.give_up("it cannot be parsed as bash", self.text)
@@ -109,7 +110,7 @@ class Walk(Expansions):
             bodies = [
                 child
                 for child in node.named_children
-                if child.type != "comment" and not child.type.endswith("_redirect")
+                if child.type != "comment" and child.type not in REDIRECTS
             ]
             if len(bodies) != 1:
                 return 0
@@ -239,7 +240,7 @@ class Walk(Expansions):
                 words.append(self.word(child.children[0]))
                 if child.child_count != 1:
                     self.give_up(child)
-            elif child.type.endswith("_redirect"):
+            elif child.type in REDIRECTS:
                 words += self._redirect(child, node)
             elif child.type == "subshell" and [w.source for w in words] == ["time"]:
                 above = node.parent
@@ -273,9 +274,10 @@ class Walk(Expansions):
     def _piped(self, node: Node) -> bool:
         """True for a command behind ``|`` with no redirect of its own, which would be at its end."""
         above = node.parent
-        redirects = any(child.type.endswith("_redirect") for child in node.children)
-        behind = above is not None and above.type == "pipeline" and node.prev_sibling is not None
-        return behind and not redirects and bool(_END.match(self.text, node.end_byte))
+        if above is None or above.type != "pipeline" or node.prev_sibling is None:
+            return False
+        redirects = any(child.type in REDIRECTS for child in node.children)
+        return not redirects and bool(_END.match(self.text, node.end_byte))
 
     def _given(self, node: Node) -> Printed:
         """Return what a command reads from a pipe, "" if that is not known."""
@@ -286,22 +288,20 @@ class Walk(Expansions):
 
     def _fed(self, node: Node) -> str | None:
         """Return the text that a command reads from its input, None if that is not literal."""
-        if "<" not in self.text and "|" not in self.text:  # most scripts: the search below is slow
-            return None
+        if "<" not in self.text:  # most scripts: the search below is slow
+            return self._echoed(node)
         top = node
         while top.parent and top.parent.type in ("list", "pipeline") and not top.next_sibling:
             top = top.parent  # a redirect of its last command stands behind it
         beside = top.parent.children if top.parent and top.parent.type in _WHOLE else []
-        redirects = [c for c in (*node.children, *beside) if c.type.endswith("_redirect")]
-        redirects += [
-            c for each in redirects for c in each.children if c.type.endswith("_redirect")
-        ]
+        redirects = [c for c in (*node.children, *beside) if c.type in REDIRECTS]
+        redirects += [c for each in redirects for c in each.children if c.type in REDIRECTS]
         inputs = [each for each in redirects if not _OUTPUT.match(self.text_of(each))]
-        if not inputs and self._piped(node) and node.prev_named_sibling:
-            given = _ECHO.fullmatch(self.text_of(node.prev_named_sibling))
-        elif len(inputs) != 1:
+        if not inputs:
+            return self._echoed(node)
+        if len(inputs) != 1:
             return None
-        elif inputs[0].type == "herestring_redirect":
+        if inputs[0].type == "herestring_redirect":
             given = _HERESTRING.fullmatch(self.text_of(inputs[0]))
         else:
             parts = {child.type: child for child in inputs[0].children}
@@ -312,7 +312,12 @@ class Walk(Expansions):
             given = _QUOTED_TEXT.fullmatch(self.text, first, end.start_byte)
             if self.text[start.start_byte] not in "\\'\"":
                 given = _TEXT.fullmatch(self.text, first, end.start_byte)
-        return unicode("".join(filter(None, given.groups()))) if given else None
+        return _text_in(given)
+
+    def _echoed(self, node: Node) -> str | None:
+        """Return what ``echo`` prints into the pipe that a command reads, None if that is not literal."""
+        before = node.prev_named_sibling if self._piped(node) else None
+        return _text_in(_ECHO.fullmatch(self.text_of(before))) if before else None
 
     def _moment(self, node: Node) -> Moment:
         return (*self.base, node.start_byte)
@@ -373,7 +378,7 @@ class Walk(Expansions):
     # --- Redirects: the files that are read and written.
 
     def _redirected(self, node: Node) -> None:
-        body = next((c for c in node.children if not c.type.endswith("_redirect")), None)
+        body = next((c for c in node.children if c.type not in REDIRECTS), None)
         # The grammar has a redirect of the last command in a list or pipeline stand after all of it.
         first = body is not None and body.type in _ALONE
         first = first and all(child.type != "heredoc_redirect" for child in node.children)
@@ -384,7 +389,7 @@ class Walk(Expansions):
             dash = body.end_byte
             more.append(Word("-", "-"))
         for child in self.children(node, skipped=dash):
-            if child.type.endswith("_redirect"):
+            if child.type in REDIRECTS:
                 more += self._redirect(child, body if first else None)
         if body is None:
             if more:
@@ -543,6 +548,10 @@ class Walk(Expansions):
                 return
             else:
                 at += 1
+
+
+def _text_in(given: re.Match[str] | None) -> str | None:
+    return unicode("".join(filter(None, given.groups()))) if given else None
 
 
 def _feeds(node: Node) -> bool:
