@@ -28,7 +28,8 @@ from runner.errors import HostFaultError, SandboxMissing
 from runner.tools.cgroups import MEMORY, PROCESSES
 from runner.tools.file_access import ToolFailure, inside
 from runner.tools.host import CallLimits, Ended, Start, boot_needs
-from runner.tools.host_process import ENGINE_FAILED, run_is_quiet
+from runner.tools.host_process import run_is_quiet
+from runner.tools.keeper import ENGINE_FAILED
 from runner.tools.sandbox_gate import escaped
 from runner.tools.sandbox_mounts import Mount, Mounts
 

@@ -26,7 +26,7 @@ from runner.core.conversation import ToolOutcome, ToolResult
 from runner.core.text import plain
 from runner.errors import HostFaultError, Interrupted, host_fault, tells_host_fault
 from runner.ports import Interrupt, ToolCall
-from runner.tools import cgroups, host_process
+from runner.tools import cgroups, host_process, keeper
 from runner.tools.file_access import ToolFailure
 from runner.tools.host_process import LOCK_FILE, lock_offset
 from runner.tools.limits import DISK
@@ -244,9 +244,9 @@ class ToolHost:
                 near.settimeout(KEEPER_PATIENCE)
                 near.sendall(marshal.dumps(request))
             told, late = self._answer(host, near, start.timeout, interrupt)
-        begun = told.startswith(host_process.KEEPER)
+        begun = told.startswith(keeper.KEEPER)
         try:
-            end, *rest = marshal.loads(told.removeprefix(host_process.KEEPER))
+            end, *rest = marshal.loads(told.removeprefix(keeper.KEEPER))
         except (EOFError, ValueError, TypeError):  # the keeper was killed
             end, rest = "", []
         if known := [each for each in _ENDS if each == end]:
@@ -255,7 +255,7 @@ class ToolHost:
                 return replace(ended, limit=start.limits.explain(ended.limit))
             return _checked(ended, start)
         interrupt.check()
-        if not host.well() or end == host_process.ABANDONED:
+        if not host.well() or end == keeper.ABANDONED:
             self._end(host)
         if host.process.returncode == host_process.WATCHDOG_EXIT:
             raise Interrupted
@@ -287,7 +287,7 @@ class ToolHost:
         """Return what the keeper told, nothing if it did not; and whether it was killed because it did
         not answer for so long. A keeper that cannot be killed, or does not exist yet, is ended with its
         host."""
-        told, keeper, late, cut = bytearray(), -1, 0, False
+        told, pidfd, late, cut = bytearray(), -1, 0, False
         until = time.monotonic() + timeout + KEEPER_PATIENCE
         poll = select.poll()
         poll.register(near, select.POLLIN)
@@ -295,7 +295,7 @@ class ToolHost:
             while late <= _MOST_KILLS:
                 if poll.poll(_LOOK_SECONDS * 1000):
                     chunk, descriptors, _, _ = socket.recv_fds(near, _CHUNK, 1)
-                    keeper = descriptors[0] if descriptors else keeper
+                    pidfd = descriptors[0] if descriptors else pidfd
                     told += chunk
                     if not chunk:
                         break
@@ -306,16 +306,16 @@ class ToolHost:
                     cut, until = True, min(until, now + KEEPER_PATIENCE)
                 if now > until:
                     late, until = late + 1, now + KEEPER_PATIENCE
-                    if late == 1 and keeper >= 0:
+                    if late == 1 and pidfd >= 0:
                         with suppress(ProcessLookupError):
-                            signal.pidfd_send_signal(keeper, signal.SIGKILL)
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     else:
                         self._end(host)
         except ConnectionResetError:  # the keeper was killed: no more comes
             pass
         finally:
-            if keeper >= 0:
-                os.close(keeper)
+            if pidfd >= 0:
+                os.close(pidfd)
         return bytes(told), late > 0
 
     def alive(self) -> None:

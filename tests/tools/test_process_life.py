@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +25,7 @@ from runner.core.conversation import ToolResult
 from runner.errors import HostFaultError, Interrupted
 from runner.ports import Interrupt
 from runner.tools import host as host_module
-from runner.tools import host_process
+from runner.tools import keeper
 from runner.tools.host_process import run_is_quiet
 
 from .conftest import PATIENCE, Workbench, process_ids, running, wait_until
@@ -368,13 +370,16 @@ def test_time_that_the_machine_sleeps_counts_for_a_timeout(monkeypatch: pytest.M
     readings = iter([1_000.0, 1_000.0])
     clock = {time.CLOCK_BOOTTIME: lambda: next(readings, 5_000.0)}
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock[which]())
-    monkeypatch.setattr(host_process, "LOOK_AT_CLOCK", 0.01)
+    monkeypatch.setattr(keeper, "LOOK_AT_CLOCK", 0.01)
     call, other = socket.socketpair()
     life, held = os.pipe()
     with call, other, os.fdopen(life), os.fdopen(held, "w"):
-        assert host_process._watch(
-            call, life, life, 1, 3_600.0, (), host_process.Limits({}, (), ""), None
-        ) == (host_process.TIMED_OUT, 0)
+        process: Any = SimpleNamespace(
+            _pid=1, _timeout=3_600.0, _limits=keeper.Limits({}, (), ""), _gate=None
+        )
+        process._output, process._errors = keeper._Collected(9), keeper._Collected(9)
+        ended = keeper._Process.watch(process, call.fileno(), life, life)
+        assert ended == (keeper.TIMED_OUT, 0)
 
 
 def test_close_ends_the_host(bench: Workbench) -> None:
