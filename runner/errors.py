@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -74,6 +74,22 @@ class HostFaultError(RunnerError):
 
 class HostLacks(HostFaultError):  # noqa: N818 - not wrong, only not here
     """This host lacks what a job requires; it can work other jobs."""
+
+
+class KeyRefused(HostLacks):
+    """The API refuses the key of this host; it can work jobs of other providers.
+
+    Args:
+        provider: of the refused key.
+        is_refused: asks the API, at no cost, if it still refuses the key.
+    """
+
+    def __init__(self, provider: str, why: str, is_refused: Callable[[], bool]) -> None:
+        super().__init__(
+            f"the API refuses this host's key for {provider} ({why}): start its worker again with a "
+            "valid key"
+        )
+        self.provider, self.is_refused = provider, is_refused
 
 
 class SandboxMissing(HostLacks):

@@ -160,6 +160,9 @@ class Model(Protocol):
     def window(self, model: str) -> int | None:
         """Return the size of a model's context window, None if the API does not tell soon."""
 
+    def refuses_key(self) -> bool:
+        """True if the API refuses this host's key, whatever is asked; False if it does not tell soon."""
+
 
 class Batches(Protocol):
     """The Message Batches API. Where a job names a ``workspace`` of the API, its batches are in that

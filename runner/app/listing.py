@@ -44,6 +44,8 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
         elif is_out_of_budget(wait):
             how = how_to_raise(job_id, budget_of(app, job_id))
             answers.setdefault(job_id, f"runs wait for the budget: {how}")
+        elif wait["reason"] == "host_fault" and job_id in idle:
+            answers.setdefault(job_id, f"no host has worked them: {wait['detail']}")
         if wait["state"] == idle.get(job_id):
             first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
     waits = [{**wait, "id": job_id} for job_id, wait in first.items()]

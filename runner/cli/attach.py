@@ -25,8 +25,8 @@ from runner.cli.report import summarise
 from runner.cli.screen import Screen
 from runner.cli.terminal import note, refuse, say_json
 from runner.cli.watching import Form, Session, display_on, form_of
-from runner.core.run import Author
-from runner.errors import UnreachableError
+from runner.core.run import RUNNERS_NAME, Author
+from runner.errors import RunnerError, UnreachableError
 
 if TYPE_CHECKING:
     from runner.engine.worker import Worker
@@ -135,7 +135,8 @@ def _work(
     asked: Author | None,
 ) -> bool:
     """Work a job until it has come to rest, it is interrupted, or the person detaches: then it is True.
-    Raises ``UnreachableError`` if a part was away when the worker started or had to end."""
+    Raises ``UnreachableError`` if a part was away when the worker started or had to end, and
+    ``RunnerError`` if the API refuses the key: the job is paused then."""
     with interruption:
         since = app.now()
         with uncollected():
@@ -144,7 +145,11 @@ def _work(
         display = display_on(sys.stderr, form, f"{_KEYS} · Ctrl-C stops")
         interruption.give_back = display.give_back if isinstance(display, Screen) else None
         session = Session(
-            app, job_id, display, lambda: interruption.happened or worker.wait(0), since
+            app,
+            job_id,
+            display,
+            lambda: interruption.happened or bool(worker.refused_key) or worker.wait(0),
+            since,
         )
         asker = None if asked is None else session.asker(app, str(asked.name))
 
@@ -163,6 +168,9 @@ def _work(
             if interruption.cut_short:
                 note("stopping: the steps in hand are ended or left to resume")
             work.wait_for_end(worker)
+    if worker.refused_key and not interruption.happened:
+        work.pause_unworked(app, job_id, Author(RUNNERS_NAME, worker.refused_key))
+        raise RunnerError(f"{worker.refused_key}: `runner run --resume {job_id}`")
     return session.detached
 
 

@@ -19,6 +19,9 @@ from runner.permissions import Decision, ToolContext, digest_of
 WARMS_CACHE = "warms_cache"
 OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown", "withdrawn", WARMS_CACHE})
 
+# The API refuses the key, or what is asked with it.
+OF_KEY = frozenset({"authentication_error", "permission_error"})
+
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"
 
@@ -84,7 +87,8 @@ class TimeWorked:
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    kind: str  # one of ``OUR_OWN_FAILURES`` is retried at once and wears out no patience
+    # One of ``OUR_OWN_FAILURES``, or of ``OF_KEY`` with a time to retry, wears out no patience.
+    kind: str
     message: str
     status: int | None
     request_id: str | None

@@ -21,7 +21,14 @@ from runner.core.context import (
     is_measurement,
     tokens_of,
 )
-from runner.core.entries import MEDIA_REFUSED, OUR_OWN_FAILURES, PROMPT_TOO_LONG, WARMS_CACHE, Entry
+from runner.core.entries import (
+    MEDIA_REFUSED,
+    OF_KEY,
+    OUR_OWN_FAILURES,
+    PROMPT_TOO_LONG,
+    WARMS_CACHE,
+    Entry,
+)
 from runner.core.hook_decisions import decided_at, end_turns, hooks_of, replaced
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
@@ -273,7 +280,7 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
         state, failure = replace(state, context=_too_long(state.context, entry.message)), None
     elif entry.kind == MEDIA_REFUSED and is_turn and without_newest_media(state, entry.message):
         state, failure = _context(state, refused_media=entry.message), None
-    elif entry.kind in OUR_OWN_FAILURES:
+    elif entry.kind in OUR_OWN_FAILURES or (entry.kind in OF_KEY and entry.retry_at is not None):
         failure = before
     warms = state.model.warms_cache or entry.kind == WARMS_CACHE
     return replace(state, model=replace(state.model, failure=failure, warms_cache=warms))

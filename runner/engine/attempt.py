@@ -21,6 +21,7 @@ from runner.core.context import DEFAULT_WINDOW
 from runner.core.conversation import ModelReply, message_blocks, tool_uses
 from runner.core.decide import advance, wait_at_once
 from runner.core.entries import (
+    OF_KEY,
     Entry,
     ModelCallFailed,
     ModelCallStarted,
@@ -36,6 +37,7 @@ from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
     SHUT_DOWN,
     HostFaultError,
+    KeyRefused,
     ModelCallError,
     ShutDown,
     StaleState,
@@ -300,16 +302,25 @@ class _Attempt:
             publish = partial(self._ports.live.publish, self._lease.run_id)
             reply = model.complete(request, self._interrupt, publish)
         except ModelCallError as error:
-            failed = self._failed(call, error)
-            fault = None if error.billed else host_fault(error)
+            fault = None if error.billed else self._fault_of(model, error)
+            failed = self._failed(call, error, is_of_key=isinstance(fault, KeyRefused))
             if fault is None:
                 return [failed]
             self._store(failed)
-            raise HostFaultError(fault) from error
+            raise fault from error
         except ShutDown:
             cut = ModelCallError("shutdown", SHUT_DOWN)
             return [self._failed(call, cut)]
         return [self._worked_since(began), self._replied(reply)]
+
+    def _fault_of(self, model: Model, error: ModelCallError) -> HostFaultError | None:
+        """Return the fault of this host because of which a call failed, if one is. The API's refusal of a
+        model has the type of its refusal of a key."""
+        refuses_all = error.kind == "authentication_error"
+        if refuses_all or (error.kind in OF_KEY and model.refuses_key()):
+            return KeyRefused(self._state.spec.provider, error.message, model.refuses_key)
+        fault = host_fault(error)
+        return None if fault is None else HostFaultError(fault)
 
     def _replied(self, reply: ModelReply) -> ModelReplied:
         contexts = tuple[ToolContext, ...]()
@@ -333,7 +344,9 @@ class _Attempt:
             return [summarised(state, reply)]
         return [self._replied(reply) if located else ModelReplied(reply)]
 
-    def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
+    def _failed(
+        self, call: OpenCall, error: ModelCallError, *, is_of_key: bool = False
+    ) -> ModelCallFailed:
         now, before = self._ports.clock.now(), self._state.model.failure
         retry_at = retries.retry_at(
             error,
@@ -351,7 +364,7 @@ class _Attempt:
             request_id=error.request_id,
             charged=charge.tokens,
             at=now,
-            retry_at=retry_at,
+            retry_at=now if is_of_key else retry_at,
             cost=charge.cost,
             counted=counted,
         )

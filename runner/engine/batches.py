@@ -18,7 +18,7 @@ from functools import partial
 from runner.core import batches as core
 from runner.core.agents import lineage
 from runner.core.batches import ListedBatch, Sendable, StoredBatch, WaitingCall
-from runner.core.entries import SPEND_LIMIT
+from runner.core.entries import OF_KEY, SPEND_LIMIT
 from runner.core.model_calls import request_of
 from runner.core.prices import Tariff
 from runner.core.retries import delay, is_retried
@@ -366,7 +366,7 @@ class Collector:
         log_event(logger, "sent a batch", batch=batch.id, api_id=found.id, calls=len(calls))
 
     def _refused(self, kind: str, batch: StoredBatch, error: ModelCallError, now: float) -> None:
-        if error.kind == SPEND_LIMIT or not is_retried(error):
+        if error.kind == SPEND_LIMIT or not (is_retried(error) or error.kind in OF_KEY):
             store.refused(self.database, batch, core.refusal(error), str(error), now)
             return
         refusals = self._held.get(kind, (0, now))[0] + 1

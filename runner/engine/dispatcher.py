@@ -23,6 +23,7 @@ from typing import Protocol
 from runner.core.run import LEASE_SECONDS
 from runner.core.shares import JobLoad, Shares
 from runner.engine.governor import Governor
+from runner.engine.host_watch import KeyWatch
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
@@ -50,6 +51,7 @@ class QueueSide(Protocol):
     def stop(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
+    def listen(self, listens: bool) -> None: ...
     def offer(self, run_id: str) -> bool: ...
 
 
@@ -154,6 +156,7 @@ class Dispatcher:
     worker_id: str
     job_id: str | None = None  # work only this job
     report_fault: Callable[[str], None] = lambda fault: None  # of this host, met in a pass
+    keys: KeyWatch | None = None  # keeps it from jobs whose provider refuses the key
 
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
@@ -268,7 +271,7 @@ class Dispatcher:
                     self.queue.offer(run_id)
 
     def _notify(self) -> None:
-        if self.job_id is not None:
+        if self.job_id is not None or (self.keys is not None and self.keys.fault):
             self._offer(self._next_runs(self.queue.free_slots))
             return
         run_ids = self._next_runs(2 * self.queue.free_slots)
@@ -296,6 +299,8 @@ class Dispatcher:
 
     def _hold(self, loads: Sequence[JobLoad], now: float) -> Sequence[JobLoad]:
         loads = [load for load in loads if self.job_id in (None, load.job_id)]
+        if self.keys is not None:
+            loads = [load for load in loads if not self.keys.refuses(load.job_id)]
         return hold(self.database, self._jobs, loads, now)
 
     def next_instead_of(self, run_id: str) -> str | None:

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runner.errors import UnreachableError
+from runner.errors import KeyRefused, UnreachableError
+from runner.store.database import Database
+from runner.store.specs import JobCache
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,11 @@ class HostWatch:
     pause: Callable[[], None]
     resume: Callable[[], None]
     stopping: threading.Event
+    # In the log: what it cannot do, and can do again.
+    words: tuple[str, str] = (
+        "this host cannot work, so its worker takes no runs for now",
+        "this host can work again: its worker takes runs",
+    )
     fault: str = field(default="", init=False)  # empty while the host is well
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _next_pause: float = field(default=FIRST_PAUSE_SECONDS, init=False)
@@ -51,7 +58,7 @@ class HostWatch:
                 return
             self.fault = fault
             self.pause()
-        logger.warning("this host cannot work, so its worker takes no runs for now: %s", fault)
+        logger.warning("%s: %s", self.words[0], fault)
         threading.Thread(target=self._watch, args=(fault,), name="runner-host", daemon=True).start()
 
     def worked(self) -> None:
@@ -70,7 +77,7 @@ class HostWatch:
                 return
             found = self.find_fault(fault)
         self._try_to_mark(None)
-        logger.warning("this host can work again: its worker takes runs")
+        logger.warning(self.words[1])
         with self._lock:
             self.fault = ""
             self.resume()  # before a run that meets the next fault pauses again
@@ -80,3 +87,54 @@ class HostWatch:
             self.mark(fault)
         except UnreachableError as error:
             logger.warning("the fault of this host is not stored: %s", error)
+
+
+@dataclass(eq=False)
+class KeyWatch:
+    """Stops a worker's claims of jobs whose provider refuses this host's key.
+
+    Args:
+        mark, stopping: as in ``HostWatch``.
+        listen: says if the worker is to take messages from the queue. While a key is refused, it would
+            take those of runs that other workers can work.
+    """
+
+    database: Database
+    mark: Callable[[str | None], None]
+    listen: Callable[[bool], None]
+    stopping: threading.Event
+    _watches: dict[str, HostWatch] = field(default_factory=dict, init=False)  # by provider
+    _jobs: JobCache = field(default_factory=JobCache, init=False)
+
+    @property
+    def fault(self) -> str:
+        """The fault in words; empty while no key is refused."""
+        return next((each.fault for each in self._watches.values() if each.fault), "")
+
+    def report(self, refused: KeyRefused, fault: str) -> None:
+        """Claim no runs of the provider's jobs until it takes the key."""
+        watch = HostWatch(
+            lambda met: met if refused.is_refused() else None,
+            self.mark,
+            lambda: self.listen(False),
+            lambda: self.listen(not self.fault),
+            self.stopping,
+            (
+                f"this worker takes no runs of jobs of {refused.provider} for now",
+                f"this worker tries runs of jobs of {refused.provider} again",
+            ),
+        )
+        self._watches.setdefault(refused.provider, watch).report(fault)
+
+    def refuses(self, job_id: str) -> bool:
+        """True if the key for a job is refused. Raises ``UnreachableError``."""
+        return bool(self.fault and (watch := self._watch_of(job_id)) and watch.fault)
+
+    def worked(self, job_id: str) -> None:
+        """Make the next fault's pauses begin short again: an attempt of the job met none."""
+        if self._watches and (watch := self._watch_of(job_id)) is not None:
+            watch.worked()
+
+    def _watch_of(self, job_id: str) -> HostWatch | None:
+        spec = self._jobs.specs(self.database, [job_id])[job_id]
+        return self._watches.get(spec.provider)

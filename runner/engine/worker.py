@@ -17,11 +17,12 @@ from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.batches import Collector
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
-from runner.engine.host_watch import HostWatch
+from runner.engine.host_watch import HostWatch, KeyWatch
 from runner.errors import (
     HostFaultError,
     HostLacks,
     Interrupted,
+    KeyRefused,
     LeaseLost,
     UnreachableError,
     UsageError,
@@ -98,9 +99,12 @@ class Worker:
             self._queue_side.resume,
             ports.stopping,
         )
+        self._keys = KeyWatch(
+            machine.database, self._mark_fault, self._queue_side.listen, ports.stopping
+        )
         self._collector = None if collector is None else collector(self._may_act)
         self._dispatcher = Dispatcher(
-            machine, self._queue_side, worker_id, job_id, self._host.report
+            machine, self._queue_side, worker_id, job_id, self._host.report, self._keys
         )
 
     def start(self) -> None:
@@ -167,7 +171,13 @@ class Worker:
             return "draining"
         if not self._is_registered:
             return "it has not registered yet"
-        return self.unhealthy or self._host.fault or self._machine.queue_outage.why
+        faults = self._host.fault or self.refused_key
+        return self.unhealthy or faults or self._machine.queue_outage.why
+
+    @property
+    def refused_key(self) -> str:
+        """The key that an API refuses, and what to do; empty if none is."""
+        return self._keys.fault
 
     # --- its threads ------------------------------------------------------------------------------
 
@@ -406,6 +416,7 @@ class Worker:
         try:
             outcome = run_attempt(lease, self._ports, interrupt)
             self._host.worked()
+            self._keys.worked(job_id)
             if isinstance(outcome, Requeued) and outcome.reason == "yielded":
                 self._dispatcher.has_yielded(job_id)
         except (LeaseLost, Interrupted):
@@ -446,13 +457,20 @@ class Worker:
     def _give_back_for_host(self, lease: Lease, job_id: str, fault: str, error: Exception) -> None:
         """Give back a run that met a fault of this host: another host may work it. A host that only lacks
         what its job requires goes on with other jobs."""
-        if not isinstance(error, HostLacks):
+        if isinstance(error, KeyRefused):
+            self._keys.report(error, fault)
+        elif not isinstance(error, HostLacks):
             self._host.report(fault)
         elif job_id not in self._refused_jobs:
             self._refused_jobs.add(job_id)
             logger.warning("the runs of %s are left to other hosts: %s", job_id, fault)
         machine = self._machine
-        met = leases.HostFault(machine.locks.host_id, socket.gethostname(), machine.hide(fault))
+        met = leases.HostFault(
+            machine.locks.host_id,
+            socket.gethostname(),
+            machine.hide(fault),
+            fails=not isinstance(error, KeyRefused),
+        )
         unbegun = error.unbegun if isinstance(error, HostFaultError) else ()
         now = machine.clock.now()
         leases.give_back_for_host(machine.database, lease, met, unbegun, now)

@@ -19,6 +19,7 @@ from anthropic import APIStatusError, Stream
 from httpx2 import Response
 
 from runner.core.conversation import ModelReply, ModelRequest
+from runner.core.entries import OF_KEY
 from runner.core.media import LoadBlob
 from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
 from runner.llm.api_errors import FAILURES, UNREADABLE, StreamEndedError, failure, request_id_in
@@ -140,6 +141,14 @@ class AnthropicModel:
         tokens, asked_at = self._windows.get(model, (None, float("-inf")))
         return tokens is None and monotonic() - asked_at >= _ASK_AGAIN_SECONDS
 
+    def refuses_key(self) -> bool:
+        """True if the API refuses this host's key; see ``runner.ports.Model``. Platforms do not tell."""
+        try:
+            self._answer("/v1/models?limit=1", Interrupt())
+        except ModelCallError as error:
+            return error.kind in OF_KEY
+        return False
+
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
         self._clients.close()
@@ -152,16 +161,31 @@ class AnthropicModel:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Return the API's answer to a question, None when none comes soon. Raises ``Interrupted``."""
+        try:
+            return self._answer(path, interrupt, body, headers)
+        except ModelCallError:
+            return None
+
+    def _answer(
+        self,
+        path: str,
+        interrupt: Interrupt,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return the API's answer to a question. Raises ``ModelCallError`` and ``Interrupted``."""
         line = Line()
         seconds = self.ask_timeout
         with interrupt.cut_by(line.cut), self._watchdog.watch(line.cut, seconds, seconds) as watch:
             try:
                 return self._clients.ask(path, line, body, headers or {})
-            except (ModelCallError, *FAILURES):
+            except (ModelCallError, *FAILURES) as error:
                 interrupt.check()
                 if watch.expired:
                     self._quiet_until = monotonic() + _ASK_AGAIN_SECONDS
-                return None
+                if isinstance(error, ModelCallError):
+                    raise
+                raise failure(error, started=False, sent=line.sent, request_id=None) from error
 
 
 def _hear(answers: Answers | None, run_id: str, response: Response) -> None:

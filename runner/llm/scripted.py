@@ -65,6 +65,10 @@ class ScriptedModel:
         """Return None: a script has no window of its own."""
         return None
 
+    def refuses_key(self) -> bool:
+        """Return False: a script needs no key."""
+        return False
+
     def _due(self, request: ModelRequest) -> Mapping[str, Any]:
         if request.purpose != "turn":
             given = self._script.get(SUMMARY)

@@ -248,9 +248,10 @@ def that_may_wait(database: Database, job_ids: Collection[str]) -> list[str]:
 
 def first_waits(database: Database, job_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each job, state (queued or waiting) and reason of its runs, with the time at which
-    the first of them is due."""
+    the first of them is due, and the detail of one."""
     group = (runs.c.job_id, runs.c.state, runs.c.reason)
-    query = select(*group, func.min(runs.c.due_at).label("due_at")).group_by(*group)
+    of_runs = func.min(runs.c.due_at).label("due_at"), func.min(runs.c.detail).label("detail")
+    query = select(*group, *of_runs).group_by(*group)
     query = query.where(runs.c.state.in_(("queued", "waiting")))
     return [dict(row._mapping) for row in database.rows_in(query, runs.c.job_id, job_ids)]
 

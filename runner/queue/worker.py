@@ -165,6 +165,7 @@ class QueueWorker:
         self._changed = threading.Condition(threading.RLock())
         self._busy = 0
         self._paused = False
+        self._listens = True
         self._stopping = False
 
     @property
@@ -208,6 +209,12 @@ class QueueWorker:
             self._paused = paused
             self._changed.notify_all()
 
+    def listen(self, listens: bool) -> None:
+        """Take messages from the queue, or only what is offered."""
+        with self._changed:
+            self._listens = listens
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Take nothing new; safe from any thread and from a signal handler."""
         with self._changed:
@@ -227,7 +234,9 @@ class QueueWorker:
     def _wait_for_slot(self) -> bool:
         """Wait until a slot is free. Return False when the worker stops."""
         with self._changed:
-            while not self._stopping and (self._paused or self._busy >= self.slots):
+            while not self._stopping and (
+                self._paused or not self._listens or self._busy >= self.slots
+            ):
                 # Bounded, because a signal handler may notify between the test and the wait.
                 self._changed.wait(LISTEN_SECONDS)
             return not self._stopping

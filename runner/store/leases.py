@@ -97,6 +97,7 @@ class HostFault:
     host_id: str
     hostname: str
     detail: str  # one line
+    fails: bool = True  # the run, if enough hosts met one
 
 
 @writes
@@ -112,11 +113,12 @@ def give_back_for_host(
     for run in _held(connection, lease):
         hosts = dict(run.host_faults or {})
         times = hosts.get(fault.host_id, {}).get("times", 0) + 1
-        hosts[fault.host_id] = {"times": times, "at": now}
+        hosts[fault.host_id] = {"times": times, "at": now, "fails": fault.fails}
         why, failure = visible(fault.detail), None
         detail = f"{fault.hostname}: {why}"
-        if len(hosts) >= HOSTS_BEFORE_FAILED:
-            failure = "workspace", f"{len(hosts)} hosts could not work it, at last {detail}"
+        count = sum(host.get("fails", True) for host in hosts.values())
+        if count >= HOSTS_BEFORE_FAILED:
+            failure = "workspace", f"{count} hosts could not work it, at last {detail}"
         data = {"why": "host_fault", "host": fault.hostname, "detail": why}
         happened = [Event("attempt_ended", data)]
         counts: dict[str, Any] = {"host_faults": hosts} | ({} if failure else {"detail": detail})

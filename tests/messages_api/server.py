@@ -126,6 +126,7 @@ class MessagesServer:
         self.count = 0
         self.connections = 0
         self.in_flight = 0
+        self.api_key = API_KEY  # the only one that it takes
         self.dropped = 0  # connections that the client ended while a reply was due
         self._plan = plan
         self._record = record
@@ -367,7 +368,7 @@ class MessagesServer:
             with self._changed:
                 (self.requests if path == "/v1/messages" else self.others).append(request)
                 self._changed.notify_all()
-        check_headers(headers, API_KEY)
+        check_headers(headers, self.api_key)
         if path.startswith(batches.PATH):
             if len(raw) > batches.MOST_BODY_BYTES:
                 raise Refusal("Request exceeds the maximum size", 413, "request_too_large")

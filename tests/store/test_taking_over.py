@@ -75,9 +75,19 @@ def test_a_claim_whose_answer_was_lost_can_be_given_back(database: Database, run
     assert due_runs.held_by(database, WORKER) == {}
 
 
-def give_back(database: Database, run_id: str, host: str, at: float = NOW) -> None:
-    fault = leases.HostFault(f"id_{host}", host, "no space left")
+def give_back(
+    database: Database, run_id: str, host: str, at: float = NOW, *, fails: bool = True
+) -> None:
+    fault = leases.HostFault(f"id_{host}", host, "no space left", fails=fails)
     leases.give_back_for_host(database, claim(database, run_id), fault, (), at)
+
+
+def test_a_fault_that_cannot_be_the_run_s_own_never_fails_it(
+    database: Database, run_id: str
+) -> None:
+    for host in "abcd":
+        give_back(database, run_id, host, fails=False)
+    assert row(database, run_id).reason == "host_fault"
 
 
 @pytest.mark.slow

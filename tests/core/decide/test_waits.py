@@ -282,3 +282,12 @@ def test_a_message_never_parts_a_call_from_its_result(names, when):
     assert isinstance(effect, CallModel)
     assert not faults(story.state.messages)
     assert text_of(story.tail) == ["Hurry."]
+
+
+def test_a_refused_key_wears_out_no_patience():
+    story = Story()
+    story.break_off(retry_at=story.now)
+    before = story.state.model.failure
+    step = story.break_off("authentication_error", retry_at=story.now, status=401)
+    assert isinstance(step, CallModel)
+    assert story.state.model.failure == before

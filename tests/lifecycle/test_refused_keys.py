@@ -1,0 +1,94 @@
+"""Workers whose API key is wrong, or revoked while they work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lifecycle.site import Site, done, wait_until
+from tests.messages_api import API_KEY, Break, MessagesServer, Reply, text
+
+pytestmark = pytest.mark.slow
+
+ITEMS = [f"item {number}" for number in range(8)]
+WRONG = "sk-ant-a-wrong-key"
+REFUSED = (
+    "the API refuses this host's key for anthropic (invalid x-api-key): start its worker again with a "
+    "valid key"
+)
+
+
+@pytest.fixture
+def api() -> Iterator[MessagesServer]:
+    with MessagesServer(lambda request: Reply([text("Done.")])) as server:
+        yield server
+
+
+def live(site: Site, api: MessagesServer, key: str = WRONG) -> str:
+    """Submit a job to workers that have this key by default."""
+    site.environment |= {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": key}
+    return site.submit(site.live_job(ITEMS, sandbox={"mode": "off"}))
+
+
+def states(site: Site, job: str) -> set[tuple[str, str]]:
+    return {(run["state"], run["reason"]) for run in site.runs(job).values()}
+
+
+def wait_for_success(site: Site, job: str) -> None:
+    wait_until(lambda: states(site, job) == {("succeeded", "end_turn")}, "the job to succeed")
+
+
+def test_runs_of_a_wrong_key_wait_for_a_worker_with_a_good_one(
+    site_of_either: Site, api: MessagesServer
+) -> None:
+    site = site_of_either
+    job = live(site, api)
+    bad = site.start("worker", "-c", "2")
+    wait_until(lambda: ("queued", "host_fault") in states(site, job), "a refusal")
+    site.wait_for(site.submit(site.job({"a": [done()]}, name="scripted")), "a", "succeeded")
+    assert {state for state, _ in states(site, job)} == {"queued"}
+    assert api.count <= 9, (
+        "two runs, which ask for the model's window too, and what asks for the key"
+    )
+    for command in ("show", job), ("list",), ("workers",), ("doctor",):
+        assert REFUSED in site.run(*command, expect=1 if command == ("doctor",) else 0)
+    site.start("worker", ANTHROPIC_API_KEY=API_KEY)
+    wait_for_success(site, job)
+    bad.terminate()
+    assert bad.communicate(timeout=60)[1].count(REFUSED) == 1
+
+
+def test_a_worker_goes_on_when_a_revoked_key_works_again(site: Site, api: MessagesServer) -> None:
+    api.api_key = "another"
+    job = live(site, api, API_KEY)
+    site.start("worker", "-c", "2")
+    wait_until(lambda: ("queued", "host_fault") in states(site, job), "a refusal")
+    api.api_key = API_KEY
+    wait_for_success(site, job)
+    assert site.json("workers")[0]["fault"] is None
+
+
+def test_a_run_in_the_foreground_ends_with_the_error_and_goes_on_with_a_good_key(
+    site: Site, api: MessagesServer
+) -> None:
+    path = site.live_job(ITEMS, sandbox={"mode": "off"})
+    site.environment |= {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": WRONG}
+    run = site.start("run", str(path))
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert f"{REFUSED}: `runner run --resume " in said.splitlines()[-1]
+    assert states(site, site.json("list")[0]["id"]) == {("waiting", "paused")}
+    site.environment["ANTHROPIC_API_KEY"] = API_KEY
+    site.run("run", "--resume", "last")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, "permission_error"), (404, "not_found_error")])
+def test_a_model_that_the_key_may_not_use_fails_its_runs(
+    site: Site, status: int, kind: str
+) -> None:
+    refused = Reply(broken=Break("status", status=status, message="not this model"))
+    with MessagesServer(lambda request: refused) as api:
+        job = live(site, api, API_KEY)
+        site.run("worker", "--burst")
+        assert states(site, job) == {("failed", kind)}
