@@ -1,5 +1,6 @@
 """An MCP server over HTTP, of the official SDK: prints its port. It answers only with the header
-``Authorization: Bearer open``, and at ``?old`` knows only the protocol that has sessions."""
+``Authorization: Bearer open``, at ``/sse`` over the older transport, and at ``?old`` knows only the
+protocol that has sessions."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ async def grow(context: Context) -> str:
 
 
 def main() -> None:
-    app = server.streamable_http_app()
+    streamable, sse = server.streamable_http_app(), server.sse_app()
 
     async def guarded(scope, receive, send):
         if scope["type"] == "http" and Request(scope).headers.get("authorization") != "Bearer open":
@@ -66,7 +67,8 @@ def main() -> None:
         if scope.get("query_string") == b"old" and version >= "2026":
             await PlainTextResponse("not found", 404)(scope, receive, send)
             return
-        await app(scope, receive, send)
+        is_sse = scope.get("path", "").startswith(("/sse", "/messages"))
+        await (sse if is_sse else streamable)(scope, receive, send)
 
     listener = socket.create_server(("127.0.0.1", int(sys.argv[1]) if sys.argv[1:] else 0))
     print(listener.getsockname()[1], flush=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from runner.core.conversation import Tool
 
 Scope = Literal["job", "run"]
+Transport = Literal["http", "sse"]  # to a server with a URL
 
 PREFIX = "mcp__"
 _SOURCE = "mcp:"
@@ -43,6 +44,7 @@ class McpServer:
     env: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    type: Transport = "http"
     scope: Scope = "job"  # what shares one server: all runs of the job in a worker, or one run
     trust_hints: bool = False  # calls that the server says only read may run again
     start_timeout: float = 30.0  # seconds until it has answered first

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from runner.core.agents import DEEPEST, AgentWorkspace
 from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure, is_rule, matchers_in
-from runner.core.mcp import Scope
+from runner.core.mcp import Scope, Transport
 from runner.core.notices import EVENTS as NOTICE_EVENTS
 from runner.core.notices import NoticeFormat
 from runner.core.pauses import Rate
@@ -366,6 +366,8 @@ MCP = Table("mcp.NAME", (
         "`command` and `url`.", ""),
     Key("headers", _pairs(values.mcp_header_problem), {}, "HTTP headers that are sent "
         "with each request."),
+    Key("type", choice(*get_args(Transport)), "http", "The transport to a `url`: Streamable HTTP, or the "
+        "older SSE."),
     Key("scope", choice(*get_args(Scope)), None, "Who shares one server: all runs of the job in a worker, "
         "outside the sandbox; or each run has its own, in its sandbox and workspace.",
         "`run` with a sandbox, else `job`"),

@@ -255,9 +255,8 @@ class _Job:
         self.named: dict[str, Node] = {}  # tools as they are written, with their places
         for at, name in top["tools"]:
             self.named.setdefault(name, at)
-        self.mcp = read_servers(top, self.folder)
+        self.mcp, self.mcp_notes = read_servers(top, self.folder)
         self.mcp_choice: Choice = ()
-        self.mcp_notes: list[str] = []
         self.silent: list[str] = []  # prefixes of the tools of servers that cannot be used
         self.tools = (*self._find_tools(resolve_tools), *self._find_mcp_tools(list_mcp_tools))
         found = {tool.name for tool in self.tools}
@@ -408,7 +407,8 @@ class _Job:
                 at = self.top.at("mcp", server) if written else self.top.at("mcp_from", server)
                 at.note(f"the server cannot be used: {why}")
         self.silent = [f"{MCP_PREFIX}{name}" for name in listed if isinstance(listed[name], str)]
-        tools, self.mcp_choice, self.mcp_notes = choose_tools(self.mcp, listed, names)
+        tools, self.mcp_choice, notes = choose_tools(self.mcp, listed, names)
+        self.mcp_notes += notes
         return tools
 
     def _named_otherwise(self) -> list[str]:

@@ -28,21 +28,29 @@ from runner.settings import looks_secret
 # Takes servers. Returns, by name, the tools of each, sorted, or why they cannot be told.
 ListMcpTools = Callable[[Sequence[McpServer]], Mapping[str, tuple[Tool, ...] | str]]
 
-_TRANSPORTS = ("stdio", "http", "streamable-http")
+_TRANSPORTS = ("stdio", "http", "streamable-http", "sse")
 # The keys that a file may give: it may be a stranger's, and gets no trust and no way out of a sandbox.
 _IN_A_FILE = ("command", "args", "env", "url", "headers")
+_CREDENTIALS = ("oauth", "headersHelper")  # Claude Code's ways to get them
 
 
-def read_servers(top: Section, folder: Path) -> tuple[McpServer, ...]:
-    """Return the servers of ``[mcp.NAME]`` and of the file that ``mcp_from`` names, sorted by name. A
-    section adds to the server of the same name in the file, and wins. The file may be a stranger's: it
-    may name a variable that looks secret only if the section does. ``folder`` is the job file's."""
-    homes = dict[str, Path]()
+def read_servers(top: Section, folder: Path) -> tuple[tuple[McpServer, ...], list[str]]:
+    """Return the servers of ``[mcp.NAME]`` and of the file that ``mcp_from`` names, sorted by name, and
+    notes on what is not taken of them. A section adds to the server of the same name in the file, and
+    wins. The file may be a stranger's: it may name a variable that looks secret only if the section
+    does. ``folder`` is the job file's."""
+    homes, notes = dict[str, Path](), list[str]()
     taken = top["mcp_from"] and top.at("mcp_from").attempt(_read_file, folder / top["mcp_from"])
     sections: dict[str, Section] = dict(top["mcp"])
     for name, entry in (taken or {}).items():
         own = sections.get(name)
         ours = own.written if own is not None else {}
+        lost = [key for key in _CREDENTIALS if entry.pop(key, None) and "headers" not in ours]
+        if lost:
+            notes.append(
+                f"{top['mcp_from']}: {shown(name)} has {' and '.join(lost)}, which Runner does not use: "
+                f"give it credentials as headers in [mcp.{name}]"
+            )
         written = {**entry, **ours}
         homes[name] = folder if "command" in ours else (folder / top["mcp_from"]).parent
         at = Node(("mcp_from", name), top.problems, {}) if own is None else own
@@ -53,10 +61,11 @@ def read_servers(top: Section, folder: Path) -> tuple[McpServer, ...]:
                 f"that, write the text that names it in [mcp.{name}] of the job file too"
             )
     scope: Scope = "job" if top["sandbox"]["mode"] == "off" else "run"
-    return tuple(
+    servers = tuple(
         _server(sections[name], name, homes.get(name, folder), scope, is_required=_is_required(top))
         for name in sorted(sections)
     )
+    return servers, notes
 
 
 def _is_required(top: Section) -> bool:
@@ -84,8 +93,9 @@ def _server(
     return section.fill(McpServer, name=name, scope=scope, folder=str(folder))
 
 
-def _read_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return the servers of a file as Claude Code has it (.mcp.json), with the keys of ``[mcp.NAME]``."""
+def _read_file(path: Path) -> Mapping[str, dict[str, Any]]:
+    """Return the servers of a file as Claude Code has it (.mcp.json), with the keys of ``[mcp.NAME]``
+    and those of credentials."""
     data = values.read_json_file(path)
     servers = data.get("mcpServers") if isinstance(data, dict) else None
     if not isinstance(servers, dict):
@@ -96,10 +106,13 @@ def _read_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
             raise BadValueError(f"{path}: {shown(name)} must be an object, not {kind(entry)}")
         if (transport := str(entry.get("type") or _TRANSPORTS[0])) not in _TRANSPORTS:
             raise BadValueError(
-                f"{path}: {shown(name)} is of the type {shown(transport)}, and Runner speaks only stdio "
-                "and http: write those that the job needs as [mcp.NAME], without mcp_from"
+                f"{path}: {shown(name)} is of the type {shown(transport)}, and Runner speaks only "
+                "stdio, http and sse: write those that the job needs as [mcp.NAME], without mcp_from"
             )
-        found[name] = {key: entry[key] for key in _IN_A_FILE if entry.get(key) is not None}
+        taken = (*_IN_A_FILE, *_CREDENTIALS)
+        found[name] = {key: entry[key] for key in taken if entry.get(key) is not None}
+        if transport == "sse":
+            found[name]["type"] = transport
     return found
 
 

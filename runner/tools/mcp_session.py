@@ -20,6 +20,7 @@ from anyio.abc import SocketStream
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared._httpx_utils import create_mcp_http_client
@@ -52,6 +53,7 @@ _ANSWER_PATIENCE = 2.0  # seconds past the timeout of a call, whose request cann
 _LIST_PATIENCE = 2.0  # seconds for listing changed tools
 _LISTEN_PAUSE = 2.0  # seconds before a server is listened to again
 _EXIT_PATIENCE = 2.0  # seconds that a server has to end by itself when its stdin has ended
+_LONGEST_SILENCE = 86_400.0  # seconds without an event over SSE; calls have timeouts of their own
 _SESSION_ID = "mcp-session-id"
 _Streams = tuple[Any, Any]
 
@@ -262,10 +264,22 @@ class Session:
             if self._status == 404 and request.method == "POST" and _SESSION_ID in request.headers:
                 self._forgotten = True
 
-        async with create_mcp_http_client(headers=dict(self._server.headers)) as client:
+        def connect(**options: Any) -> Any:
+            client = create_mcp_http_client(**options)
             client.event_hooks["response"].append(look)
-            async with streamable_http_client(url, http_client=client) as streams:
+            return client
+
+        headers = dict(self._server.headers)
+        if self._server.type == "sse":
+            patience: Any = {"sse_read_timeout": _LONGEST_SILENCE, "httpx_client_factory": connect}
+            async with sse_client(url, headers, **patience) as streams:
                 yield streams
+            return
+        async with (
+            connect(headers=headers) as client,
+            streamable_http_client(url, http_client=client) as streams,
+        ):
+            yield streams
 
     @asynccontextmanager
     async def _to_process(self, begin: Begin) -> AsyncIterator[_Streams]:

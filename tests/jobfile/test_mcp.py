@@ -93,6 +93,27 @@ def test_a_file_of_claude_code_adds_servers_and_sections_win(
     assert (web.url, web.headers, web.scope) == ("https://example.com/mcp", {"X-A": "b"}, "job")
 
 
+def test_credentials_that_are_not_used_are_told_once_unless_the_job_file_has_some(
+    load_text: Load, tmp_path: Path
+) -> None:
+    sign_in = {"oauth": {"clientId": "a"}, "headersHelper": "./token"}
+    servers = {
+        "web": {"type": "sse", "url": "https://example.com/sse", **sign_in},
+        "b": {"command": "b"},
+    }
+    (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    text = HEAD + 'mcp_from = ".mcp.json"\n'
+    submission = load_text(text)
+    assert submission.spec.mcp[1].type == "sse"
+    (note,) = [note for note in submission.notes if "oauth" in note]
+    assert note == (
+        ".mcp.json: 'web' has oauth and headersHelper, which Runner does not use: give it credentials as "
+        "headers in [mcp.web]"
+    )
+    own = text + '[mcp.web]\nheaders = { X-A = "b" }\n'
+    assert not [note for note in load_text(own).notes if "oauth" in note]
+
+
 def test_a_file_of_claude_code_has_a_secret_only_if_the_job_file_names_it(
     load_text: Load, problems_of: Problems, tmp_path: Path
 ) -> None:
@@ -128,8 +149,8 @@ def test_a_file_of_claude_code_gives_no_trust_and_no_way_out_of_the_sandbox(
         ("{}", 'must hold an object with "mcpServers"'),
         ('{"mcpServers": {"a": 1}}', "'a' must be an object, not"),
         (
-            '{"mcpServers": {"a": {"type": "sse", "url": "http://a"}}}',
-            "'a' is of the type 'sse', and Runner speaks only stdio and http",
+            '{"mcpServers": {"a": {"type": "ws", "url": "http://a"}}}',
+            "'a' is of the type 'ws', and Runner speaks only stdio, http and sse",
         ),
         ('{"mcpServers": {"a": {"command": ""}}}', "mcp_from.a.command: is empty"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.mcp import McpServer
+from runner.core.mcp import McpServer, Transport
 from runner.permissions import Decision, digest_of
 from runner.permissions.decisions import Authorization
 from runner.ports import Interrupt, ToolCall
@@ -54,10 +54,13 @@ def call(
     return bench.tools.run(request, Interrupt())
 
 
+@pytest.mark.parametrize("transport", ["http", pytest.param("sse", marks=pytest.mark.slow)])
 def test_a_call_over_http_sends_the_headers_and_outlives_timeouts_and_restarts(
-    patient: Workbench, served: tuple[subprocess.Popen[str], McpServer]
+    patient: Workbench, served: tuple[subprocess.Popen[str], McpServer], transport: Transport
 ) -> None:
     process, server = served
+    if transport == "sse":
+        server = replace(server, type="sse", url=str(server.url).replace("/mcp", "/sse"))
     added = call(patient, server, "add", a=1, b=2)
     assert (added.outcome, added.content, added.containment) == ("succeeded", "3", None)
     assert call(patient, server, "slow", 0.5).outcome == "timed_out"
@@ -116,6 +119,8 @@ def test_a_server_that_refuses_or_is_not_there_says_so(
     refused = list_tools([server])["docs"]
     assert isinstance(refused, str)
     assert refused.endswith("(HTTP 401 asks for credentials, which headers may name)"), refused
+    over_sse = replace(server, type="sse", url=str(server.url).replace("/mcp", "/sse"))
+    assert "401" in str(list_tools([over_sse])["docs"])
     absent = McpServer("docs", url="http://127.0.0.1:9/mcp")
     missing = list_tools([absent])["docs"]
     assert isinstance(missing, str)
