@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -22,36 +22,33 @@ _MODULE = "tests.asking"
 _ANSWERS = "runner.queries.sql.child"
 
 
-class _Asked(Forked):
-    """The process of a question, used like ``subprocess.Popen``."""
-
-    def __init__(self, command: Sequence[str], **streams: int) -> None:
-        assert any(_ANSWERS in part for part in command), command
-        nothing = subprocess.DEVNULL
-        pipe = subprocess.PIPE
-        assert streams == {"stdin": pipe, "stdout": pipe, "stderr": nothing}, streams
-        child_in, told = os.pipe()
-        said, child_out = os.pipe()
-        child_err = os.open(os.devnull, os.O_WRONLY)
-        theirs = (child_in, child_out, child_err)
-        try:
-            super().__init__(_MODULE, (), Path.cwd(), os.environ, theirs)
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-        self.stdin = open(told, "wb")  # noqa: SIM115 - closed by the one who asks
-        self.stdout = open(said, "rb")  # noqa: SIM115
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self) -> None:
-        self.look(None)
+def _run(
+    command: Sequence[str], *, input: bytes, stdout: int, stderr: int
+) -> subprocess.CompletedProcess[bytes]:
+    """As ``subprocess.run``, for the process of a question."""
+    assert any(_ANSWERS in part for part in command), command
+    assert (stdout, stderr) == (subprocess.PIPE, subprocess.DEVNULL)
+    child_in, told = os.pipe()
+    said, child_out = os.pipe()
+    child_err = os.open(os.devnull, os.O_WRONLY)
+    theirs = (child_in, child_out, child_err)
+    try:
+        asked = Forked(_MODULE, (), Path.cwd(), os.environ, theirs)
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
+    with open(said, "rb") as answer:
+        with suppress(BrokenPipeError), open(told, "wb") as question:
+            question.write(input)
+        found = answer.read()
+    asked.look(None)
+    assert asked.returncode is not None
+    return subprocess.CompletedProcess(command, asked.returncode, found)
 
 
 def fork_questions(patch: pytest.MonkeyPatch) -> None:
     """Have questions answered by forked processes until the patch is undone."""
-    forking = SimpleNamespace(**{**vars(subprocess), "Popen": _Asked})
+    forking = SimpleNamespace(**{**vars(subprocess), "run": _run})
     patch.setattr("runner.queries.sql.ask.subprocess", forking)
 
 
