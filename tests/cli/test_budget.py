@@ -25,7 +25,7 @@ from tests.cli.conftest import Result
 from tests.cli.questions import app_on
 from tests.store.attempts import USAGE, WORKER, claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
-from tests.store.test_depth import ITEM, finish, half_done, submit
+from tests.store.test_depth_first import ITEM, finish, half_done, submit
 
 TOKENS = 30_000  # less than the worst case of a call: its reply alone may have 32,000
 RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))

@@ -31,7 +31,7 @@ from tests.store.asked import priced, submit_budgeted
 from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
 from tests.store.attempts import Attempt as AnAttempt
 from tests.store.examples import NOW
-from tests.store.test_depth import counted
+from tests.store.test_depth_first import counted
 
 ADA = Author("ada", "The month is tight.")
 BERLIN = "Europe/Berlin"

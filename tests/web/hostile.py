@@ -12,7 +12,7 @@ from runner.store import jobs as jobs_store
 from runner.store.approvals import answer
 from runner.store.control import cancel
 from runner.store.database import Database
-from tests.app.test_page import EVIL
+from tests.app.test_transcript_page import EVIL
 from tests.store.asked import run_ids
 from tests.store.attempts import claim, run_row, text, tool_use
 from tests.store.audit.played import PLAYED, bash, questions, turn

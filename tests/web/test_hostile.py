@@ -15,7 +15,7 @@ from runner.store.database import Database
 from runner.store.questions import waiting
 from runner.web.server import READS
 from tests.app.parsed import Parsed
-from tests.app.test_page import EVIL
+from tests.app.test_transcript_page import EVIL
 from tests.cli.test_terminal import steers
 from tests.web.browser import Browser
 from tests.web.hostile import ATTRIBUTE, Record, hostile_record
