@@ -19,7 +19,6 @@ from runner.permissions.rules import READING, WRITING
 from runner.ports import Surroundings
 from runner.settings import Settings
 from runner.store import rules as stored
-from runner.store import standing_rules
 from runner.store.jobs import refuse_unstorable
 from runner.tools.file_access import Places, ToolFailure, inside, locate
 from runner.workspace.folders import COPIES
@@ -56,7 +55,7 @@ def add_standing(app: App, rule: Rule, author: Author) -> int:
 
     def add(now: float) -> int | None:
         return app.database.write(
-            lambda connection: standing_rules.add_standing(connection, rule, author, now)
+            lambda connection: stored.add_standing(connection, rule, author, now)
         )
 
     if (added := app.change(add)) is None:
@@ -67,12 +66,12 @@ def add_standing(app: App, rule: Rule, author: Author) -> int:
 def remove_standing(app: App, id: int, author: Author) -> dict[str, Any]:
     """Remove a standing rule and return it; jobs that have a copy keep it. Raises ``UsageError`` if
     it was removed before."""
-    return app.change(lambda now: standing_rules.remove(app.database, id, author, now))
+    return app.change(lambda now: stored.remove_standing(app.database, id, author, now))
 
 
 def list_standing(app: App, *, removed: bool) -> list[dict[str, Any]]:
     """Return the standing rules, with ``removed`` also those that were removed."""
-    return standing_rules.list_standing(app.database, removed=removed)
+    return stored.list_standing(app.database, removed=removed)
 
 
 def with_standing(settings: Settings, spec: JobSpec) -> JobSpec:
@@ -80,7 +79,7 @@ def with_standing(settings: Settings, spec: JobSpec) -> JobSpec:
     database. Raises ``UsageError`` if its schema is not current, and ``UnreachableError``."""
     try:
         with open_app(settings) as app:
-            found = app.database.read(lambda each: standing_rules.standing_for(each, spec))
+            found = app.database.read(lambda each: stored.standing_for(each, spec))
     except NoDatabaseError:
         return spec
     return replace(spec, rules=(*spec.rules, *(rule for _, rules in found for rule in rules)))

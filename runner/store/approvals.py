@@ -26,8 +26,7 @@ from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.database import MOST_AT_ONCE, Database, in_lots, to_json
 from runner.store.jobs import refuse_unstorable
 from runner.store.questions import Given, LockedRun, load_asked, lock_open, store_answers
-from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
-from runner.store.standing_rules import add_standing
+from runner.store.rules import add_standing, lock_rules, policy_for, remember_rules, rules_at
 from runner.store.tables import approvals, jobs, runs
 
 BATCH = MOST_AT_ONCE

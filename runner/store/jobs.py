@@ -28,9 +28,8 @@ from runner.store.changes import event_rows, tell_of_job
 from runner.store.database import Database, writes
 from runner.store.notices import arm
 from runner.store.pauses import insert_pilot
-from runner.store.rules import insert_rules, lock_rules
+from runner.store.rules import insert_rules, lock_rules, standing_for
 from runner.store.run_state import progress_to_json
-from runner.store.standing_rules import standing_for
 from runner.store.statements import insert_many, insert_or
 from runner.store.tables import blocks, events, job_budgets, job_shares, jobs, run_items, runs
 

@@ -19,8 +19,8 @@ from runner.app import overview, report, tables
 from runner.core.prices import BY
 from runner.core.search import ROLES, SOURCES
 from runner.errors import RunnerError, UsageError
+from runner.web.pages import number
 from runner.web.render import url
-from runner.web.run_pages import number
 from runner.web.visit import Visit
 
 _HITS = 20  # of a page

@@ -20,7 +20,7 @@ from runner.app import approvals, load_all, people
 from runner.app.handle import App
 from runner.app.people import Role
 from runner.errors import UsageError
-from runner.web import actions, asking, pages, run_pages
+from runner.web import actions, asking, pages
 from runner.web.live import Hub, live
 from runner.web.render import bare, html, static
 from runner.web.safety import Access, Guard, Sessions
@@ -30,13 +30,13 @@ READS: tuple[tuple[str, Handler], ...] = (
     ("/", pages.jobs),
     ("/jobs/{job}", pages.job),
     ("/jobs/{job}/charts", pages.charts),
-    ("/runs/{run}", run_pages.run),
-    ("/runs/{run}/changes", run_pages.changes),
-    ("/runs/{run}/costs", run_pages.costs),
-    ("/runs/{run}/tree", run_pages.tree),
-    ("/runs/{run}/events", run_pages.events),
-    ("/runs/{run}/sent/{turn:int}", run_pages.sent),
-    ("/calls/{call}", run_pages.call),
+    ("/runs/{run}", pages.run),
+    ("/runs/{run}/changes", pages.changes),
+    ("/runs/{run}/costs", pages.costs),
+    ("/runs/{run}/tree", pages.tree),
+    ("/runs/{run}/events", pages.events),
+    ("/runs/{run}/sent/{turn:int}", pages.sent),
+    ("/calls/{call}", pages.call),
     ("/inbox", actions.inbox),
     ("/search", asking.search),
     ("/audit", asking.questions),

@@ -15,8 +15,7 @@ from runner.core.commands import Reply, Target
 from runner.store.approvals import answer
 from runner.store.control import cancel
 from runner.store.database import Database
-from runner.store.rules import list_rules
-from runner.store.standing_rules import list_standing
+from runner.store.rules import list_rules, list_standing
 from runner.store.tables import blocks
 from tests.cli.person import OurTerminal, Person
 from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs

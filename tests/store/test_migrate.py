@@ -24,7 +24,7 @@ from runner.errors import UnreachableError, UsageError
 from runner.permissions import Rule
 from runner.store import migrate
 from runner.store.database import Database
-from runner.store.standing_rules import add_standing, list_standing
+from runner.store.rules import add_standing, list_standing
 from runner.store.tables import (
     jobs,
     metadata,

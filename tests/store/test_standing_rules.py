@@ -19,9 +19,15 @@ from runner.store import jobs as jobs_store
 from runner.store import schedules
 from runner.store.approvals import answer
 from runner.store.database import Database
-from runner.store.rules import list_rules, policy_for, rules_at
+from runner.store.rules import (
+    add_standing,
+    list_rules,
+    list_standing,
+    policy_for,
+    remove_standing,
+    rules_at,
+)
 from runner.store.schedules import Cron
-from runner.store.standing_rules import add_standing, list_standing, remove
 from runner.store.tables import job_events
 from tests.store.asked import ASKING, answers, ask_all, remembered, submit_asking
 from tests.store.examples import NOW, submission
@@ -81,7 +87,7 @@ def test_a_removed_rule_reaches_no_new_job_and_stays_on_record(database: Databas
     assert number is not None
     assert add(database, "allow", "Bash(make)") is None  # it is there
     with_copy = submit_asking(database)
-    remove(database, number, Author("nils", "too broad"), NOW)
+    remove_standing(database, number, Author("nils", "too broad"), NOW)
     assert copies(database, submit_asking(database)) == []
     assert copies(database, with_copy) == [("allow", "Bash(make)")]
     assert list_standing(database) == []
@@ -89,9 +95,9 @@ def test_a_removed_rule_reaches_no_new_job_and_stays_on_record(database: Databas
     assert (row["author"], row["why"], row["created_at"]) == ("lena", "it only locks", NOW - 9)
     assert (row["removed_by"], row["removed_why"], row["removed_at"]) == ("nils", "too broad", NOW)
     with pytest.raises(UsageError, match="was removed before, by nils"):
-        remove(database, number, LENA, NOW + 1)
+        remove_standing(database, number, LENA, NOW + 1)
     with pytest.raises(NotFoundError, match="no standing rule 99"):
-        remove(database, 99, LENA, NOW)
+        remove_standing(database, 99, LENA, NOW)
     assert add(database, "allow", "Bash(make)") not in (None, number)
     assert len(list_standing(database, removed=True)) == 2
 

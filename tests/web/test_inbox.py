@@ -12,7 +12,7 @@ from runner.app import people
 from runner.app.handle import App
 from runner.core.run import Author
 from runner.store.database import Database
-from runner.store.standing_rules import list_standing
+from runner.store.rules import list_standing
 from tests.cli.questions import ask, submit_runs
 from tests.store.attempts import run_row
 from tests.web.browser import Browser
