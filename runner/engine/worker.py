@@ -87,6 +87,8 @@ class Worker:
         self._orphaned: set[Lease] = set()
         self._refused_jobs: set[str] = set()  # that this host lacks a sandbox for
         self._breakers = pauses.Breakers(machine.database)
+        self._postponing = threading.Lock()
+        self._postponed_until = 0.0  # by the monotonic clock
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._is_registered = False
@@ -274,13 +276,21 @@ class Worker:
                 is_idle = self._burst and not self._held
                 if is_idle:
                     pauses.attend(machine.database, machine.clock.now())
-                if is_idle and not due_runs.unfinished(machine.database, machine.clock.now()):
+                if is_idle and self._is_done():
                     self._ports.stopping.set()
             except UnreachableError as error:
                 machine.database_outage.failed(error)
             except Exception:  # any error, if a newer schema explains it; else it is raised
                 if not self._is_outdated():
                     raise
+
+    def _is_done(self) -> bool:
+        """True if nothing is left to do for a burst. A run that was postponed here is due soon."""
+        machine = self._machine
+        looked_at = machine.clock.monotonic()
+        if due_runs.unfinished(machine.database, machine.clock.now()):
+            return False
+        return looked_at >= self._postponed_until
 
     def _is_outdated(self) -> bool:
         """True if the database has the schema of another version by now: then the worker drains, and
@@ -348,16 +358,16 @@ class Worker:
             run = self._look_at(run_id)
             if run is None:
                 return
-            path, now = run.workspace_path, machine.clock.now()
-            wait = run.left_alone_until(machine.locks.host_id) - now
+            path = run.workspace_path
+            wait = run.left_alone_until(machine.locks.host_id) - machine.clock.now()
             if wait > 0:
-                due_runs.postpone(machine.database, run, now + min(wait, LEFT_ALONE_SECONDS))
+                self._postpone(run, min(wait, LEFT_ALONE_SECONDS))
             elif run.must_be_alone and self._only is None:
                 machine.run_apart(run.id, self._ports.stopping)
             elif path is not None and not self._sees(Path(path), run.workspace_id or ""):
                 due_runs.wait_for_workspace(machine.database, run, machine.clock.now())
             elif not self._is_quiet(run):
-                due_runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
+                self._postpone(run, QUIET_SECONDS)
             else:
                 self._work(run)
         except UnreachableError as error:
@@ -367,6 +377,14 @@ class Worker:
                 self._host.report(fault)
             elif not self._is_outdated():
                 raise
+
+    def _postpone(self, run: due_runs.DueRun, seconds: float) -> None:
+        """Look at a queued run again after so many seconds."""
+        clock, database = self._machine.clock, self._machine.database
+        due_at = clock.now() + seconds
+        with self._postponing:
+            self._postponed_until = max(self._postponed_until, clock.monotonic() + seconds)
+        due_runs.postpone(database, run, due_at)
 
     def _look_at(self, run_id: str) -> due_runs.DueRun | None:
         """Return the run, or a run that now comes before it; None if it is not due."""
@@ -399,7 +417,7 @@ class Worker:
         held = _Held(run.attempt + 1, Interrupt(self._may_act, yields))
         if self._held.setdefault(run.id, held) is not held:
             # Its last attempt here is on its way out, or another queue message was faster.
-            due_runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
+            self._postpone(run, QUIET_SECONDS)
             return
         try:
             lease = due_runs.claim(machine.database, run, self.id, machine.clock.now())

@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 import runner
 from runner import wiring
 from runner.core.commands import Target
-from runner.engine.worker import Worker, _Held
+from runner.engine.worker import WATCH_SECONDS, Worker, _Held
 from runner.ports import Interrupt
 from runner.queries.workers import list_workers
 from runner.settings import Settings
@@ -89,6 +89,23 @@ def test_a_run_that_no_thread_works_on_is_given_back(worker: Worker, store: Data
     while row(store, run_id).state != "succeeded":
         assert not worker.wait(0.05)
     assert row(store, run_id).attempt == 2
+
+
+@pytest.mark.slow
+def test_a_burst_does_not_end_before_it_has_looked_again_at_a_run_that_it_postponed(
+    settings: Settings, store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of its last attempt are still on their way out at the first look; several looks at what is
+    due come before the second."""
+    monkeypatch.setattr("runner.engine.worker.QUIET_SECONDS", 3 * WATCH_SECONDS)
+    quiet = iter([False])
+    monkeypatch.setattr(Worker, "_is_quiet", lambda worker, run: next(quiet, True))
+    job_id = jobs.submit(store, submission("one", spec=scripted({"text": "Done."})), time.time())
+    worker = wiring.start_worker(settings, store, slots=1, burst=True)
+    assert worker.wait(60)
+    assert worker.failure is None
+    (run,) = store.rows(select(run_table).where(run_table.c.job_id == job_id))
+    assert run.state == "succeeded"
 
 
 @pytest.mark.slow
