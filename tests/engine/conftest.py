@@ -13,6 +13,12 @@ from tests.messages_api import MessagesServer, Received, Reply
 Opened = Callable[..., Office]
 
 
+@pytest.fixture(autouse=True)
+def patient_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves waits for its last notices, however busy the machine is."""
+    monkeypatch.setattr("runner.engine.dispatcher.LEAVE_SECONDS", 60.0)
+
+
 @pytest.fixture
 def open_office(database: Database, tmp_path: Path) -> Iterator[Opened]:
     """Makes offices whose model plays a plan."""
