@@ -27,8 +27,11 @@ from runner.tools.registry import resolve_tools
 from tests.engine.test_asking import DONE, Desk, Listening, desk, ports, reply
 from tests.engine.test_attempt import claimed, scripted
 from tests.engine.test_refused_media import happened
+from tests.tools.conftest import patient_sessions
 
-__all__ = ["desk", "ports"]
+__all__ = ["desk", "patient_sessions", "ports"]
+
+pytestmark = pytest.mark.usefixtures("patient_sessions")
 
 SERVER = Path(__file__).parents[1] / "mcp_server.py"
 SUCCEEDED = Ended("succeeded", "end_turn")
@@ -43,7 +46,9 @@ def begin(
 ) -> Lease:
     """A new run with the tools of our server that the names choose, held."""
     command = (str(SERVER), str(desk.folder / "notes"))
-    server = McpServer("ours", sys.executable, command, folder=str(desk.folder))
+    server = McpServer(
+        "ours", sys.executable, command, folder=str(desk.folder), start_timeout=120.0
+    )
     listed = list_tools([server])["ours"]
     assert isinstance(listed, tuple)
     read, _ = resolve_tools(["Read"], desk.folder)

@@ -45,7 +45,8 @@ class Ours:
         self.sandbox: Sandbox | None = None
         self.notes = bench.workspace / "notes"
         given = {"command": sys.executable, "args": (str(SERVER), str(self.notes))}
-        self.server = McpServer("ours", folder=str(bench.workspace), **{**given, **server})
+        given |= {"folder": str(bench.workspace), "start_timeout": PATIENCE}
+        self.server = McpServer("ours", **{**given, **server})
 
     def request(
         self, tool: str, seconds: float = PATIENCE, run: str = "run_1", **given: Any
@@ -311,7 +312,7 @@ def test_a_call_waits_for_a_server_that_another_run_starts_no_longer_than_its_ti
     patient: Workbench,
 ) -> None:
     arguments = (str(SERVER), str(patient.workspace / "notes"), "--mute")
-    ours = Ours(patient, args=arguments, start_timeout=PATIENCE)
+    ours = Ours(patient, args=arguments)
     interrupt, cut = Interrupt(), threading.Event()
 
     def start() -> None:
