@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.rules import list_rules, list_standing
 from runner.store.tables import blocks
-from tests.cli.person import OurTerminal, Person
+from tests.cli.person import PATIENCE, OurTerminal, Person
 from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs
 from tests.cli.test_show import STORABLE_HOSTILE
 from tests.cli.test_terminal import HOSTILE, steers
@@ -166,6 +167,7 @@ def test_what_was_typed_before_the_question_is_no_answer(
     (run_id,) = submit_runs(database, "a")
     approval_id = ask(database, run_id)
     person.type("y\ny\n")
+    assert select.select([person.keyboard], [], [], PATIENCE)[0]  # the kernel passes it on later
     person.answers((PROMPT, "n too early\n"))
     let_ask(asker, job_of(database, run_id))
     assert approval_row(database, approval_id).reason == "too early"
