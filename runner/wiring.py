@@ -18,6 +18,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.core.run import ALL_RUNS, Assignment
 from runner.errors import UnreachableError
 from runner.logs import Outage, log_event
 from runner.settings import Settings, tool_environment
@@ -173,17 +174,13 @@ def mend_workspaces(database: Database, of: str) -> list[str]:
 def start_worker(
     settings: Settings,
     database: Database,
-    *,
     slots: int,
-    burst: bool = False,
-    only: str | None = None,
-    job_id: str | None = None,
+    assigned: Assignment = ALL_RUNS,
     metrics: tuple[str, int] | None = None,
 ) -> Worker:
-    """Start a worker in threads of this process, with ``slots`` runs at once. ``burst``: it ends when
-    nothing is due. ``only``: it works this run and ends. ``job_id``: it works this job alone.
-    ``metrics``: serve metrics and health on this address. Raises ``UnreachableError``, and
-    ``UsageError`` if the address cannot be used."""
+    """Start a worker in threads of this process, with ``slots`` runs at once. ``metrics``: serve metrics
+    and health on this address. Raises ``UnreachableError``, and ``UsageError`` if the address cannot be
+    used."""
     from runner.engine.process_setup import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import connect
@@ -210,14 +207,12 @@ def start_worker(
             machine,
             ports,
             slots=slots,
-            burst=burst,
-            only=only,
-            job_id=job_id,
+            assigned=assigned,
             collector=_collector(worker_id, machine, ports, load_prices(settings), opened),
             queue_side=lambda handle, on_slot_free: QueueWorker(
                 connection,
                 name=worker_id,
-                queue_name=f"{QUEUE_NAME}:{job_id}" if job_id else QUEUE_NAME,
+                queue_name=f"{QUEUE_NAME}:{assigned.job_id}" if assigned.job_id else QUEUE_NAME,
                 slots=slots,
                 handle=handle,
                 on_slot_free=on_slot_free,
@@ -226,7 +221,7 @@ def start_worker(
         )
         if metrics is not None:
             _serve_metrics(metrics, observers, worker, database, opened)
-        if due_runs.calls_api(database, job_id):
+        if due_runs.calls_api(database, assigned.job_id):
             import runner.llm.anthropic  # noqa: F401 - takes a second, so import it before a run waits
         worker.start()
     except BaseException:

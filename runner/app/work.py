@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner import wiring
 from runner.app.handle import App
 from runner.app.submit import sandbox_problem
 from runner.app.watch import Progress
 from runner.core.commands import Target
-from runner.core.run import ENDED, Author
+from runner.core.run import ENDED, Assignment, Author
 from runner.core.spec import JobSpec
 from runner.errors import RunnerError, UnreachableError, UsageError
 from runner.queries.jobs import list_jobs, list_runs, show_job
@@ -63,21 +63,11 @@ def has_ended(app: App, job_id: str) -> bool:
 
 
 def start_worker(
-    app: App,
-    *,
-    slots: int,
-    burst: bool = False,
-    only: str | None = None,
-    job_id: str | None = None,
-    metrics: tuple[str, int] | None = None,
+    app: App, slots: int, assigned: Assignment, metrics: tuple[str, int] | None = None
 ) -> Worker:
-    """Start a worker in threads of this process. With ``burst`` it ends when nothing is due,
-    with ``only`` when this run does; with ``job_id`` it works this job alone. Raises
-    ``UnreachableError`` if the database is away, or there is no embedded queue."""
-    which: Any = {"only": only, "job_id": job_id}
-    return wiring.start_worker(
-        app.settings, app.database, slots=slots, burst=burst, metrics=metrics, **which
-    )
+    """Start a worker in threads of this process. Raises ``UnreachableError`` if the database is away, or
+    there is no embedded queue."""
+    return wiring.start_worker(app.settings, app.database, slots, assigned, metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from runner.cli.report import summarise
 from runner.cli.screen import Screen
 from runner.cli.terminal import note, refuse, say_json
 from runner.cli.watching import Form, Session, display_on, form_of
-from runner.core.run import RUNNERS_NAME, Author
+from runner.core.run import RUNNERS_NAME, Assignment, Author
 from runner.errors import RunnerError, UnreachableError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _work(
     with interruption:
         since = app.now()
         with uncollected():
-            worker = work.start_worker(app, slots=slots, job_id=job_id)
+            worker = work.start_worker(app, slots, Assignment(job_id=job_id))
         interruption.watch(worker)
         display = display_on(sys.stderr, form, f"{_KEYS} · Ctrl-C stops")
         interruption.give_back = display.give_back if isinstance(display, Screen) else None

@@ -6,7 +6,6 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -32,7 +31,7 @@ from runner.cli.options import (
 )
 from runner.cli.terminal import note, say_json, say_whole
 from runner.cli.watching import Form
-from runner.core.run import Author
+from runner.core.run import Assignment, Author
 from runner.errors import RunnerError, UsageError
 from runner.settings import Settings
 
@@ -198,11 +197,11 @@ def worker(
     """
     log_to_stderr(app.settings, logging.INFO)
     job_id = None if job is None else app.find_job(job)
-    options: Any = {"burst": burst, "only": only, "job_id": job_id, "metrics": metrics}
+    assigned = Assignment(burst, only, job_id)
     try:
         with Interruption() as interruption:
             with uncollected():
-                working = work.start_worker(app, slots=slots, **options)
+                working = work.start_worker(app, slots, assigned, metrics)
             interruption.watch(working)
             is_done = (lambda: False) if job_id is None else partial(work.has_ended, app, job_id)
             work.wait_for_end(working, is_done)

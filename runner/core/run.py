@@ -45,6 +45,18 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """The runs that a worker works, and whether it ends by itself."""
+
+    burst: bool = False  # end when nothing is due and nothing runs
+    only: str | None = None  # work this one run, without the queue, and end
+    job_id: str | None = None  # work only this job, without the queue
+
+
+ALL_RUNS = Assignment()
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     state: EndState
     reason: str  # a word: ``end_turn``, ``max_turns``, ``refused`` …

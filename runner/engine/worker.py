@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import runner
-from runner.core.run import Ended, Lease, Outcome, Requeued
+from runner.core.run import Assignment, Ended, Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.batches import Collector
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
@@ -56,9 +56,6 @@ class Worker:
     Args:
         queue_side: makes the queue's side, given what to do with a run id and whom to tell that a slot
             is free.
-        burst: drain when nothing is due and nothing runs.
-        only: work this one run, without the queue, and end.
-        job_id: work only this job, without the queue.
         collector: makes what collects batches, given whether the leases are good.
     """
 
@@ -70,9 +67,7 @@ class Worker:
         *,
         slots: int,
         queue_side: Callable[[Callable[[str], None], Callable[[], None]], QueueSide],
-        burst: bool = False,
-        only: str | None = None,
-        job_id: str | None = None,
+        assigned: Assignment,
         collector: Callable[[Callable[[], bool]], Collector] | None = None,
     ) -> None:
         self.id = worker_id
@@ -80,9 +75,7 @@ class Worker:
         self._machine = machine
         self._ports = ports
         self._slots = slots
-        self._burst = burst
-        self._only = only
-        self._job_id = job_id
+        self._assigned = assigned
         self._held: dict[str, _Held] = {}
         self._orphaned: set[Lease] = set()
         self._refused_jobs: set[str] = set()  # that this host lacks a sandbox for
@@ -106,7 +99,7 @@ class Worker:
         )
         self._collector = None if collector is None else collector(self._may_act)
         self._dispatcher = Dispatcher(
-            machine, self._queue_side, worker_id, job_id, self._host.report, self._keys
+            machine, self._queue_side, worker_id, assigned.job_id, self._host.report, self._keys
         )
 
     def start(self) -> None:
@@ -124,7 +117,7 @@ class Worker:
             pid=os.getpid(),
             slots=self._slots,
             version=version,
-            job_id=self._job_id,
+            job_id=self._assigned.job_id,
             now=machine.clock.now(),
         )
         self._is_registered = True
@@ -203,28 +196,18 @@ class Worker:
         return thread
 
     def _supervise(self) -> None:
-        stopping, only = self._ports.stopping, self._only
-        stop_watching = threading.Event()
+        stopping, stop_watching = self._ports.stopping, threading.Event()
         watch = self._thread("watch", lambda: self._watch(stop_watching))
         governor = self._machine.governor
         if governor is not None:
             govern = self._thread("governor", partial(governor.run, self.id))
         try:
-            if only is not None:
-
-                def work_only() -> None:
-                    self._handle(only)
-                    stopping.set()
-
-                working = self._thread("only", work_only)
+            others: list[tuple[threading.Thread, float | None]] = []
+            if (only := self._assigned.only) is not None:
+                working = self._thread("only", lambda: self._handle(only), then=stopping.set)
             else:
                 working = self._thread("queue", self._queue_side.run)
-                dispatch = self._thread("dispatcher", lambda: self._dispatcher.run(stopping))
-                machine = self._machine
-                follow = partial(follow_index, machine.index, stopping, machine.database_outage)
-                index = self._thread("indexer", follow)
-                if self._collector is not None:
-                    collecting = self._thread("batches", self._collector.run)
+                others = self._start_background()
             stopping.wait()
             self._queue_side.stop()
             self._dispatcher.poke()
@@ -232,11 +215,8 @@ class Worker:
             for held in list(self._held.values()):
                 held.interrupt.set("shutdown")
             working.join()
-            if only is None:
-                dispatch.join()
-                index.join(INDEX_SECONDS)  # what it has not committed is not there
-                if self._collector is not None:
-                    collecting.join(DRAIN_SECONDS)  # a batch that is being made is found later
+            for thread, patience in others:
+                thread.join(patience)
         finally:
             stop_watching.set()
             watch.join()
@@ -245,11 +225,24 @@ class Worker:
                 govern.join()
             self._leave()
 
+    def _start_background(self) -> list[tuple[threading.Thread, float | None]]:
+        """Start the threads beside the queue's. Returns each with the seconds to wait for its end, if not
+        for ever: what the indexer has not committed is not there, and a batch is found later."""
+        machine, stopping = self._machine, self._ports.stopping
+        follow = partial(follow_index, machine.index, stopping, machine.database_outage)
+        started: list[tuple[threading.Thread, float | None]] = [
+            (self._thread("dispatcher", partial(self._dispatcher.run, stopping)), None),
+            (self._thread("indexer", follow), INDEX_SECONDS),
+        ]
+        if self._collector is not None:
+            started.append((self._thread("batches", self._collector.run), DRAIN_SECONDS))
+        return started
+
     def _leave(self) -> None:
         self._machine.close()
         try:
             self._give_back(set(self._orphaned))
-            if self._only is None:
+            if self._assigned.only is None:
                 self._dispatcher.notices.leave()
             leases.end(self._machine.database, self.id, self._machine.clock.now())
         except UnreachableError as error:
@@ -273,7 +266,7 @@ class Worker:
                     machine.database_outage.worked()
                 else:
                     self._look_for_lost_runs()
-                is_idle = self._burst and not self._held
+                is_idle = self._assigned.burst and not self._held
                 if is_idle:
                     pauses.attend(machine.database, machine.clock.now())
                 if is_idle and self._is_done():
@@ -362,7 +355,7 @@ class Worker:
             wait = run.left_alone_until(machine.locks.host_id) - machine.clock.now()
             if wait > 0:
                 self._postpone(run, min(wait, LEFT_ALONE_SECONDS))
-            elif run.must_be_alone and self._only is None:
+            elif run.must_be_alone and self._assigned.only is None:
                 machine.run_apart(run.id, self._ports.stopping)
             elif path is not None and not self._sees(Path(path), run.workspace_id or ""):
                 due_runs.wait_for_workspace(machine.database, run, machine.clock.now())
@@ -390,7 +383,7 @@ class Worker:
         """Return the run, or a run that now comes before it; None if it is not due."""
         database, clock = self._machine.database, self._machine.clock
         run = due_runs.look_at(database, run_id, clock.now())
-        if run is None or self._only is not None or not run.is_stale(clock.now()):
+        if run is None or self._assigned.only is not None or not run.is_stale(clock.now()):
             return run
         first = self._dispatcher.next_instead_of(run_id)
         return None if first is None else due_runs.look_at(database, first, clock.now())

@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 import runner
 from runner import wiring
 from runner.core.commands import Target
+from runner.core.run import ALL_RUNS
 from runner.engine.worker import WATCH_SECONDS, Worker, _Held
 from runner.ports import Interrupt
 from runner.queries.workers import list_workers
@@ -194,7 +195,7 @@ def test_a_worker_that_takes_a_stale_queue_message_works_what_is_next_by_now(
     fresh = update(run_table).where(run_table.c.id == run_id).values(rung_at=now)
     here = SimpleNamespace(database=store, clock=SimpleNamespace(now=lambda: now))
     next_up = SimpleNamespace(next_instead_of=lambda stale: run_ids[first])
-    working = SimpleNamespace(_machine=here, _dispatcher=next_up, _only=None)
+    working = SimpleNamespace(_machine=here, _dispatcher=next_up, _assigned=ALL_RUNS)
     chosen = Worker._look_at(working, run_id)
     assert chosen is not None
     assert chosen.id == run_ids[first]
