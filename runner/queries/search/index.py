@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, or_
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, or_, select
 
 from runner.core import search as wording
 from runner.core.agents import item_of
@@ -29,7 +29,7 @@ from runner.queries.search.documents import (
     unread,
 )
 from runner.store.jobs import SESSIONS
-from runner.store.tables import blocks, compactions, verifications
+from runner.store.tables import blocks, compactions, jobs, verifications
 
 # Marks a document that could not be read: it has no words.
 UNREAD = f"{wording.MARK}unread"
@@ -143,6 +143,7 @@ WHERE (s.number IS NULL OR s.seen <> {_COUNTED})
 """
 _CHANGED_RUNS = f"""
 SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id), {_COUNTED} AS counted,
+    CASE WHEN r.ended_at IS NULL THEN r.message_count END,
     r.compaction_count, EXISTS (SELECT 1 FROM verifications AS v WHERE v.run_id = r.id),
     s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
 {_CHANGED} AND r.id > :after ORDER BY r.id LIMIT 100
@@ -186,9 +187,11 @@ def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
 _LAST: BindParameter[int] = bindparam("message")
 _MESSAGE = blocks.c.message
 _IS_NEW_THERE = blocks.c.position.not_in(bindparam("positions", expanding=True))
+_IS_FINAL = or_(blocks.c.type != "tool_result", bindparam("final") > _MESSAGE)
+_ALL_FINAL = 2**31 - 1
 # By table: the rows of a run that the index lacks.
 _NEW_ROWS = {
-    BLOCKS: _new(BLOCKS, _MESSAGE >= _LAST, or_(_MESSAGE > _LAST, _IS_NEW_THERE)),
+    BLOCKS: _new(BLOCKS, _MESSAGE >= _LAST, or_(_MESSAGE > _LAST, _IS_NEW_THERE), _IS_FINAL),
     COMPACTIONS: _new(COMPACTIONS, compactions.c.number > bindparam("compactions")),
     VERIFICATIONS: _new(
         VERIFICATIONS,
@@ -260,6 +263,7 @@ class Additions:
         self._now = time.time()
         self._next_run = ask("SELECT coalesce(max(number), 0) + 1 FROM search_runs", {})[0][0]
         self._seen: list[_Seen] = []
+        self._replacing: dict[str, bool] = {}  # by job
         self.forgotten: list[int] = []  # numbers of runs to index again from the start
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
@@ -282,7 +286,8 @@ class Additions:
 
     def _of_run(self, changed: Sequence[Any]) -> Iterator[tuple[int, Entry]]:
         """Yield the missing entries of a run, a row of ``_CHANGED_RUNS``."""
-        run_id, job_id, source, counted, compacted, verified, number, before, *held = changed
+        run_id, job_id, source, counted, messages, compacted, verified, *known = changed
+        number, before, *held = known
         seen = self._new(job_id, run_id) if number is None else _Seen(number, job_id, run_id)
         if number is not None and source == SESSIONS and before != -counted:
             self.forgotten.append(number)  # an imported session may grow anywhere
@@ -294,6 +299,8 @@ class Additions:
         if source == SESSIONS and not (seen.message or seen.positions):
             for row in SESSION_ROWS.rows(self._source, [(run_id,)]):
                 yield from self._taken(seen, SESSION_ROWS, row)
+        is_open = messages is not None and self._replaces_results(job_id)
+        final = {"final": messages if is_open else _ALL_FINAL}
         for origin, has_any in (
             (BLOCKS, True),
             (COMPACTIONS, compacted),
@@ -302,13 +309,21 @@ class Additions:
             new = _NEW_ROWS[origin]
             rows: Sequence[Any] = range(_ROWS_AT_ONCE if has_any else 0)
             while len(rows) == _ROWS_AT_ONCE:
-                rows = self._source.execute(new, asdict(seen)).all()
+                rows = self._source.execute(new, asdict(seen) | final).all()
                 for row in rows:
                     yield from self._taken(seen, origin, row)
                     seen.add(origin, row)
                     if self._is_full:
                         return
         seen.seen = counted
+
+    def _replaces_results(self, job_id: str) -> bool:
+        """True if a job's hooks may replace results until these are part of the conversation."""
+        if job_id not in self._replacing:
+            hooks = self._source.execute(select(jobs.c.spec["hooks"]).where(jobs.c.id == job_id))
+            events = [hook["event"] for hook in hooks.scalar() or ()]
+            self._replacing[job_id] = "PostToolUse" in events
+        return self._replacing[job_id]
 
     def _new(self, job_id: str, run_id: str = "") -> _Seen:
         self._next_run += 1

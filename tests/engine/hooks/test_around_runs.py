@@ -20,6 +20,7 @@ from runner.store.tables import runs, tool_calls
 from runner.tools.registry import resolve_tools
 from tests.engine.hooks.bench import TOLD, Bench, bash, function, says, telling, texts
 from tests.engine.test_asking import DONE, reply, write
+from tests.queries.search.record import find
 
 SUCCEEDED = Ended("succeeded", "end_turn")
 
@@ -289,6 +290,23 @@ def test_what_a_hook_puts_in_the_place_of_a_result_is_what_the_model_sees(bench:
     assert "hunter2" not in str(bench.model.requests[-1].messages[2:])
     assert [each["replaced"] for each in bench.happened("hook_finished")] == [True, True, False]
     bench.check_requests()
+
+
+def test_a_search_at_any_commit_finds_only_what_a_hook_has_put_in_the_place_of_a_result(
+    bench: Bench,
+) -> None:
+    lease = bench.run_with([replaces("a walnut")], bash("printf hun; printf ter2"))
+    commit, found = bench.ports.journal.commit, set[int]()
+
+    def commit_and_search(*given: Any) -> Any:
+        done = commit(*given)
+        found.add(find(bench.database, "hunter2").total)
+        return done
+
+    bench.ports.journal.commit = commit_and_search  # type: ignore[method-assign]
+    assert bench.work(lease) == SUCCEEDED
+    assert found == {0}
+    assert find(bench.database, "walnut").total == 1
 
 
 @pytest.mark.slow
