@@ -196,7 +196,7 @@ def start_worker(
         url, server = _queue(settings, opened)
         connection = connect(url)
         opened.callback(connection.close)
-        notifier: Notifier = RqNotifier(connection)
+        notifier: Notifier = opened.enter_context(closing(RqNotifier(connection)))
         if server is not None:
             notifier = _RestartingNotifier(server, notifier)
         observers: list[Observer] = []

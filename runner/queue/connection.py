@@ -52,8 +52,8 @@ def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": False,
     }
-    return redis.Redis(
-        connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **own)
+    return redis.Redis.from_pool(  # whose ``close`` closes the connections, too
+        redis.ConnectionPool(connection_class=pool.connection_class, **own)
     )
 
 

@@ -88,3 +88,7 @@ class RqNotifier:
                 pipeline.execute()
         except redis.RedisError as error:
             raise unreachable(error) from error
+
+    def close(self) -> None:
+        """End the connection; the next message opens a new one."""
+        self._queue.connection.close()

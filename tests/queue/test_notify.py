@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 
 import pytest
@@ -13,8 +14,10 @@ from rq.serializers import JSONSerializer
 from runner.core.agents import DEEPEST
 from runner.errors import UnreachableError, UsageError
 from runner.queue.connection import connect
+from runner.queue.live import RedisLive
 from runner.queue.notify import RqNotifier, read_run_id
-from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Server
+from runner.queue.worker import QueueWorker
+from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Handler, Server, until
 
 
 @pytest.mark.parametrize("run_id", [RUN_IDS[0], RUN_IDS[0] + ".1000" * DEEPEST])
@@ -67,6 +70,23 @@ def test_a_notifier_notifies_again_after_redis_restarted(
     server.start()
     notifier.notify([RUN_IDS[1]])
     assert connection.llen(QUEUE_KEY) == 1
+
+
+def test_what_is_closed_leaves_no_connection_to_redis(
+    connection: redis.Redis, notifier: RqNotifier
+) -> None:
+    live, handled = RedisLive(connection), Handler()
+    worker = QueueWorker(connection, name="a", slots=1, handle=handled)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    notifier.notify([RUN_IDS[0]])
+    live.publish(RUN_IDS[0], "text")
+    until(lambda: bool(handled.ended) and len(connection.client_list()) > 2)
+    worker.stop()
+    thread.join()
+    live.close()
+    notifier.close()
+    until(lambda: len(connection.client_list()) == 1)
 
 
 def test_a_wrong_url_is_refused_without_repeating_its_password() -> None:
