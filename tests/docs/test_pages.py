@@ -26,6 +26,13 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_pages_that_are_read_first_stay_short() -> None:
+    names = ("tutorial", "concepts", "guarantees", "operations", "job-file", "audit", "hooks")
+    readme, *pages = (read(name) for name in ("README.md", *(f"docs/{each}.md" for each in names)))
+    assert readme.count("\n") <= 110
+    assert readme.count("\n") + sum(page.count("\n") for page in pages) <= 2_400
+
+
 @EVERY_PAGE
 def test_links_lead_somewhere(path: Path) -> None:
     for link in _LINK.findall(path.read_text()):
