@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 import runner
 from runner import wiring
 from runner.core.commands import Target
-from runner.core.run import ALL_RUNS
+from runner.core.run import ALL_RUNS, Assignment
 from runner.engine.worker import WATCH_SECONDS, Worker, _Held
 from runner.ports import Interrupt
 from runner.queries.workers import list_workers
@@ -102,7 +102,7 @@ def test_a_burst_does_not_end_before_it_has_looked_again_at_a_run_that_it_postpo
     quiet = iter([False])
     monkeypatch.setattr(Worker, "_is_quiet", lambda worker, run: next(quiet, True))
     job_id = jobs.submit(store, submission("one", spec=scripted({"text": "Done."})), time.time())
-    worker = wiring.start_worker(settings, store, slots=1, burst=True)
+    worker = wiring.start_worker(settings, store, 1, Assignment(burst=True))
     assert worker.wait(60)
     assert worker.failure is None
     (run,) = store.rows(select(run_table).where(run_table.c.job_id == job_id))
