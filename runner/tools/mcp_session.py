@@ -286,9 +286,13 @@ class Session:
         """Yield the streams of messages from and to a process, which is ended at the end."""
         near, far = socket.socketpair()
         cut, over = Interrupt(), anyio.Event()
+        with ExitStack() as until_owned:
+            until_owned.enter_context(near)
+            until_owned.enter_context(far)
+            stream = await SocketStream.from_socket(near)
+            until_owned.pop_all()
         to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception]()
         to_server, from_client = anyio.create_memory_object_stream[SessionMessage]()
-        stream = await SocketStream.from_socket(near)
 
         async def run() -> None:
             try:

@@ -248,7 +248,7 @@ def test_a_collector_that_refuses_everything_costs_no_run_and_one_line_for_each_
     collector.status = 400
     job = site.submit(site.job({"a": [bash("echo one; sleep 2"), done()]}))
     worker = site.start("worker", "--burst")
-    _, printed = worker.communicate(timeout=60)
+    _, printed = worker.communicate(timeout=120)
     assert worker.returncode == 0
     assert site.runs(job)["a"]["state"] == "succeeded"
     spans, metrics = _warnings(printed)
@@ -266,7 +266,7 @@ def test_a_collector_that_is_away_costs_no_run_and_a_line_that_says_why_and_no_p
     site.environment["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=Bearer%20hidden"
     job = site.submit(site.job({"a": [bash("env"), done()]}))
     worker = site.start("worker", "--burst")
-    _, printed = worker.communicate(timeout=60)
+    _, printed = worker.communicate(timeout=120)
     assert worker.returncode == 0
     spans, metrics = _warnings(printed)
     assert "spans are lost until the collector takes them: " in spans

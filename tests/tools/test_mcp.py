@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -344,6 +345,29 @@ def test_a_session_that_is_closed_at_once_ends() -> None:
         session = Session(McpServer("absent", url="http://127.0.0.1:9/mcp"))
         session.close()
         assert not session.is_alive
+
+
+def test_a_session_that_is_closed_before_it_is_connected_keeps_no_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from runner.tools import mcp_session
+
+    near: list[socket.socket] = []
+    connecting = threading.Event()
+
+    async def hang(given: socket.socket) -> None:
+        near.append(given)
+        connecting.set()
+        await mcp_session.anyio.sleep_forever()
+
+    def begin(channel: int, _interrupt: Interrupt) -> Finished:
+        return Finished("exited")
+
+    monkeypatch.setattr(mcp_session.SocketStream, "from_socket", hang)
+    session = mcp_session.Session(McpServer("ours", sys.executable), begin)
+    assert connecting.wait(PATIENCE)
+    session.close()
+    assert near[0].fileno() == -1
 
 
 def test_a_call_of_a_session_that_has_ended_is_never_taken(tmp_path: Path) -> None:
