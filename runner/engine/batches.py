@@ -18,7 +18,7 @@ from functools import partial
 from runner.core import batches as core
 from runner.core.agents import lineage
 from runner.core.batches import ListedBatch, Sendable, StoredBatch, WaitingCall
-from runner.core.entries import OF_KEY, SPEND_LIMIT
+from runner.core.entries import SPEND_LIMIT
 from runner.core.model_calls import request_of
 from runner.core.prices import Tariff
 from runner.core.retries import delay, is_retried
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 PASS_SECONDS = 1.0
 _ERROR_SECONDS = 10.0  # after which an API that did not answer is asked again
 _STORED_AT_ONCE = 200  # results
+_KEY_REFUSED = "authentication_error"
 
 
 class _Stopped(RunnerError):  # noqa: N818 - not wrong
@@ -138,7 +139,10 @@ class Collector:
             raise
         except Exception as error:  # any error: see above
             self._warn(what, error)
-            if isinstance(error, ModelCallError) and error.kind == "connection":
+            if isinstance(error, ModelCallError) and error.kind in ("connection", _KEY_REFUSED):
+                # A pass begins with the account again: with a refused key it ends there, and another
+                # worker collects.
+                self._is_known &= error.kind != _KEY_REFUSED
                 raise
         else:
             self._said.pop(what, None)
@@ -366,7 +370,10 @@ class Collector:
         log_event(logger, "sent a batch", batch=batch.id, api_id=found.id, calls=len(calls))
 
     def _refused(self, kind: str, batch: StoredBatch, error: ModelCallError, now: float) -> None:
-        if error.kind == SPEND_LIMIT or not (is_retried(error) or error.kind in OF_KEY):
+        if error.kind == _KEY_REFUSED:
+            store.not_made(self.database, batch, str(error), now)
+            raise error
+        if error.kind == SPEND_LIMIT or not is_retried(error):
             store.refused(self.database, batch, core.refusal(error), str(error), now)
             return
         refusals = self._held.get(kind, (0, now))[0] + 1

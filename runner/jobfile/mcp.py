@@ -81,8 +81,10 @@ def _server(
         )
     if (section["command"] is None) == (section["url"] is None) and not section.is_wrong():
         section.note("needs either a command or a url")
-    if section["headers"] and section["url"] is None:  # which mcp_from may give
-        section.note("does nothing without url; give that too", "headers")
+    if section["url"] is None:  # which mcp_from may give
+        for key in ("headers", "type"):
+            if section.written.get(key):
+                section.note("does nothing without url; give that too", key)
     scope = section["scope"] or scope
     if section["url"] is not None:
         if scope == "run" and section["scope"] is not None:

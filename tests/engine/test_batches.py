@@ -654,6 +654,23 @@ def test_a_worker_with_a_wrong_key_leaves_the_batches_to_others(office: Office) 
     assert office.states() == ALL_SUCCEEDED
 
 
+def test_a_worker_whose_key_is_revoked_fails_no_call_and_leaves_the_batches_to_others(
+    office: Office,
+) -> None:
+    office.submit(COUNT)
+    office.work()
+    office.clock.turn(120.0)
+    wrong = ModelCallError("authentication_error", "revoked", status=401, billed=False)
+    collector = office.collector()
+    for method in ("create", "organization"):
+        faulty: Any = Faulty(office.api, **{method: fails(wrong)})
+        collector.api = lambda api=faulty: api
+        with pytest.raises(ModelCallError):
+            collector.collect()
+    office.finish("worker_b")
+    assert office.states() == ALL_SUCCEEDED
+
+
 @pytest.mark.slow
 def test_a_run_that_cannot_be_looked_at_before_a_warm_up_holds_up_no_other_job(
     open_office: Opened,

@@ -153,6 +153,10 @@ def test_a_file_of_claude_code_gives_no_trust_and_no_way_out_of_the_sandbox(
             "'a' is of the type 'ws', and Runner speaks only stdio, http and sse",
         ),
         ('{"mcpServers": {"a": {"command": ""}}}', "mcp_from.a.command: is empty"),
+        (
+            '{"mcpServers": {"a": {"command": "a", "type": "sse"}}}',
+            "mcp_from.a.type: does nothing without url",
+        ),
     ],
 )
 def test_a_file_of_claude_code_with_problems_is_refused(
