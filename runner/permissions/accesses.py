@@ -123,9 +123,8 @@ class Command(Access):
 class File(Access):
     """A path that a call reads or writes. When it is ``unknown``, it may be any that a rule names."""
 
-    tool: str  # whose rules are about it: Read or Edit for a redirect
-    text: str  # as written; "" when the path is not known before the command runs
-    place: ResolvedPath | None  # None when nobody knows where it leads
+    text: str = ""  # as written; "" when the path is not known before the command runs
+    place: ResolvedPath | None = None  # None when nobody knows where it leads
     known: tuple[str, ...]  # the absolute paths that it may be
     context: ToolContext
     search: bool = False  # a search begins here
@@ -133,6 +132,11 @@ class File(Access):
     # below that name.
     below: tuple[str, bool] | None = None
     tracked: bool = False  # it is none of git's own files
+
+    @property
+    def tool(self) -> str:
+        """The tool whose rules are about it: Read or Edit for a redirect."""
+        return self.tools[-1]
 
     def _matched(self, specifier: syntax.Specifier) -> str | None:
         if isinstance(specifier, syntax.CommandPattern):
@@ -166,8 +170,8 @@ class File(Access):
             return False
         if self.search and rule.rule.origin not in ABOVE_ASK:
             return True  # what it finds is looked at file by file
-        paths, outputs = (self.place.named, self.place.real), self.context.outputs
-        if self.tool in syntax.READING and all(is_below(path, outputs) for path in paths):
+        outputs = self.context.outputs
+        if self.tool in syntax.READING and all(is_below(p, outputs) for p in self.place.paths):
             return True
         folder = self.tool in ("Grep", "Glob")
         return rule.specifier.covers(self.place, self.context, folder=folder)
@@ -297,7 +301,7 @@ def _of_script(command: str, context: ToolContext) -> list[Access]:
 def _places(path: str, context: ToolContext) -> tuple[str, ...]:
     """Return the absolute paths that a path may be."""
     place = context.places.get(path)
-    return absolute(path, context) if place is None else (place.named, place.real)
+    return absolute(path, context) if place is None else place.paths
 
 
 def _changed_below(script: Script, context: ToolContext) -> Iterator[Access]:
@@ -325,16 +329,12 @@ def _somewhere(
     tracked: bool = False,
 ) -> File:
     """Return the access of a file that fits a glob below one of absolute folders."""
-    tool = "Read" if does == "reads" else "Edit"
     return File(
-        tools=(tool,),
+        tools=("Read" if does == "reads" else "Edit",),
         shown=folders[0],
         obstacle=f"which files the command {does} is known only when it runs",
         required=required,
         unknown=True,
-        tool=tool,
-        text="",
-        place=None,
         known=folders,
         context=context,
         below=(name, deep),
@@ -359,7 +359,7 @@ def file_access(
     obstacle = ""
     known: tuple[str, ...] = ()
     if place is not None:
-        known = (place.named, place.real)
+        known = place.paths
     elif text:
         obstacle = f"where the path {syntax.quoted(text)} leads is not known"
         known = absolute(text, context)
@@ -373,7 +373,6 @@ def file_access(
         obstacle=obstacle,
         required=required,
         unknown=unknown,
-        tool=tool,
         text=text,
         place=place,
         known=known,

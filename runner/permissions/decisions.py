@@ -45,7 +45,7 @@ class RuleIndex:
     """Rules in order, found by what the commands that they match begin with and contain."""
 
     def __init__(self, rules: Iterable[ParsedRule]) -> None:
-        # With their positions, and a text that is in all that they match.
+        # With their positions, and a text that is in all commands that they match.
         self._for_any: list[tuple[int, str, ParsedRule]] = []
         self._by_word: dict[str, list[tuple[int, str, ParsedRule]]] = {}
         for position, rule in enumerate(rules):
@@ -54,10 +54,13 @@ class RuleIndex:
             if command is not None and command.word is not None:
                 found = self._by_word.setdefault(command.word, [])
             found.append((position, command.needle if command else "", rule))
+        self._for_others = [rule for _, needle, rule in self._for_any if not needle]
 
     def about(self, access: Access) -> list[ParsedRule]:
         """Return the rules that can match an access, in order."""
         text = access.haystack
+        if not text:  # it is no command
+            return self._for_others
         found = [entry for entry in self._for_any if entry[1] in text]
         if words := self._by_word.keys() & access.words:
             found += [entry for word in words for entry in self._by_word[word] if entry[1] in text]
@@ -80,9 +83,9 @@ class RuleSet:
             groups = {"deny": [], REMEMBERED: [], "ask": [], "allow": []}
             for rule in map(ParsedRule.of, self.rules):
                 if any(covers(rule.name, tool) for tool in tools):
-                    groups[rule.rule.effect].append(rule)
-                    if rule.rule.effect == "allow" and rule.rule.origin in ABOVE_ASK:
-                        groups[REMEMBERED].append(rule)
+                    above = rule.rule.effect == "allow" and rule.rule.origin in ABOVE_ASK
+                    groups[REMEMBERED if above else rule.rule.effect].append(rule)
+            groups["allow"] = [*groups[REMEMBERED], *groups["allow"]]
             found = {name: RuleIndex(rules) for name, rules in groups.items()}
             if len(self._kept) < _MOST_KEPT:
                 self._kept[tools] = found
@@ -125,7 +128,7 @@ class Policy(RuleSet):
         return replace(self, restrictions=(*self.restrictions, restriction))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Verdict:
     access: Access
     effect: Effect | None  # None when no rule matched
@@ -188,11 +191,13 @@ def _trusts(policy: Policy, tool: str) -> bool:
 
 def _decide(policy: Policy, accesses: Sequence[Access], *, trusts: bool = False) -> Decision:
     """Return the strictest decision among the policy's own rules and its restrictions."""
-    verdicts = [_judge(policy, access) for access in accesses]
+    rules = [policy.about(access.tools) for access in accesses]
+    verdicts = list(map(_judge, accesses, rules, rules))
     decisions = [_sum(policy, verdicts, trusts=trusts)]
     if not decisions[0].is_final:
         for restriction in policy.restrictions:
-            verdicts = [_judge_restricted(policy, restriction, access) for access in accesses]
+            tighter = [restriction.about(access.tools) for access in accesses]
+            verdicts = list(map(_judge, accesses, tighter, rules))
             if restriction.closed:
                 whose = f"the agent type {quoted(restriction.agent_type)}"
                 decision = _sum(replace(policy, default="deny"), verdicts, whose)
@@ -202,25 +207,13 @@ def _decide(policy: Policy, accesses: Sequence[Access], *, trusts: bool = False)
     return min(decisions, key=lambda each: 0 if each.is_final else _LENIENCY[each.effect])
 
 
-def _judge(policy: Policy, access: Access) -> _Verdict:
-    rules = policy.about(access.tools)
-    return (
-        _caught(access, "deny", rules)
-        or _granted(access, REMEMBERED, rules)
-        or _caught(access, "ask", rules)
-        or _granted(access, "allow", rules)
-        or _Verdict(access, None)
-    )
-
-
-def _judge_restricted(policy: Policy, restriction: Restriction, access: Access) -> _Verdict:
-    """Return the restriction's verdict. A remembered rule of the job also answers questions of
-    these rules, and allows nothing else."""
-    rules = restriction.about(access.tools)
+def _judge(access: Access, rules: _Rules, remembered: _Rules) -> _Verdict:
+    """Return the verdict of rules. What they ask about, those of the job that are ``remembered`` may
+    allow."""
     if (denied := _caught(access, "deny", rules)) is not None:
         return denied
     if (asked := _caught(access, "ask", rules)) is not None:
-        return _granted(access, REMEMBERED, policy.about(access.tools)) or asked
+        return _granted(access, REMEMBERED, remembered) or asked
     return _granted(access, "allow", rules) or _Verdict(access, None)
 
 

@@ -41,6 +41,7 @@ _SOURCE = re.compile(
     r"(?:\.\*[^*?\[]*)?\.(?:pyi?|ipynb|[cm]?[jt]sx?|go|rs|rb|java|kts?|scala|cc|[ch](?:pp|xx)?|hh|cs|swift|vue|svelte|s?css|html?"
     r"|md|rst|proto|sql|tf|exs?|erl|hs|ml|lua|dart|jl)"
 )
+_DOUBLE = re.compile(r"\A/(?=/)")
 _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
 
 
@@ -111,7 +112,7 @@ class PathPattern:
         root = self._root(context)
         return root is not None and all(
             not _too_long(path) and self._matches(self.exact, path, root, folder)
-            for path in (place.named, place.real)
+            for path in place.paths
         )
 
     def catches(self, paths: Iterable[str], context: ToolContext) -> str | None:
@@ -192,7 +193,9 @@ class PathPattern:
         return self.anchor == "workspace" and self.exact.globs[:1] == (".git",)
 
     def _root(self, context: ToolContext) -> str | None:
-        return {"root": "/", "home": context.home, "workspace": context.workspace}[self.anchor]
+        if self.anchor == "root":
+            return "/"
+        return context.home if self.anchor == "home" else context.workspace
 
     def _matches(self, steps: Steps, path: str, root: str, folder: bool) -> bool:
         below = _below(path, root)
@@ -237,7 +240,7 @@ def absolute(text: str, context: ToolContext) -> tuple[str, ...]:
     found = [posixpath.join(context.workspace or "/", text)]
     if context.home is not None and (text == "~" or text.startswith("~/")):
         found.append(context.home + text[1:])
-    return tuple(re.sub("^//+", "/", posixpath.normpath(path)) for path in found)
+    return tuple(_DOUBLE.sub("", posixpath.normpath(path)) for path in found)
 
 
 def is_below(path: str, folder: str | None) -> bool:

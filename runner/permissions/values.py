@@ -87,6 +87,11 @@ class ResolvedPath:
     named: str  # as written, absolute and without "." and ".."
     real: str  # with symlinks resolved too
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths that lead there, each once."""
+        return (self.named,) if self.named == self.real else (self.named, self.real)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:

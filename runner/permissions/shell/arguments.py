@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, dropwhile, pairwise, takewhile
 
 from runner.permissions.shell import programs
@@ -105,11 +105,8 @@ def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
     if not replaced:
         return (_REST,)
     return tuple(
-        replace(
-            word,
-            source=f"{word.source}…",
-            exact=False,
-            loose=word.value.lstrip("-").startswith(replaced),
+        word._replace(
+            source=f"{word.source}…", exact=False, loose=word.value.lstrip("-").startswith(replaced)
         )
         if replaced in word.value
         else word
@@ -119,9 +116,11 @@ def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
 
 def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, ...]]:
     """Return every reading of the command that a runner runs; none when it runs none here."""
+    python = _PYTHON.fullmatch(program)
+    if program not in RUNNERS and not python:
+        return []
     values = [word.value for word in arguments]
     found: dict[int, None] = {}
-    python = _PYTHON.fullmatch(program)
     modules = [at for at, value in enumerate(values) if python and _MODULE.match(value)]
     if modules:
         at = modules[0] + 1
@@ -170,7 +169,7 @@ def _entries(program: str, arguments: Sequence[Word]) -> list[tuple[Word, ...]]:
         return commands
     for at, word in enumerate(arguments):
         named, equals, joined = word.value.partition("=")
-        first, *rest = [replace(word, source=joined, value=joined), *arguments[at + 1 :]]
+        first, *rest = [word._replace(source=joined, value=joined), *arguments[at + 1 :]]
         if len(commands) > MOST_READINGS:
             break
         if named == "--entrypoint" and (equals or rest):
@@ -239,7 +238,7 @@ def executed_by_find(arguments: Sequence[Word]) -> Executing | None:
             command = None
         else:
             named = "{}" in word.value
-            command.append(replace(word, exact=False, loose=not plain) if named else word)
+            command.append(word._replace(exact=False, loose=not plain) if named else word)
     return found if command is None and all(found.commands) else None
 
 
@@ -395,7 +394,7 @@ def _sed(arguments: Sequence[Word]) -> str:
         if named := re.fullmatch(r"-[nErsuz]*e|--expression", value):
             scripts += [script for script in (next(words, None),) if script is not None]
         elif named := re.match(r"-[nErsuz]*e|--expression=", value):
-            scripts.append(replace(word, value=value[named.end() :]))
+            scripts.append(word._replace(value=value[named.end() :]))
         elif re.match(r"(?:-[nErsuz]*i|--i[a-z-]*=).*/", value, re.DOTALL):
             return "sed keeps copies where its option says"
         elif value.startswith("-i") or re.fullmatch(r"-[nErsuz]+i?|--[a-z-]+(?:=.*)?", value):

@@ -76,6 +76,8 @@ _OWN_JOBS = re.compile(r"(?:-(?:s ?)?(?:[A-Z]+|[0-9]+) )?(?:%[0-9%+-]?|\$!)(?: (
 
 def concerns_shell(program: str, arguments: Sequence[Word]) -> bool:
     """True for a builtin, one that hides nothing, which neither runs nor shows anything else."""
+    if program in _OF_SHELL:
+        return True
     values = [word.value for word in arguments]
     match program:
         case "command":
@@ -88,8 +90,7 @@ def concerns_shell(program: str, arguments: Sequence[Word]) -> bool:
             return bool(values) and all(
                 (v[:1] in ("-", "+") and v != "--") or v in _SET_NAMES for v in values
             )
-        case _:
-            return program in _OF_SHELL
+    return False
 
 
 def runs_text(program: str, arguments: Sequence[Word]) -> Text | None:

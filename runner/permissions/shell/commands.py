@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product, takewhile
+from itertools import chain, product
 from math import prod
 
 from runner.permissions.shell.arguments import (
@@ -29,7 +29,7 @@ from runner.permissions.shell.builtins import (
     variable_risk,
 )
 from runner.permissions.shell.files import Below, decoded, files_of, literal
-from runner.permissions.shell.harmless import is_end_of_pipe, is_harmless_use, options_before
+from runner.permissions.shell.harmless import END_OF_PIPE, is_harmless_use, options_before
 from runner.permissions.shell.mentions import is_unknown, knows_operands, listed, mentioned, scripts
 from runner.permissions.shell.programs import HIDING, LIKE, RUNNERS, WRAPPERS
 from runner.permissions.shell.script import Findings, Part, Script, raw_forms
@@ -51,12 +51,43 @@ _LONGEST_FORMS = 40
 _SPELLED = 12
 _MOST_WAYS = 16
 
-Forms = dict[str, None]
 Nested = Callable[[Findings, str, str, int], None]
 
 
+class Forms(dict[str, None]):
+    """The texts of a command that deny and ask rules are tried on."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(dict.fromkeys(texts))
+        self._spelled: set[str] = set()
+
+    def add(self, texts: Iterable[str]) -> None:
+        self.update(dict.fromkeys(texts))
+
+    def spell(self, values: Sequence[str], shown: str = "") -> None:
+        """Add a command unquoted, as ``shown``, without the program's folder, and in other spellings."""
+        text = " ".join(values)
+        if text in self._spelled:
+            return
+        self._spelled.add(text)
+        self.setdefault(text)
+        self.setdefault(shown or text)
+        name = values[0].rpartition("/")[2]
+        if name.startswith(("git-", "docker-")):
+            self.spell([*name.split("-", 1), *values[1:]])
+        if name in LIKE:
+            self.spell([LIKE[name], *values[1:]])
+        plain = _VERSIONED.sub("", values[0].rstrip("/").rpartition("/")[2])
+        if plain != values[0]:
+            values = [plain, *values[1:]]
+            self.setdefault(" ".join(values))
+        self.add(map(" ".join, spellings(values)))
+
+
 @dataclass(slots=True)
-class _Command:
+class SimpleCommand:
+    """A simple command, as it is read."""
+
     words: Sequence[Word]
     kept: Sequence[str] = ()  # assignments before it, and wrappers, that a rule must name
     hides: str = ""
@@ -65,11 +96,14 @@ class _Command:
     fed: str | None = None  # the text of its input, None if that is not literal
     given: Printed = ""  # the kind of text that a known pipe gives it
     shown: str = field(init=False)
-    text: str = field(init=False)  # what an allow rule must match
 
     def __post_init__(self) -> None:
         self.shown = " ".join([word.shown for word in self.words])
-        self.text = " ".join([*self.kept, self.shown])
+
+    @property
+    def text(self) -> str:
+        """The text that an allow rule must match."""
+        return " ".join([*self.kept, self.shown])
 
 
 class Commands:
@@ -80,34 +114,19 @@ class Commands:
         self.findings = findings
         self.nested = nested
 
-    def simple(
-        self,
-        words: Sequence[Word],
-        assigned: Sequence[Assignment],
-        source: str,
-        level: int,
-        piped: bool,
-        fed: str | None,
-        given: Printed,
-    ) -> None:
-        """Add the command ``words`` with the assignments before it.
-
-        Args:
-            piped: the command surely reads a pipe.
-            fed: the text of its input, None if that is not literal.
-            given: the kind of text that a known pipe gives it.
-        """
+    def simple(self, command: SimpleCommand, assigned: Sequence[Assignment], source: str) -> None:
+        """Add a command with the assignments before it."""
+        words = command.words
         if words[0].value == "read":
             # IFS says how read parts its line, and is as before when it is done.
             assigned = [each for each in assigned if each.name != "IFS"]
         risks = _risks(assigned, words)
-        kept = [each.source for each, risk in risks if risk != "none"]
+        command.kept = [each.source for each, risk in risks if risk != "none"]
         high = [each.name for each, risk in risks if risk == "high"]
-        hides = f"it sets {high[0]} for the command" if high else ""
-        command = _Command(words, kept, hides, level, piped, fed, given)
-        forms: Forms = {source: None}
+        command.hides = f"it sets {high[0]} for the command" if high else ""
+        forms = Forms(source)
         if assigned:
-            forms[" ".join([*(each.source for each in assigned), command.shown])] = None
+            forms.setdefault(" ".join([*(each.source for each in assigned), command.shown]))
         self._add(command, forms)
 
     def declared(
@@ -149,25 +168,25 @@ class Commands:
             findings.functions_change = True
         return reason
 
-    def _add(self, command: _Command, forms: Forms) -> None:
+    def _add(self, command: SimpleCommand, forms: Forms) -> None:
         """Add a command. ``forms`` has what deny and ask rules see of it so far."""
         words, findings, text = command.words, self.findings, command.text
         values = [word.value for word in words]
-        _spell(forms, values, command.shown)
+        forms.spell(values, command.shown)
         if not all(word.exact for word in words):
             read = [[text for text in decoded(word) if text] for word in words]
             ways = (read, [each[:1] for each in read], [each[-1:] for each in read])
             for way in dict.fromkeys(tuple(chain.from_iterable(texts)) for texts in ways):
                 if plain := list(way):
-                    _spell(forms, plain, " ".join(plain))
+                    forms.spell(plain)
                     runs = plain[0].rpartition("/")[2] in RUNNERS
-                    forms |= {" ".join(plain[at:]): None for at in range(len(plain)) if runs}
+                    forms.add(" ".join(plain[at:]) for at in range(len(plain)) if runs)
         name = values[0]
         if not words[0].exact or not _NAME.fullmatch(name):
             findings.give_up("the name of a command is not literal")
             findings.mentions += mentioned("", words[1:])[0]
             for known in named_by(name) if IS_GLOB.search(name) else ():
-                _spell(forms, [known, *values[1:]], " ".join([known, *values[1:]]))
+                forms.spell([known, *values[1:]])
             findings.add(text, forms)
             return
         program = name.rpartition("/")[2]
@@ -190,11 +209,11 @@ class Commands:
         elif not self._script(program, command, forms):
             self._ordinary(program, command, forms)
 
-    def _wrapper(self, program: str, command: _Command, forms: Forms) -> None:
+    def _wrapper(self, program: str, command: SimpleCommand, forms: Forms) -> None:
         text, hides, level = command.text, command.hides, command.level + 1
         inner = unwrap(program, command.words[1:])
         if program == "xargs" and command.given in ("number", "word"):
-            words = [replace(w, loose=w.loose and w in command.words) for w in inner.words]
+            words = [w._replace(loose=w.loose and w in command.words) for w in inner.words]
             inner = replace(inner, words=tuple(words))
         if inner.hides:
             self._unseen(command.words, forms)
@@ -209,16 +228,16 @@ class Commands:
         if not inner.words:
             self.findings.add(text, forms, hides)
         elif not hides:
-            self._add(_Command(inner.words, command.kept, hides, level), forms)
+            self._add(SimpleCommand(inner.words, command.kept, hides, level), forms)
         else:
             # A rule must be equal to all of it, wrapper and assignments included.
             self._unseen(inner.words, forms)
             before = len(self.findings.parts)
-            self._add(_Command(inner.words, [], hides, level), forms)
+            self._add(SimpleCommand(inner.words, [], hides, level), forms)
             first = self.findings.parts[before]
             self.findings.parts[before] = Part(text, first.forms, hides, first.inner)
 
-    def _script(self, program: str, command: _Command, forms: Forms) -> bool:
+    def _script(self, program: str, command: SimpleCommand, forms: Forms) -> bool:
         """Add a command that runs the text of an argument (``eval``), or return False."""
         script = runs_text(program, command.words[1:])
         if script is None:
@@ -236,12 +255,12 @@ class Commands:
         findings.add_outer(before, forms, command.hides)
         return True
 
-    def _ordinary(self, program: str, command: _Command, forms: Forms) -> None:
+    def _ordinary(self, program: str, command: SimpleCommand, forms: Forms) -> None:
         findings, arguments = self.findings, command.words[1:]
         findings.programs.add(program)
         if _RUNS_NOTHING.fullmatch(command.text) and (findings.loop or command.text[0] in "e:"):
             return
-        if command.piped and is_end_of_pipe(command.text):
+        if command.piped and END_OF_PIPE.fullmatch(command.text):
             findings.calls.append(Part(command.text, tuple(forms)))  # no rule has to allow it
             return
         reason = self._note_builtin(program, arguments)
@@ -265,11 +284,11 @@ class Commands:
         if hides or reason or (executing and executing.commands):
             self._unseen(command.words, forms, changes=bool(hides or reason))
         for text in scripts(program, arguments):
-            forms.update(dict.fromkeys(raw_forms(text)))
+            forms.add(raw_forms(text))
         values = [word.value for word in arguments]
         if "--" in values[:-1] and program != "git" and not knows_operands(program):
             tail = values[values.index("--") + 1 :]
-            _spell(forms, tail, " ".join(tail))
+            forms.spell(tail)
         files = files_of(program, own)
         findings.writes += [findings.target(path, findings.here) for path in files.writes]
         findings.matches += files.matches
@@ -309,21 +328,21 @@ class Commands:
             return hides
         variants = [*product(*ways), [word for word in arguments if not word.choices]]
         for words in variants:
-            _spell(forms, [program, *(word.value for word in words)], "")
+            forms.spell([program, *(word.value for word in words)])
         return hides and next(filter(None, (arguments_hide(program, w) for w in variants)), "")
 
     def _executed(self, words: Sequence[Word], executing: Executing, level: int) -> Script:
         """Note the files of a command that find runs on what it finds. Return its analysis."""
         findings, seen = self.findings, Findings(here=self.findings.here)
-        Commands(seen, self.nested)._add(_Command(words, level=level + 1), {})
+        Commands(seen, self.nested)._add(SimpleCommand(words, level=level + 1), Forms())
         script = seen.script("")
         findings.writes += [findings.target("", findings.here) for path in script.after_cd]
         findings.reads += seen.reads
         findings.mentions += seen.mentions
         # The same with a name for what is found, to see which files those are.
-        named = [replace(word, exact=word.exact or "{}" in word.value) for word in words]
+        named = [word._replace(exact=word.exact or "{}" in word.value) for word in words]
         files = Findings(here=findings.here)
-        Commands(files, self.nested)._add(_Command(named, level=level + 1), {})
+        Commands(files, self.nested)._add(SimpleCommand(named, level=level + 1), Forms())
         findings.unknown = findings.unknown or files.unknown
         folders = list(map(path_of, executing.starts))
         filled = {path for path, *_ in files.writes if "{}" in path}
@@ -354,7 +373,7 @@ class Commands:
         findings.below += files.below
         return script
 
-    def _runner(self, program: str, command: _Command, forms: Forms) -> str:
+    def _runner(self, program: str, command: SimpleCommand, forms: Forms) -> str:
         """Show deny and ask rules the commands of ``npx`` and its like. Return why they are not
         known in any reading of the options before them, "" if they are."""
         hidden = []
@@ -365,9 +384,9 @@ class Commands:
                 findings.give_up("it can be read in too many ways")
                 break
             seen = Findings(readings=findings.readings, here=findings.here)
-            Commands(seen, self.nested)._add(_Command(words, level=command.level + 1), {})
+            Commands(seen, self.nested)._add(SimpleCommand(words, level=command.level + 1), Forms())
             findings.readings = seen.readings
-            forms.update(dict.fromkeys(form for part in seen.parts for form in part.forms))
+            forms.add(form for part in seen.parts for form in part.forms)
             findings.operands += [*(read.path for read in seen.reads), *seen.operands]
             findings.changes += [*(write.path for write in seen.writes), *seen.changes]
             findings.below += seen.below
@@ -391,36 +410,35 @@ class Commands:
             tail = [values[at].rpartition("/")[2], *values[at + 1 :]]
             forms.setdefault(" ".join(tail))
             if at < _SPELLED and not is_option(tail[0]):
-                forms.update(dict.fromkeys(map(" ".join, spellings(tail))))
+                forms.add(map(" ".join, spellings(tail)))
             files = files_of(tail[0], words[at + 1 :])
             if changes:
                 self.findings.changes += [*files.reads, *files.writes, *files.changes]
                 self.findings.below += files.below
             if not words[at].exact and IS_GLOB.search(values[at]):
                 rest = values[at + 1 :]
-                forms |= {" ".join([known, *rest]): None for known in named_by(values[at])}
+                forms.add(" ".join([known, *rest]) for known in named_by(values[at]))
             if not words[at].exact:
-                forms |= dict.fromkeys(
-                    form for text in decoded(words[at]) for form in raw_forms(text)
-                )
+                forms.add(form for text in decoded(words[at]) for form in raw_forms(text))
             if re.search(r"[\s=:;]", values[at]):
                 for sign in "=:":
-                    forms.update(dict.fromkeys(raw_forms(values[at].partition(sign)[2])))
-                forms.update(dict.fromkeys(raw_forms(values[at])))
-                forms.update(dict.fromkeys(raw_forms(re.sub(r"^-[A-Za-z]", "", values[at]))))
+                    forms.add(raw_forms(values[at].partition(sign)[2]))
+                forms.add(raw_forms(values[at]))
+                forms.add(raw_forms(re.sub(r"^-[A-Za-z]", "", values[at])))
         forms.pop("", None)
 
 
-def _plain(program: str, command: _Command) -> str:
+def _plain(program: str, command: SimpleCommand) -> str:
     """Return a command without harmless options before its subcommand, "" if it has none."""
     arguments = command.words[1:]
     if program == "git":
         following = git_parts(arguments)[1]
     else:
-        before = [word.value for word in takewhile(lambda word: word.exact, arguments)]
-        first = int(program == "docker" and before[:1] == ["compose"])
-        known = "docker-compose" if first else program
-        taken = first + options_before(known, before[first:])
+        composes = program == "docker" and any(
+            word.exact and word.value == "compose" for word in arguments[:1]
+        )
+        first, known = (1, "docker-compose") if composes else (0, program)
+        taken = first + options_before(known, arguments[first:])
         following = [*arguments[:first], *arguments[taken:]]
     if not following or len(following) == len(arguments):
         return ""
@@ -438,19 +456,3 @@ def _asks(program: str, first: Word) -> bool:
     if program == "jobs":
         return first.source != "-x"
     return program == "command" and re.fullmatch(r"-p?[vV]", first.value) is not None
-
-
-def _spell(forms: Forms, values: list[str], shown: str) -> None:
-    """Add a command's forms: unquoted, as shown, without the program's folder, other spellings."""
-    forms |= {" ".join(values): None, shown: None}
-    name = values[0].rpartition("/")[2]
-    for program in ("git", "docker"):
-        if name.startswith(f"{program}-"):
-            _spell(forms, [program, name.removeprefix(f"{program}-"), *values[1:]], shown)
-    if name in LIKE:
-        _spell(forms, [LIKE[name], *values[1:]], shown)
-    plain = _VERSIONED.sub("", values[0].rstrip("/").rpartition("/")[2])
-    if plain != values[0]:
-        values = [plain, *values[1:]]
-        forms.setdefault(" ".join(values))
-    forms |= dict.fromkeys(map(" ".join, spellings(values)))

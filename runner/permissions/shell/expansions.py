@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
-from runner.permissions.shell.harmless import passes_on, printed
+from runner.permissions.shell.harmless import PASSES_ON, printed
 from runner.permissions.shell.script import INTEGERS, Part
 from runner.permissions.shell.tree import EXPANSIONS, WORDS, Tree
 from runner.permissions.shell.words import IS_GLOB, Printed, Reader, UnclearError, Word, names
@@ -61,6 +60,7 @@ _NAMED = re.compile(r"\"?\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?\"?")
 _SET_VARIABLES = names("""
     eval source . trap read mapfile readarray getopts let wait builtin command exec coproc""")
 _CHANGES = re.compile(r"\s[-+]\w*[^\Wgprx]")  # options of ``declare`` that change values
+_BEGINS_TEST = re.compile(r"-[A-Za-z]|!|\]\]")  # bash takes such a word for an operator
 _MAY_EVALUATE = "a test may evaluate what a variable holds"
 
 
@@ -217,7 +217,7 @@ class Expansions(Tree):
                 globs = self._globs_of(node) if reader.met and self.given else ()
                 if reader.bare and any(map(IS_GLOB.search, globs)):
                     return word
-                return replace(word, choices=tuple(filter(None, globs))) if globs else word
+                return word._replace(choices=tuple(filter(None, globs))) if globs else word
             except UnclearError as unclear:
                 reason = str(unclear)
         self.give_up(node, reason)
@@ -301,7 +301,7 @@ class Expansions(Tree):
         if whole:
             self.findings.trusts_output = True
             return whole
-        while len(commands) > 1 and passes_on(self.text_of(commands[-1])):
+        while len(commands) > 1 and PASSES_ON.fullmatch(self.text_of(commands[-1])):
             commands.pop()
         last = commands[-1]
         if last.type == "redirected_statement" and all(
@@ -385,13 +385,9 @@ class Expansions(Tree):
             case "binary_expression":
                 self._comparison(double, node)
             case _:
-                if double and self._begins_test(node):
+                if double and _BEGINS_TEST.fullmatch(self.text_of(node)):
                     self.give_up(node)
                 self._operand(double, node)
-
-    def _begins_test(self, node: Node) -> bool:
-        """True for a word that bash takes for an operator here: ``-f``, ``!``, ``]]``."""
-        return re.fullmatch(r"-[A-Za-z]|!|\]\]", self.text_of(node)) is not None
 
     def _comparison(self, double: bool, node: Node) -> None:
         children = self.children(node, lines=double)
@@ -404,7 +400,7 @@ class Expansions(Tree):
             self._condition(double, left)
             self._condition(double, right)
             return
-        if double and (self._begins_test(left) or self.text_of(right) == "]]"):
+        if double and (_BEGINS_TEST.fullmatch(self.text_of(left)) or self.text_of(right) == "]]"):
             self.give_up(node)
         if not re.fullmatch(r"[ \t]+\S+[ \t]+", self.text[left.end_byte : right.start_byte]):
             self.give_up(node)

@@ -38,6 +38,8 @@ _DEFAULT = re.compile(
     r"\$\{\w+:?[-+=]([^${}]*)\}|\$\((?:echo|printf)\s+([^$()`;|&]*)\)|`(?:echo|printf)\s+([^$()`;|&]*)`"
 )
 _SPACE = re.compile(r"\$(?:IFS|\{IFS[^{}]*\})(?:\$9)?")
+_LEAVES_OUT = re.compile(r":(?:[!^]|\((?:[a-z,]*,)?exclude\))")  # what git's pathspecs begin with
+_MAGIC = re.compile(r"^:(?:\([^)]*\)|[/!^]+)")
 _PROCESS = re.compile(r"/proc/(?:[^/]+/task/[^/]+|\$\$|\$\w+|\$\{\w+\}|[][0-9*?!^-]+)/")
 _SIGNS = re.compile(r"[=,:@#]")
 _LONGEST = 2000  # characters of an argument that is taken apart
@@ -86,7 +88,7 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
     elif program == "aws" and arguments and arguments[0].value == "s3":
         program, arguments = "aws-s3", arguments[1:]
     usage = usage_of(program)
-    files, call = Files(), _Call(usage, *_parse(arguments, usage))
+    files, call = Files(), _parse(arguments, usage)
     for role in usage.roles:
         if role.holds(call.given):
             _note(files, role, call)
@@ -111,8 +113,8 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files:
 
 def operands_of(program: str, arguments: Sequence[str]) -> list[str]:
     """Return the arguments that are neither options nor values of options."""
-    _, operands, _ = _parse([Word(value, value) for value in arguments], usage_of(program))
-    return [word.value for word in operands]
+    words = [Word(value, value) for value in arguments]
+    return [word.value for word in _parse(words, usage_of(program)).operands]
 
 
 def _git(arguments: Sequence[Word]) -> tuple[str, str, Sequence[Word]]:
@@ -136,9 +138,9 @@ def joined(folder: str, path: str) -> str:
 @dataclass(slots=True)
 class _Call:
     usage: Usage
-    options: list[tuple[str, Word | None]]  # with their values
-    operands: list[Word]
-    pieces: list[Word]  # what may be a value joined to an option
+    options: list[tuple[str, Word | None]] = field(default_factory=list)  # with their values
+    operands: list[Word] = field(default_factory=list)
+    pieces: list[Word] = field(default_factory=list)  # what may be a value joined to an option
 
     @property
     def given(self) -> set[str]:
@@ -149,54 +151,45 @@ class _Call:
         return [value for name, value in self.options if value is not None and name in options]
 
     def words(self, role: Role) -> list[Word]:
-        found = self.valued(role.items)
-        for item in role.items:
-            if item.endswith("="):
-                found += [
-                    _piece(word, word.value[len(item) :])
-                    for word in self.operands
-                    if word.value.startswith(item)
-                ]
-            elif item == "*" or item[0].isdigit():
-                first = 0 if item == "*" else int(item.rstrip("+")) - 1
-                found += self.operands[first : None if item[-1] in "*+" else first + 1]
-                found += self.pieces
-            elif item == "$":
-                found += self.operands[-1:]
+        found = self.valued(role.items) if self.options else []
+        for place in role.places:
+            found += self.operands[place]
+            found += self.pieces
+        for key in role.keys:
+            found += [
+                _piece(word, word.value[len(key) :])
+                for word in self.operands
+                if word.value.startswith(key)
+            ]
         return found
 
 
-def _parse(
-    arguments: Sequence[Word], usage: Usage
-) -> tuple[list[tuple[str, Word | None]], list[Word], list[Word]]:
-    """Return the options with their values, the operands, and what may be joined values."""
-    options: list[tuple[str, Word | None]] = []
-    operands: list[Word] = []
-    pieces: list[Word] = []
+def _parse(arguments: Sequence[Word], usage: Usage) -> _Call:
+    call = _Call(usage)
     words = iter(arguments)
     first = "BUNDLE" in usage.flags
     for word in words:
         value = word.value
         if value == "--":
-            operands += words
+            call.operands += words
         elif first and not value.startswith("-"):
             for letter in value:
                 valued = f"-{letter}" in usage.valued
-                options.append((f"-{letter}", next(words, _UNKNOWN) if valued else None))
+                call.options.append((f"-{letter}", next(words, _UNKNOWN) if valued else None))
         elif value.startswith("--") or ("SINGLE" in usage.flags and value[:1] == "-" != value):
-            options.append(_long(word, words, usage))
+            call.options.append(_long(word, words, usage))
             if "LOOSE" in usage.flags and "=" in value and not LEFT_OUT.match(value):
-                pieces.append(_piece(word, value.partition("=")[2]))
+                call.pieces.append(_piece(word, value.partition("=")[2]))
         elif value.startswith("-") and value != "-":
-            options += _letters(word, words, usage)
+            call.options += _letters(word, words, usage)
             if "LOOSE" in usage.flags:
                 letters = re.match("-[A-Za-z]{1,4}", value)
                 ends = range(2, letters.end() + 1 if letters else 2)
-                pieces += [_piece(word, value[at:]) for at in ends if at < len(value)]
+                call.pieces += [_piece(word, value[at:]) for at in ends if at < len(value)]
         else:
-            operands.append(word)
+            call.operands.append(word)
         first = False
-    return options, operands, pieces
+    return call
 
 
 def _long(word: Word, words: Iterator[Word], usage: Usage) -> tuple[str, Word | None]:
@@ -250,8 +243,7 @@ def _note(files: Files, role: Role, call: _Call) -> None:
         case "offered":
             files.reads += [path for word in words for path in _offered(word)]
         case "writes":
-            for word in words:
-                _write(files, word)
+            _write(files, words)
         case "within":
             for word in words:
                 files.reads += [joined(path_of(word), path) for path in files.reads if path]
@@ -281,15 +273,15 @@ def _read(files: Files, words: Sequence[Word]) -> None:
     for word in words:
         for path in () if word.exact else dict.fromkeys((*_readings(word), *decoded(word))):
             if IS_GLOB.search(path):
-                files.below.append(matching(path)._replace(reads=True))
+                files.below.append(matching(path, reads=True))
             elif path and "$" not in path:
                 files.reads.append(path)
 
 
-def _write(files: Files, word: Word) -> None:
-    paths, globs = written(word)
-    files.writes += paths
-    files.matches += globs
+def _write(files: Files, words: Iterable[Word]) -> None:
+    for paths, globs in map(written, words):
+        files.writes += paths
+        files.matches += globs
 
 
 def written(word: Word) -> tuple[list[str], list[Below]]:
@@ -311,7 +303,7 @@ def _gather(files: Files, word: Word) -> None:
     files.below += [Below(path, "**", deep=True, reads=True) for path in literal([word])]
     if not word.exact:
         globs = filter(IS_GLOB.search, _readings(word))
-        files.below += [matching(glob, deep=True)._replace(reads=True) for glob in globs]
+        files.below += [matching(glob, deep=True, reads=True) for glob in globs]
 
 
 def _readings(word: Word) -> list[str]:
@@ -407,34 +399,28 @@ def _change(files: Files, word: Word, *, deep: bool) -> None:
                 files.below.append(Below(path, "**", deep=True))
 
 
-def matching(glob: str, deep: bool = False) -> Below:
-    """Return the paths that a glob may become."""
+def matching(glob: str, deep: bool = False, reads: bool = False) -> Below:
+    """Return the paths that a glob may become, which a program ``reads`` or else changes."""
     before = IS_GLOB.split(glob, maxsplit=1)[0]
     folder, slash, _ = before.rpartition("/")
     if _UPWARDS.search(glob, len(folder)):
-        return _ANYWHERE
+        return _ANYWHERE._replace(reads=reads)
     name, below, _ = glob[len(folder + slash) :].partition("/")
-    return Below(folder or slash or ".", name, deep or bool(below))
+    return Below(folder or slash or ".", name, deep or bool(below), reads)
 
 
 def _select(files: Files, words: Sequence[Word]) -> None:
     """Note the files that patterns of git's match: ``*`` stands for what starts with a dot too."""
     every = literal(words)
-    included = [path for path in every if not _LEAVES_OUT.match(path)]
-    if every and not included:
+    included = [_MAGIC.sub("", path) for path in every if not _LEAVES_OUT.match(path)]
+    if every and not (included and all(included)):
         files.below.append(Below(".", "**", deep=True))
-    for path in included:
-        plain = re.sub(r"^:(?:\([^)]*\)|[/!^]+)", "", path)
+    for plain in included:
         files.changes.append(plain)
-        if not plain:
-            files.below.append(Below(".", "**", deep=True))
         if IS_GLOB.search(plain):
             folder, name, deep, *_ = matching(plain, deep=True)
             names = (name, name.lstrip("*"), f".{name}")
             files.below += [Below(folder, each, deep) for each in names if each]
-
-
-_LEAVES_OUT = re.compile(r":(?:[!^]|\((?:[a-z,]*,)?exclude\))")
 
 
 def _shown(files: Files, words: Sequence[Word]) -> None:
@@ -516,8 +502,7 @@ def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files)
     """Note what no table says."""
     match program:
         case "sed" | "gsed":
-            for word in _edited(arguments):
-                _write(files, word)
+            _write(files, _edited(arguments))
         case "curl":
             certificates = call.valued(("-E", "--cert", "--proxy-cert"))
             files.reads += [path.rpartition(":")[0] for path in literal(certificates)]

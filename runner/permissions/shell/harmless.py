@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from runner.permissions.shell.words import Printed, Word, by_name, names
 
@@ -167,26 +168,16 @@ _FOR_TESTS = re.compile(r"(?:[a-z0-9_]*_)?tests?(?:db)?(?:_[a-z0-9_]*)?|:memory:
 # Variables that name a program: with its usual names, as in an argument of make.
 _COMPILERS = names("CC CXX CPP AR LD FC F77 HOSTCC PYTHON")
 # Names of a project's own, by what they begin with.
-_FAMILIES = [
-    (re.compile(r"(?:VITE|NEXT_PUBLIC|REACT_APP)_\w+"), re.compile(r"(?!-)[\w.:/-]*")),
-    (
-        re.compile(r"CARGO_PROFILE_[A-Z]+_(?:DEBUG|LTO|OPT_LEVEL|STRIP|PANIC|CODEGEN_UNITS)"),
-        re.compile(r"[a-z0-9]+"),
+_FAMILIES = {
+    r"(?:VITE|NEXT_PUBLIC|REACT_APP)_\w+": r"(?!-)[\w.:/-]*",
+    "CARGO_PROFILE_[A-Z]+_(?:DEBUG|LTO|OPT_LEVEL|STRIP|PANIC|CODEGEN_UNITS)": "[a-z0-9]+",
+    "(?:API|BASE|APP|SITE|SERVER|BACKEND|FRONTEND|WEB|SERVICE|GRAPHQL|TEST|E2E|PLAYWRIGHT|CYPRESS)"
+    "_(?:[A-Z]+_)?(?:URL|HOST|ORIGIN|ENDPOINT)": (
+        r"(?:https?://)?(?:localhost|127\.0\.0\.1)(?::[0-9]+)?(?:/[\w/-]*)?"
     ),
-    (
-        re.compile(
-            r"(?:API|BASE|APP|SITE|SERVER|BACKEND|FRONTEND|WEB|SERVICE|GRAPHQL|TEST|E2E|PLAYWRIGHT|CYPRESS)"
-            r"_(?:[A-Z]+_)?(?:URL|HOST|ORIGIN|ENDPOINT)"
-        ),
-        re.compile(r"(?:https?://)?(?:localhost|127\.0\.0\.1)(?::[0-9]+)?(?:/[\w/-]*)?"),
-    ),
-    (
-        re.compile(
-            r"(?:RUN|TEST|VERBOSE|SHOW|LOG|TRACE)_[A-Z0-9_]+|UPDATE_(?:SNAPSHOTS?|GOLDENS?)"
-        ),
-        re.compile(_SWITCH),
-    ),
-]
+    "(?:RUN|TEST|VERBOSE|SHOW|LOG|TRACE)_[A-Z0-9_]+|UPDATE_(?:SNAPSHOTS?|GOLDENS?)": _SWITCH,
+}
+_FAMILY_VALUES = [(re.compile(name), re.compile(value)) for name, value in _FAMILIES.items()]
 _TEST_RUNNERS = re.compile(r"py\.?test|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest")
 _OF_PROJECT = re.compile(
     r"py\.?test|tox|nox|coverage|uv|poetry|pdm|hatch|pipenv|python(?:3(?:\.[0-9]+)?)?"
@@ -229,7 +220,9 @@ def is_harmless(name: str, value: Word | None, program: str = "") -> bool:
         return is_make_assignment(f"{name}={value.value}")
     harmless = _HARMLESS_VALUES.get(name)
     if harmless is None:
-        harmless = next((value for pattern, value in _FAMILIES if pattern.fullmatch(name)), None)
+        harmless = next(
+            (value for pattern, value in _FAMILY_VALUES if pattern.fullmatch(name)), None
+        )
     return harmless is not None and value.exact and harmless.fullmatch(value.value) is not None
 
 
@@ -461,25 +454,16 @@ def printed(command: str) -> Printed:
     return next((kind for kind, known in _KNOWN_OUTPUTS if known.fullmatch(command)), "")
 
 
-# --- The end of a pipe: it prints a part of what the command before it prints.
+# --- Commands in a pipe: those at its end that print a part of what they read, and those that print
+# whole lines of it and nothing else.
 
-_END_OF_PIPE = re.compile(
+END_OF_PIPE = re.compile(
     r"(?:head|tail)(?: -[0-9]+| -[nc] ?[-+]?[0-9]+| --(?:lines|bytes)=[-+]?[0-9]+)*"
 )
-_PASSES_ON = re.compile(
+PASSES_ON = re.compile(
     rf"(?:head|tail)(?: -[0-9]+| -n ?[0-9]+)*|grep(?: -[viEFwx]+)*(?: -e)? (?:{_QUOTED})"
     r"|sort(?: -[ruVn]+)?|uniq|tac"
 )
-
-
-def passes_on(command: str) -> bool:
-    """True for a command that prints whole lines of its input and nothing else."""
-    return _PASSES_ON.fullmatch(command) is not None
-
-
-def is_end_of_pipe(command: str) -> bool:
-    """True for a ``head`` or ``tail`` that reads its input alone."""
-    return _END_OF_PIPE.fullmatch(command) is not None
 
 
 # --- Programs that can run anything, used so that they run nothing.
@@ -546,9 +530,12 @@ _BEFORE_OF = {
 }
 
 
-def options_before(program: str, values: Sequence[str]) -> int:
+def options_before(program: str, arguments: Sequence[Word]) -> int:
     """Return how many of the arguments of a program come before its subcommand and change nothing."""
     known = _BEFORE_OF.get(program)
-    found = known.match(" ".join(values)) if known else None
+    if known is None:
+        return 0
+    values = [word.value for word in takewhile(lambda word: word.exact, arguments)]
+    found = known.match(" ".join(values))
     taken = found.group().count(" ") if found else 0
     return taken if not any(" " in value for value in values[:taken]) else 0

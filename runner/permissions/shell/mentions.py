@@ -66,6 +66,8 @@ _LISTS_HIDDEN = {
 _NOT_HIDDEN = re.compile(r"(?:-not|!) -\w+ (?:\*/|\./)?\.\*")  # in the arguments of find
 _DECODES = names("rev base64 base32 xxd")
 _PLAIN_FORMAT = re.compile(r"(?:[^%\\]|\\[nt0](?!\d))*|(?:%s(?:\\[nt0](?!\d)|\s))*(?:%s)?")
+_BLANK = re.compile(r"\s")
+_CODE = re.compile(r"[\s'\"({\\[]")
 _TEXT = re.compile(r"([\"'])((?:(?!\1)[^\\])+)\1")
 _TEXT_TOKEN = re.compile(r"[^\s'\"`(){}\[\],;=<>|&]+")
 _WRITES = re.compile(
@@ -80,6 +82,7 @@ _OUTPUT = re.compile(
 _INPUT = re.compile(
     r"-+[\w.-]*(?:root|test|source|src|include|project|work|config|input|loglevel)", re.I
 )
+_BARE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,999}")
 _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
 _SHORT_WITH_VALUE = re.compile(r"-[A-Za-z].")
 _NAMES_FILE = re.compile(r"--[a-z-]*(?:file|from|input|include|list)")
@@ -91,6 +94,9 @@ _UNKNOWN = re.compile(r"[$`…]|\{\}")
 
 def candidates(word: Word) -> Iterator[str]:
     """Yield the paths that a word may be or contain; none for a text with blanks and for an address."""
+    if word.exact and _BARE.fullmatch(word.value):  # most words
+        yield word.value
+        return
     if len(word.value) > _LONGEST or _NO_PATH.search(word.value):
         return
     texts = literal([word]) if word.exact else [*literal([word]), *decoded(word)]
@@ -100,6 +106,7 @@ def candidates(word: Word) -> Iterator[str]:
             yield text[2:]
 
 
+@lru_cache(maxsize=1_000)
 def is_interpreter(program: str) -> bool:
     """True if a program is an interpreter, which may run code in an argument."""
     return _INTERPRETERS.fullmatch(program) is not None
@@ -110,12 +117,14 @@ def scripts(program: str, arguments: Sequence[Word]) -> Iterator[str]:
     interprets = is_interpreter(program)
     if program == "git" or (knows_operands(program) and not interprets):
         return
+    if not interprets and not any(map(_BLANK.search, (word.value for word in arguments))):
+        return
     before = ""
     for word in arguments:
         option, _, given = word.value.partition("=")
         text = given if _COMMAND.fullmatch(option) else word.value
         runs = interprets or program in SCRIPTED or text == given or _COMMAND.fullmatch(before)
-        if runs and re.search(r"\s", text):
+        if runs and _BLANK.search(text):
             yield text
             yield from (found[2] for found in _TEXT.finditer(text))
         if interprets and (joined := LISTED.sub(" ", text)) != text:
@@ -173,31 +182,29 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
     writes: list[str] = []
     interprets = program in _MAY_RUN or is_interpreter(program)
     globs: list[Below] = []
-    knows = (
-        program in _NAMING
-        or program in _KNOWN
-        or (knows_operands(program) and program not in _QUERIED)
-    )
+    naming = program in _NAMING
+    in_table = knows_operands(program) and program not in _QUERIED
+    knows = naming or program in _KNOWN or in_table
     before = ""
     for word in arguments:
-        option = before if not word.value.startswith("-") else word.value
-        given = option.startswith("-")
+        option = word.value if word.value[:1] == "-" else before
+        given = option[:1] == "-"
         before = word.value if "=" not in word.value else ""
         if given and LEFT_OUT.match(option):
             continue
-        lists = _NAMES_FILE.match(option) or word.value.startswith("@")
-        if program not in _NAMING and _HIDDEN_GLOB.fullmatch(word.value):
-            globs += [matching(word.value.rpartition("=")[2])._replace(reads=True)]
+        lists = (given and _NAMES_FILE.match(option)) or word.value[:1] == "@"
+        if not naming and "." in word.value and _HIDDEN_GLOB.fullmatch(word.value):
+            globs.append(matching(word.value.rpartition("=")[2], reads=True))
         outputs = program != "git" and given and _OUTPUT.match(option) and not _INPUT.match(option)
         found = list(candidates(word)) if lists or outputs or not knows else []
-        if knows and program not in _NAMING and lists:
-            reads += found
         if not knows:
             bare = program in _SUBCOMMANDS and not given
-            reads += [path for path in found if not bare or re.search(r"[./]", path)]
+            reads += [path for path in found if "." in path or "/" in path] if bare else found
+        elif lists and not naming:
+            reads += found
         if outputs:
             writes += found
-        if interprets and re.search(r"[\s'\"({\\[]", word.value) and len(word.value) <= _LONGEST:
+        if interprets and _CODE.search(word.value) and len(word.value) <= _LONGEST:
             tables = program in _QUERIED
             for paths, tokens in zip((reads, writes), inside(word.value), strict=True):
                 paths += [each for each in tokens if not tables or re.search("[./]", each)]
@@ -208,10 +215,8 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
 def knows_operands(program: str) -> bool:
     """True if a table has what a program does with its operands, whatever its options."""
     return any(
-        item in ("*", "$") or item[0].isdigit()
+        role.places and role.does in ("reads", "copies", "moves", "links") and not role.only
         for role in usage_of(program).roles
-        if role.does in ("reads", "copies", "moves", "links") and not role.only
-        for item in role.items
     )
 
 

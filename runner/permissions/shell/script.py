@@ -25,7 +25,7 @@ _GLOB = re.compile(r"(?=.*[*?\[])[A-Za-z0-9_./+@*?\[\]!^~-]+")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 # A variable and literal texts that it may be set to.
 _GIVEN = re.compile(r"\b([A-Za-z_]\w*)(?:=| +in +)([\w./~][\w./~ -]*)")
-_CANNOT_BE = re.compile(r"[^/]{256}|\0")  # no file has such a name
+_CANNOT_BE = re.compile(r"(?:\A|/)[^/]{256}|\0")  # no file has such a name
 # Variables that bash keeps numbers in: it calculates what they are set to.
 INTEGERS = frozenset(
     ("RANDOM", "SRANDOM", "SECONDS", "LINENO", "EPOCHSECONDS", "UID", "EUID", "PPID")
@@ -203,11 +203,12 @@ class Findings:
         if self.globs and self.moved is not None:
             self.reads.append(Target("", _LAST))
         else:
-            self.below += [matching(glob)._replace(reads=True) for glob in self.globs]
-        whole = self._entered >= len(command.encode("utf-8", "replace").rstrip())
+            self.below += [matching(glob, reads=True) for glob in self.globs]
+        entered = self._entered
+        whole = entered >= len(command.encode("utf-8", "replace").rstrip())
         if self.matches and self.moved is not None and not whole:
             self.writes.append(Target("", _LAST))
-        start = self.folders[0] if self._entered and whole else ""
+        start = self.folders[0] if entered and whole else ""
         unknown = [""] if "" in self.operands else []
         guesses = _REDIRECT.findall(command) if self.reason else []
         sources = self.reads + (self.writes if self.targets_read else [])
@@ -249,7 +250,7 @@ class Findings:
                 self.mentions += [found.sub(value, word.value) for value in given[name]]
             for text in filter(_GLOB.fullmatch, decoded(word)):
                 folder, _, name = text.rpartition("/")
-                self.below.append(matching(name if "**" in folder else text)._replace(reads=True))
+                self.below.append(matching(name if "**" in folder else text, reads=True))
 
     def _anywhere(self, paths: Iterable[str]) -> list[str]:
         """Return the paths from each folder that the script may be in."""

@@ -24,6 +24,7 @@ _LONG = {
     **{name: {"-d": "--delete", "-D": "--delete"} for name in ("branch", "tag", "push")},
     "commit": {"-n": "--no-verify"},
 }
+_SHORT = re.compile("-[A-Za-z]+")
 _BRANCHES = re.compile(r"-[bBtdl]|--(?:orphan|track|detach)(?:=.*)?")
 _CHECKOUT_VALUED = frozenset(["-b", "-B", "--orphan", "--conflict"])
 
@@ -101,19 +102,20 @@ def _hoisted(values: list[str]) -> Iterator[list[str]]:
     """Yield the command with each option in front, behind the program and behind its first operand, by
     each of its names: ``sed p -ni.bak x`` is ``sed -i p x``."""
     first = next((at for at, value in enumerate(values) if at and not is_option(value)), 0)
-    last = first if first and programs.PASSES_ON.fullmatch(values[0]) else len(values)
+    end = first or len(values)
+    operand, rest = values[end : end + 1], [*values[1:end], *values[end + 1 :]]
+    own = rest[: first - 1] if first and programs.PASSES_ON.fullmatch(values[0]) else rest
     same = programs.SAME_OPTIONS.get(values[0], ())
-    for at, value in enumerate(values[1:last], 1):
+    for at, value in enumerate(own):
         if value == "--":
             return
         if not is_option(value):
             continue
-        letters = re.match("-[A-Za-z]+", value)
+        letters = _SHORT.match(value)
         short = (
             [f"-{letter}" for letter in letters[0][1:]] if letters else [value.partition("=")[0]]
         )
-        others = [each for place, each in enumerate(values[1:], 1) if place not in (at, first)]
-        operand = values[first : first + 1] if first else []
+        others = [*rest[:at], *rest[at + 1 :]]
         for option in dict.fromkeys((value, *short[:_MOST_LETTERS])):
             for name in (option, *_other_names(option, same)):
                 yield [values[0], name, *operand, *others]

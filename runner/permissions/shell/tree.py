@@ -136,6 +136,8 @@ def _parsed(text: str) -> tuple[str, Node]:
     """Return a script (bytes as Latin-1) and its tree. The grammar cannot parse a redirect between the
     operator of a here-document and a pipe: it is moved before the operator. Nor can it parse a
     here-document whose text begins with a backslash: the backslash is masked."""
+    if "<<" not in text:
+        return text, _tree(text)
     moved = _BEHIND_HEREDOC.sub(lambda found: found[2][1:] + found[2][0] + found[1], text)
     masked = _BACKSLASH.sub(lambda found: found[0][:-1] + "x", moved)
     root = _tree(masked)

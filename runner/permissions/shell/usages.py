@@ -38,6 +38,8 @@ class Role:
 
     does: str
     items: tuple[str, ...]  # options, and positions of operands
+    places: tuple[slice, ...]  # these positions
+    keys: tuple[str, ...]  # ``of=``
     only: frozenset[str]  # it holds with one of these options or first operands
     never: frozenset[str]  # not with these
 
@@ -60,7 +62,12 @@ class Usage:
 _ROLE = re.compile(
     r"(?P<does>[a-z]+)(?:@(?P<only>[^!:]+))?(?:!(?P<never>[^:]+))?(?::(?P<items>.*))?"
 )
-_UNVALUED = ("recursive",)
+
+
+def _slice(place: str) -> slice:
+    """Return the operands at a place: ``2``, ``2+``, ``*``, ``$``."""
+    first = -1 if place == "$" else int(place.strip("*+") or 1) - 1
+    return slice(first, int(place) if place.isdigit() else None)
 
 
 def _usage(text: str) -> Usage:
@@ -75,9 +82,11 @@ def _usage(text: str) -> Usage:
             tuple(filter(None, (role[name] or "").split(",")))
             for name in ("only", "never", "items")
         )
-        roles.append(Role(role["does"], items, frozenset(only), frozenset(never)))
+        places = tuple(_slice(item) for item in items if item in ("*", "$") or item[0].isdigit())
+        keys = tuple(item for item in items if item.endswith("="))
+        roles.append(Role(role["does"], items, places, keys, frozenset(only), frozenset(never)))
     options = {
-        item: role.does not in _UNVALUED
+        item: role.does != "recursive"
         for role in roles
         for item in role.items
         if item.startswith("-")

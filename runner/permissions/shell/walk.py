@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
-from runner.permissions.shell.commands import Commands
+from runner.permissions.shell.commands import Commands, SimpleCommand
 from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.files import ANY_READ, written
 from runner.permissions.shell.mentions import runs_input
@@ -259,15 +259,14 @@ class Walk(Expansions):
         self.findings.here = self._moment(node)
         self.findings.feeds = _feeds(node)
         if words:
-            self.commands.simple(
+            command = SimpleCommand(
                 words,
-                assigned,
-                self.source_of(node),
-                self.level,
-                self._piped(node),
-                self._fed(node),
-                self._given(node) if words[0].value == "xargs" else "",
+                level=self.level,
+                piped=self._piped(node),
+                fed=self._fed(node),
+                given=self._given(node) if words[0].value == "xargs" else "",
             )
+            self.commands.simple(command, assigned, self.source_of(node))
         else:
             self.give_up(node)
 
@@ -288,8 +287,15 @@ class Walk(Expansions):
 
     def _fed(self, node: Node) -> str | None:
         """Return the text that a command reads from its input, None if that is not literal."""
-        if "<" not in self.text:  # most scripts: the search below is slow
-            return self._echoed(node)
+        # Most scripts redirect no input, and looking for what does is slow.
+        given = self._input(node) if "<" in self.text else self._echoed(node)
+        return unicode("".join(filter(None, given.groups()))) if given else None
+
+    def _echoed(self, node: Node) -> re.Match[str] | None:
+        before = node.prev_named_sibling if self._piped(node) else None
+        return _ECHO.fullmatch(self.text_of(before)) if before else None
+
+    def _input(self, node: Node) -> re.Match[str] | None:
         top = node
         while top.parent and top.parent.type in ("list", "pipeline") and not top.next_sibling:
             top = top.parent  # a redirect of its last command stands behind it
@@ -299,25 +305,16 @@ class Walk(Expansions):
         inputs = [each for each in redirects if not _OUTPUT.match(self.text_of(each))]
         if not inputs:
             return self._echoed(node)
-        if len(inputs) != 1:
+        if len(inputs) > 1:
             return None
         if inputs[0].type == "herestring_redirect":
-            given = _HERESTRING.fullmatch(self.text_of(inputs[0]))
-        else:
-            parts = {child.type: child for child in inputs[0].children}
-            start, end = parts.get("heredoc_start"), parts.get("heredoc_end")
-            if start is None or end is None:
-                return None
-            first = self.text.find("\n", start.end_byte)
-            given = _QUOTED_TEXT.fullmatch(self.text, first, end.start_byte)
-            if self.text[start.start_byte] not in "\\'\"":
-                given = _TEXT.fullmatch(self.text, first, end.start_byte)
-        return _text_in(given)
-
-    def _echoed(self, node: Node) -> str | None:
-        """Return what ``echo`` prints into the pipe that a command reads, None if that is not literal."""
-        before = node.prev_named_sibling if self._piped(node) else None
-        return _text_in(_ECHO.fullmatch(self.text_of(before))) if before else None
+            return _HERESTRING.fullmatch(self.text_of(inputs[0]))
+        parts = {child.type: child for child in inputs[0].children}
+        start, end = parts.get("heredoc_start"), parts.get("heredoc_end")
+        if start is None or end is None:
+            return None
+        text = _QUOTED_TEXT if self.text[start.start_byte] in "\\'\"" else _TEXT
+        return text.fullmatch(self.text, self.text.find("\n", start.end_byte), end.start_byte)
 
     def _moment(self, node: Node) -> Moment:
         return (*self.base, node.start_byte)
@@ -548,10 +545,6 @@ class Walk(Expansions):
                 return
             else:
                 at += 1
-
-
-def _text_in(given: re.Match[str] | None) -> str | None:
-    return unicode("".join(filter(None, given.groups()))) if given else None
 
 
 def _feeds(node: Node) -> bool:

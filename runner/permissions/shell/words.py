@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from tree_sitter import Node
 
@@ -31,8 +31,7 @@ class UnclearError(Exception):
     """This reading and the grammar's differ, or bash does more here than is understood."""
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     source: str  # as written
     value: str  # without its quotes, expansions in it as written
     exact: bool = True  # the value is just what the program gets
