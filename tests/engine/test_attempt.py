@@ -6,9 +6,10 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,14 @@ from runner.core.spec import JobSpec
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
-from runner.errors import HostFaultError, HostLacks, Interrupted, LeaseLost, ModelCallError
+from runner.errors import (
+    HostFaultError,
+    HostLacks,
+    Interrupted,
+    KeyRefused,
+    LeaseLost,
+    ModelCallError,
+)
 from runner.jobfile.values import schema_problem
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
@@ -267,3 +275,40 @@ def test_a_run_that_waits_for_its_jobs_times_needs_no_workspace(
     lease = claim(database)
     assert run_attempt(lease, ports, Interrupt()) == outcome
     assert row(database, lease).reason == outcome.reason
+
+
+PERMISSION = "permission_error"
+
+
+def refusing(kind: str, of_key: bool) -> Callable[[JobSpec], Any]:
+    """Models of an API that refuses calls, and their key too if it is ``of_key``."""
+
+    def refuse(*given: Any) -> Any:
+        raise ModelCallError(kind, "not with this key", status=403, billed=False)
+
+    model = SimpleNamespace(
+        complete=refuse,
+        refuses_key=lambda: of_key,
+        window=lambda model: None,
+        count=lambda *_: None,
+    )
+    return lambda spec: model
+
+
+@pytest.mark.parametrize(("kind", "of_key"), [("authentication_error", False), (PERMISSION, True)])
+def test_a_refused_key_is_a_fault_of_the_host(
+    database: Database, ports: Ports, kind: str, of_key: bool
+) -> None:
+    lease = claimed(database, scripted({"text": "Done."}))
+    with pytest.raises(KeyRefused, match="not with this key"):
+        run_attempt(lease, replace(ports, models=refusing(kind, of_key)), Interrupt())
+    give_back_for_host(database, lease, HostFault("id_a", "a", "refused"), (), time.time())
+    assert run_attempt(claim(database), ports, Interrupt()) == Ended("succeeded", "end_turn")
+
+
+def test_a_model_that_the_key_may_not_use_fails_the_run(database: Database, ports: Ports) -> None:
+    lease = claimed(database, scripted({"text": "Done."}))
+    models = refusing(PERMISSION, of_key=False)
+    outcome = run_attempt(lease, replace(ports, models=models), Interrupt())
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("failed", PERMISSION)
