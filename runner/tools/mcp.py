@@ -107,10 +107,11 @@ class McpServers(Observer):
         with self._lock:
             job_id = self._held.pop(lease.run_id, None)
             is_last = job_id not in self._held.values()
-            owners = {owner for owner, _ in self._servers}
-        if lease.run_id in owners:
-            threading.Thread(target=self._close, args=(lease.run_id,), daemon=True).start()
-        if job_id is not None and job_id in owners and is_last:
+            is_served = any(owner == job_id for owner, _ in self._servers)
+            own = self._taken(lease.run_id)  # the next attempt opens its own
+        if own:
+            threading.Thread(target=_end, args=(own,), daemon=True).start()
+        if is_last and is_served:
             timer = threading.Timer(self.idle_seconds, self._close, (job_id, True))
             timer.daemon = True
             timer.start()
@@ -124,10 +125,18 @@ class McpServers(Observer):
         with self._lock:
             if only_idle and owner in self._held.values():
                 return
-            keys = [key for key in self._servers if key[0] == owner]
-            servers = [self._servers.pop(key) for key in keys]
-        for server in servers:
-            server.close()
+            servers = self._taken(owner)
+        _end(servers)
+
+    def _taken(self, owner: str) -> list[_Server]:
+        """Take an owner's servers out of those that calls find. The lock is held."""
+        keys = [key for key in self._servers if key[0] == owner]
+        return [self._servers.pop(key) for key in keys]
+
+
+def _end(servers: Sequence[_Server]) -> None:
+    for server in servers:
+        server.close()
 
 
 class _Server:

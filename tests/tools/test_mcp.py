@@ -270,6 +270,26 @@ def test_a_runs_server_ends_with_its_attempt_and_a_jobs_with_its_last_run_here(
     wait_until(lambda: not running([of_job]), "the job's server to end")
 
 
+@pytest.mark.slow
+def test_a_runs_next_attempt_begins_a_server_though_the_last_one_has_not_ended_yet(
+    patient: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, own, starting = patient.tools.servers, Ours(patient, scope="run"), []
+    first, second = (Lease("run_1", attempt, "worker_1") for attempt in (1, 2))
+    servers.claimed(Claimed(first, "job_1", "a"))
+    before = own.where()["pid"]
+    with monkeypatch.context() as late:
+        late.setattr(threading.Thread, "start", lambda thread: starting.append(thread))
+        servers.released(first, Ended("succeeded", "end_turn"))
+    servers.claimed(Claimed(second, "job_1", "a"))
+    now = own.where()["pid"]
+    assert now != before
+    for thread in starting:
+        thread.start()
+    wait_until(lambda: not running([before]), "the first server to end")
+    assert own.where()["pid"] == now
+
+
 def test_what_a_server_starts_ends_with_it(patient: Workbench) -> None:
     ours = Ours(patient)
     child = int(ours.call("spawn").content)
