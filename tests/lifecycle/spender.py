@@ -131,24 +131,17 @@ class Watch:
     """Looks at the budgets of jobs again and again, while inside, in a thread of its own.
 
     ``looks`` counts; ``most_reserved`` is the most tokens that were reserved at once; ``seen`` is set once
-    there were ``least_calls`` open calls in a look; ``wrong`` holds every state that must not be: more than
-    a cap, or sums that are not those of the runs.
+    a look has seen a call that is open; ``wrong`` holds every state that must not be: more than a cap, or
+    sums that are not those of the runs.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        job_ids: Sequence[str],
-        seen: threading.Event,
-        least_calls: int = 1,
-    ) -> None:
+    def __init__(self, database: Database, job_ids: Sequence[str], seen: threading.Event) -> None:
         self.looks = 0
         self.most_reserved = 0
         self.wrong: list[str] = []
         self._database = database
         self._job_ids = job_ids
         self._seen = seen
-        self._least_calls = least_calls
         self._gone = threading.Event()
         self._thread = threading.Thread(target=self._stay, name="watch")
 
@@ -196,17 +189,18 @@ class Watch:
             for kind, ceiling in ceilings_of(run)
             if (used := most_used(run, rows, kind)) > ceiling
         ]
-        self._note(found["reserved_tokens"], len(open_calls))
+        self._note(found["reserved_tokens"], is_enough=bool(open_calls))
 
-    def _note(self, reserved: int, calls: int) -> None:
+    def _note(self, reserved: int, *, is_enough: bool) -> None:
         self.looks += 1
         self.most_reserved = max(self.most_reserved, reserved)
-        if calls >= self._least_calls:
+        if is_enough:
             self._seen.set()
 
 
 class CapWatch(Watch):
-    """Looks at the cap of the day in the same way; all calls of the jobs are made while it is set."""
+    """Looks at the cap of the day in the same way; all calls of the jobs are made while it is set. ``seen``
+    is set once a call is open and all runs have begun."""
 
     def _stay(self) -> None:
         while not self._gone.wait(_LOOK_SECONDS):
@@ -214,7 +208,7 @@ class CapWatch(Watch):
 
     def _look(self, job_id: str) -> None:
         row = (day_cap.c.usd, day_cap.c.spent_cost, day_cap.c.reserved_cost)
-        query = select(*row, runs.c.progress).join_from(
+        query = select(*row, runs.c.progress, runs.c.started_at).join_from(
             day_cap, runs, runs.c.job_id.in_(self._job_ids)
         )
         rows = self._database.read(lambda connection: connection.execute(query).all())
@@ -226,7 +220,7 @@ class CapWatch(Watch):
             self.wrong.append(f"the cap holds {spent}, {reserved}, the runs {charged}, {held}")
         if rows[0].usd is not None and spent + reserved > billionths(rows[0].usd):
             self.wrong.append(f"{spent} and {reserved} are more than the cap of {rows[0].usd}")
-        self._note(reserved, sum(call is not None for call in calls))
+        self._note(reserved, is_enough=any(calls) and all(row.started_at for row in rows))
 
 
 def kill_one(database: Database, processes: list[RunnerProcess], dice: random.Random) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy import select
 
 from runner.core.budget import billionths
 from runner.core.conversation import Usage
-from runner.core.depth_first import UNLEARNED
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.tables import day_cap, job_budgets, model_calls, runs
@@ -151,7 +150,7 @@ def test_calls_of_killed_workers_are_charged_at_least_what_they_cost(
 def test_no_day_costs_more_than_its_cap_with_16_runs_at_once_that_die(
     shop: Callable[..., Shop],
 ) -> None:
-    seen = threading.Event()  # as many calls at once as there may be before an item has ended
+    seen = threading.Event()  # once items have ended, others may be left for the next day
     model = Spender(TURNS, seed=8, held_until=seen)
     here = shop(model)
     noon = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"  # the day does not end meanwhile
@@ -159,7 +158,7 @@ def test_no_day_costs_more_than_its_cap_with_16_runs_at_once_that_die(
     job = here.submit("free", items)
     here.site.run("budget", "--all", "--usd", "0.6", "--per", "day", "--tz", noon)
     done, waits = {("succeeded", "end_turn")}, {("queued", "cap")}
-    with CapWatch(here.database, [job], seen, UNLEARNED) as watch:
+    with CapWatch(here.database, [job], seen) as watch:
         here.work_and_die(lambda: watch.wrong or here.states(job) <= done | waits, 9, "6")
         assert watch.wrong == []
         assert waits <= here.states(job)
