@@ -191,6 +191,7 @@ class Watch:
         self._told: set[tuple[str, int]] = set()
         self._unworked_since: float | None = None
         self._begins: set[float] = set()  # when runs go on that wait for their job's times
+        self._faults: set[str] = set()  # of hosts, that were told
 
     @property
     def look(self) -> Look | None:
@@ -230,6 +231,10 @@ class Watch:
         if begins - self._begins:
             yield Happening("waits", counter_line(look))
         self._begins = begins
+        faults = {run["detail"] for run in items if run["reason"] == "host_fault"}
+        for fault in sorted(faults - self._faults):
+            yield Happening("waits", f"given back by host {cell(fault)}", {}, "wait")
+        self._faults |= faults
 
     def _of_people(self, look: Look) -> Iterable[Happening]:
         """The acts of people, and of Runner by itself, on the job and its runs; equal ones in one line."""

@@ -86,6 +86,13 @@ def test_a_job_that_nobody_works_is_told_once_and_until_a_worker_comes() -> None
     assert not watch.view(NOW).unworked
 
 
+def test_a_fault_of_a_host_is_told_once() -> None:
+    back = {"reason": "host_fault", "detail": "b1: no space left"}
+    watch, runs = Watch(), [run(key, "queued", **back) for key in "ab"]
+    assert words(watch.see(look(runs))) == ["given back by host b1: no space left"]
+    assert watch.see(look(runs)) == []
+
+
 def test_runs_are_shown_longest_first_and_at_most_twelve() -> None:
     watch = Watch()
     runs = [run(f"i{n:02}", started_at=NOW - n) for n in range(20)]
