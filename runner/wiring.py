@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from runner.queue.live import Listener
     from runner.store.notices import DueNotice
     from runner.tools.sandbox import Sandboxes
+    from runner.tools.toolbox import LocalTools
     from runner.workspace.run_workspaces import RunWorkspaces
 
 logger = logging.getLogger(__name__)
@@ -294,51 +295,22 @@ def _surroundings(
     from runner.engine.attempt_log import AttemptLog
     from runner.engine.dispatcher import Machine
     from runner.engine.governor import Governor
-    from runner.jobfile.values import schema_problem
     from runner.ports import Observers
     from runner.queries.search.search import open_index
-    from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
-    from runner.store.changes import store_connections
-    from runner.store.due_runs import endings, job_of
     from runner.store.host_locks import HostLocks
     from runner.store.rate_limits import StoredRateLimits
-    from runner.telemetry.start import start_telemetry
-    from runner.tools.connection_notes import NotesStorer
     from runner.tools.host_process import run_is_quiet
-    from runner.tools.sandbox import TmpRemover
-    from runner.tools.toolbox import LocalTools
     from runner.workspace.host_check import find_host_fault
     from runner.workspace.run_workspaces import RunWorkspaces
 
-    telemetry = start_telemetry(os.environ, partial(endings, database))
-    if telemetry is not None:
-        opened.callback(telemetry.close)
     clock, locks, secrets = DatabaseClock(database), HostLocks(), settings.secrets()
-    tools = LocalTools(
-        home=settings.home,
-        lock_dir=locks.folder,
-        secrets=secrets,
-        stored_output=lambda run_id, name: tool_output(database, run_id, name),
-        job_of=partial(job_of, database),
-        schema_problem=schema_problem,
-    )
-    opened.callback(tools.close)
-    tools.sandboxes.containers.remove_left_aside()
+    others = [*_other_observers(settings.home, database, clock, opened)]
+    tools = _open_tools(settings, database, locks.folder, opened)
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home, tools)
-    observers += [
-        AttemptLog(),
-        tools.servers,
-        TmpRemover(settings.home),
-        NotesStorer(
-            settings.home,
-            lambda run, about, made: store_connections(database, run, about, made, clock.now()),
-            lambda error: log_event(logger, "connections are not stored", error=str(error)),
-        ),
-        *([telemetry] if telemetry is not None else []),
-    ]
+    observers += [AttemptLog(), tools.servers, *others]
     observer = Observers(observers)
     governor = Governor(StoredRateLimits(database), clock, observer)
     prices = load_prices(settings)
@@ -363,6 +335,48 @@ def _surroundings(
         governor=governor,
     )
     return machine, ports
+
+
+def _open_tools(
+    settings: Settings, database: Database, lock_dir: Path, opened: ExitStack
+) -> LocalTools:
+    from runner.jobfile.values import schema_problem
+    from runner.queries.transcript import tool_output
+    from runner.store.due_runs import job_of
+    from runner.tools.toolbox import LocalTools
+
+    tools = LocalTools(
+        home=settings.home,
+        lock_dir=lock_dir,
+        secrets=settings.secrets(),
+        stored_output=partial(tool_output, database),
+        job_of=partial(job_of, database),
+        schema_problem=schema_problem,
+    )
+    opened.callback(tools.close)
+    tools.sandboxes.containers.remove_left_aside()
+    return tools
+
+
+def _other_observers(
+    home: Path, database: Database, clock: DatabaseClock, opened: ExitStack
+) -> Iterator[Observer]:
+    """Yield the observers that clean up after attempts, and OpenTelemetry's if it is set up."""
+    from runner.store.changes import store_connections
+    from runner.store.due_runs import endings
+    from runner.telemetry.start import start_telemetry
+    from runner.tools.connection_notes import NotesStorer
+    from runner.tools.sandbox import TmpRemover
+
+    yield TmpRemover(home)
+    yield NotesStorer(
+        home,
+        lambda run, about, made: store_connections(database, run, about, made, clock.now()),
+        lambda error: log_event(logger, "connections are not stored", error=str(error)),
+    )
+    if (telemetry := start_telemetry(os.environ, partial(endings, database))) is not None:
+        opened.callback(telemetry.close)
+        yield telemetry
 
 
 def _ports(

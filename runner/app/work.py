@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ def take_up(app: App, job: str, author: Author) -> tuple[str, Sequence[str]]:
 
 
 def pause_unworked(app: App, job_id: str, author: Author) -> int:
-    """Pause a job unless a worker is alive that works it. Returns how many are."""
+    """Pause a job if no living worker works it. Returns the number of those that do."""
     database = app.database
     workers = live_workers(database, app.now(), job_id)
     if not workers:
@@ -53,7 +52,7 @@ def pause_unworked(app: App, job_id: str, author: Author) -> int:
 
 
 def workers_of(app: App, job_id: str) -> int:
-    """Return how many workers are alive that work a job."""
+    """Return the number of living workers that work a job."""
     return live_workers(app.database, app.now(), job_id)
 
 
@@ -70,32 +69,24 @@ def start_worker(
     return wiring.start_worker(app.settings, app.database, slots, assigned, metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftWorker:
-    """A worker that outlives the command that started it."""
-
-    pid: int
-    log: Path
-
-
-def leave_worker(app: App, job_id: str, slots: int) -> LeftWorker | None:
+def leave_worker(app: App, job_id: str, slots: int) -> tuple[int, Path] | None:
     """Start a worker in a process of its own that works a job until all of its runs have ended. Returns
-    None if it has ended already. Raises ``RunnerError`` if it does not come up."""
+    its process id and log; None if it has ended already. Raises ``RunnerError`` if it does not start."""
     process, log = wiring.leave_worker(app.settings, job_id, slots)
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and not (code := process.poll()):
         if code == 0:
             return None
         if any(each["pid"] == process.pid for each in list_workers(app.database, app.now())):
-            return LeftWorker(process.pid, log)
+            return process.pid, log
         time.sleep(_LOOK_SECONDS / 5)
     process.terminate()
     raise RunnerError(f"no worker could be left behind: see {log}")
 
 
 def wait_for_end(worker: Worker, is_done: Callable[[], bool] = lambda: False) -> None:
-    """Wait until a worker has drained, which it is told to once ``is_done`` says so; open to signals.
-    Raises the error that ended it."""
+    """Wait until a worker has drained, in pieces that let signals in. It is told to drain once ``is_done``
+    returns True. Raises the error that ended it."""
     while not worker.wait(_LOOK_SECONDS):
         with suppress(UnreachableError):  # the worker says so
             if is_done():
@@ -107,7 +98,7 @@ def wait_for_end(worker: Worker, is_done: Callable[[], bool] = lambda: False) ->
 
 
 def settled_progress_of(app: App, job_id: str) -> Progress:
-    """Return how far a job is that seems to rest, after the decision on its pilot if that has ended."""
+    """Return how far a job is, once it is decided if it pauses: its pilot may have ended."""
     app.change(lambda now: pauses.attend(app.database, now))
     return progress_of(app, job_id)
 

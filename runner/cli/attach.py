@@ -196,10 +196,11 @@ def detach(app: handle.App, job_id: str, slots: int) -> int:
     if left is None:
         note(f"the worker has ended already: `runner attach {job_id}` shows the job")
         return exit_codes.SUCCEEDED
-    note(f"worker {left.pid} goes on with {job_id}, also when this terminal closes")
+    pid, log = left
+    note(f"worker {pid} goes on with {job_id}, also when this terminal closes")
     note(f"  watch it:  runner attach {job_id}")
-    note(f"  its log:   {cell(left.log)}")
-    note(f"  stop it:   kill {left.pid}   (runner workers lists it)")
+    note(f"  its log:   {cell(log)}")
+    note(f"  stop it:   kill {pid}   (runner workers lists it)")
     return exit_codes.SUCCEEDED
 
 

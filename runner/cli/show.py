@@ -13,12 +13,23 @@ import click
 
 from runner.app import handle, humanize, transcript
 from runner.app import show as app_show
-from runner.app.humanize import cell, cost_line, counts, duration, moment, usd_of
+from runner.app.event_words import event_note
+from runner.app.humanize import cell, cost_line, counts, duration, lines, moment, usd_of
 from runner.cli.audit import format_option, say_rows
 from runner.cli.costs import budget_fields
-from runner.cli.following import follow_in_words
+from runner.cli.drawing import TONES
 from runner.cli.options import JOB_OR_RUN, filters, json_option, with_app
-from runner.cli.terminal import note, say, say_content, say_fields, say_json, say_table
+from runner.cli.terminal import (
+    MARGIN,
+    Line,
+    note,
+    print_lines,
+    say,
+    say_content,
+    say_fields,
+    say_json,
+    say_table,
+)
 from runner.core.agents import place_of
 from runner.core.conversation import Usage
 from runner.core.run import ENDED
@@ -373,3 +384,37 @@ def _short(value: Any) -> str:
         return f"{value:.10g}"
     text = cell(value)
     return f'"{text}"' if " " in text else text
+
+
+def follow_in_words(
+    app: handle.App, id: str, *, whole_tree: bool = False, only_new: bool = False
+) -> None:
+    """Print what happens in a run until it has ended (``only_new``: from now on). Raises
+    ``UnreachableError``. The model's text is indented, so that none of it looks like Runner's lines."""
+    writing = ""  # the run whose text stands on the last line
+
+    def tell(line: Line) -> None:
+        nonlocal writing
+        if writing:
+            sys.stdout.write("\n")
+        writing = ""
+        print_lines([line], paged=False)
+
+    def warn(reason: str) -> None:
+        tell([(cell(reason), TONES["wait"])])
+
+    found = app_show.follow(app, id, tell=warn, whole_tree=whole_tree, only_new=only_new)
+    for event in found:
+        label = place_of(event["run_id"])["label"]
+        whose = [(f"{label}  ", "magenta")] if label else []
+        if event["type"] == "text_delta":
+            if writing != event["run_id"]:
+                sys.stdout.write("\n" + MARGIN if writing else MARGIN)
+            sys.stdout.write(lines(event["text"]).replace("\n", f"\n{MARGIN}"))
+            writing = event["run_id"]
+        elif said := event_note(event["type"], event["data"], event["attempt"]):
+            at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
+            tell([(f"{at}  ", "dim"), *whose, (said.words, TONES[said.tone])])
+        sys.stdout.flush()
+    if writing:
+        sys.stdout.write("\n")

@@ -20,7 +20,6 @@ from runner.app import handle
 from runner.app import transcript as told
 from runner.app import transcript_page as pages
 from runner.app.humanize import Note, Tone, cell, edit_of, input_lines, moment, short_ids
-from runner.cli.following import follow_in_words
 from runner.cli.options import RUN, json_option, with_app
 from runner.cli.terminal import (
     MARGIN,
@@ -135,6 +134,8 @@ def transcript(
         paged = not (no_pager or follow)
         print_lines(lines_of(found, is_folded=is_folded), paged=paged)
         if follow:
+            from runner.cli.show import follow_in_words  # late: most transcripts are not followed
+
             follow_in_words(app, run, whole_tree=whole_tree, only_new=True)
         return
     to_stdout = str(page) == "-"

@@ -21,7 +21,7 @@ from runner.core.tool_calls import answer_calls, given_by_children
 
 MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
-# Its job is paused by then. If the worker died before it did that, the run meets the limit again.
+# By then the worker has paused the job. If it died before that, the run meets the limit again.
 SPEND_LIMIT_SECONDS = 60.0
 
 
@@ -42,8 +42,8 @@ def advance(
 
 
 def wait_at_once(state: RunState, now: float) -> list[entries.Entry]:
-    """The entries of a run that only waits for the times of its job's model calls; none if it has to do
-    anything before, for which it needs its workspace."""
+    """Return the entries of a run that can only wait for the times of its job's model calls; none if it
+    has something to do first, because that needs its workspace."""
     if state.finish_by is None and state.spec.times == Times():
         return []
     decided, step = advance(state, now, draining=False)
@@ -114,7 +114,7 @@ def _continue_model_call(state: RunState) -> Step | None:
 
 
 def _continue_tools(state: RunState) -> Step | None:
-    """Continue started calls: others of their group have stored a result meanwhile."""
+    """Continue the calls of a group that this attempt started, if others of it have a result by now."""
     mine = tuple(
         call
         for call in state.calls

@@ -80,7 +80,7 @@ def apply(state: RunState, entry: Entry) -> RunState:
         case entries.SummaryReplied(reply, compaction):
             state = _charged_for(state, reply, state.spec.summary_model)
             if compaction is None:
-                return _context(state, summary_failed=True)
+                return _set_context(state, summary_failed=True)
             return _compacted(state, compaction)
         case entries.ContextCompacted(compaction):
             return _compacted(state, compaction)
@@ -88,14 +88,14 @@ def apply(state: RunState, entry: Entry) -> RunState:
             return replace(state, worked=state.worked + seconds)
         case entries.CallsDecided(decisions):
             for index, decision in decisions.items():
-                state = _calls(state, [index], decision=decision.shortened())
+                state = _set_calls(state, [index], decision=decision.shortened())
             return _decided(state, decisions)
         case entries.OutcomeAsked(index, unrecorded):
             question = outcome_question(state, unrecorded)
-            state = _calls(state, [index], decision=question, answer=None, asked_again=True)
+            state = _set_calls(state, [index], decision=question, answer=None, asked_again=True)
             return _decided(state, [index])
         case entries.ToolsStarted(indexes):
-            return _calls(state, indexes, started_by=state.attempt, asked_again=False)
+            return _set_calls(state, indexes, started_by=state.attempt, asked_again=False)
         case entries.ChildrenStarted(children):
             return _children_started(state, children)
         case entries.ToolFinished():
@@ -275,11 +275,11 @@ def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
     )
     too_long, is_turn = entry.kind == PROMPT_TOO_LONG, call is not None and call.purpose == "turn"
     if call is not None and call.purpose == "summary" and (too_long or entry.retry_at is None):
-        state, failure = _context(state, summary_failed=True), None
+        state, failure = _set_context(state, summary_failed=True), None
     elif too_long:
         state, failure = replace(state, context=_too_long(state.context, entry.message)), None
     elif entry.kind == MEDIA_REFUSED and is_turn and without_newest_media(state, entry.message):
-        state, failure = _context(state, refused_media=entry.message), None
+        state, failure = _set_context(state, refused_media=entry.message), None
     elif entry.kind in OUR_OWN_FAILURES or (entry.kind in OF_KEY and entry.retry_at is not None):
         failure = before
     warms = state.model.warms_cache or entry.kind == WARMS_CACHE
@@ -310,7 +310,7 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
     change = difference(state.messages, context.compacted, compaction, per_token)
     if compaction.kind != "clip" and 0 < state.files.followed_in <= compaction.last:
         state = replace(state, files=replace(state.files, followed=None))
-    return _context(
+    return _set_context(
         state,
         compacted=context.compacted.after(compaction),
         appended_bytes=context.appended_bytes + added,
@@ -326,7 +326,7 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
 def _appended(state: RunState, blocks: Iterable[conversation.Block]) -> RunState:
     context, blocks = state.context, tuple(blocks)
     tokens = sum(estimate(block, state.spec.context.chars_per_token) for block in blocks)
-    return _context(
+    return _set_context(
         state,
         appended_bytes=context.appended_bytes + sum(map(conversation.content_bytes, blocks)),
         estimate=context.estimate + tokens,
@@ -334,11 +334,11 @@ def _appended(state: RunState, blocks: Iterable[conversation.Block]) -> RunState
     )
 
 
-def _context(state: RunState, **changes: Any) -> RunState:
+def _set_context(state: RunState, **changes: Any) -> RunState:
     return replace(state, context=replace(state.context, **changes))
 
 
-def _calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> RunState:
+def _set_calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> RunState:
     changed = (replace(c, **changes) if c.index in indexes else c for c in state.calls)
     return replace(state, calls=tuple(changed))
 
@@ -356,7 +356,7 @@ def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
     result, call = entry.result, state.calls[entry.index]
     block, source = conversation.result_block(call.id, result), state.spec.source_of(call.name)
     changes = {"result": block, "outcome": result.outcome, "details": result.details}
-    state = _calls(state, [entry.index], **changes)
+    state = _set_calls(state, [entry.index], **changes)
     if source == SPLIT_SOURCE and result.is_error and state.children.split == "asked":
         state = replace(state, children=replace(state.children, split="asked_again"))
     if source == RESULT_SOURCE and not result.is_error:
@@ -404,7 +404,7 @@ def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunStat
         split=split,
     )
     state = replace(state, files=replace(state.files, shared_snapshot=None), children=children)
-    return _calls(state, indexes, started_by=state.attempt)
+    return _set_calls(state, indexes, started_by=state.attempt)
 
 
 def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
@@ -427,21 +427,21 @@ def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
     if (updated := entry.result.updated_input) is None:
         return state
     # With another input, the call's paths are resolved again before it is decided.
-    return _calls(state, [run.index], updated_input=updated, tool_context=None)
+    return _set_calls(state, [run.index], updated_input=updated, tool_context=None)
 
 
 def _replaced(state: RunState, call: Call, text: str) -> RunState:
     """Return the state after a hook gave the model another text for a result."""
     before, (block, original) = call.result, replaced(call, text)
-    state = _calls(state, [call.index], result=block, original=original)
-    return _less(_appended(state, [block]), before)
+    state = _set_calls(state, [call.index], result=block, original=original)
+    return _without_counted(_appended(state, [block]), before)
 
 
-def _less(state: RunState, block: conversation.Block | None) -> RunState:
+def _without_counted(state: RunState, block: conversation.Block | None) -> RunState:
     """Return the state without a block that was counted in its context."""
     block, context = block or {}, state.context
     tokens = estimate(block, state.spec.context.chars_per_token)
-    return _context(
+    return _set_context(
         state,
         appended_bytes=context.appended_bytes - conversation.content_bytes(block),
         estimate=context.estimate - tokens,
@@ -457,7 +457,7 @@ def _instructed(state: RunState, read: Sequence[Instructions]) -> RunState:
     size = conversation.text_bytes(after) - conversation.text_bytes(before)
     files = replace(state.files, instructed=True, in_prompt=digests_of(read))
     state = replace(state, spec=replace(state.spec, system=system), files=files)
-    return _context(
+    return _set_context(
         state, appended_bytes=context.appended_bytes + size, estimate=context.estimate + tokens
     )
 
@@ -468,7 +468,7 @@ def _listed(state: RunState, tools: tuple[conversation.Tool, ...]) -> RunState:
     added = {*now.shared_texts} - {*spec.shared_texts}
     tokens = now.shared_tokens - spec.shared_tokens
     state = replace(state, spec=now, model=replace(model, tool_lists=model.tool_lists + 1))
-    return _context(
+    return _set_context(
         state,
         # Nothing is taken off for tools that are gone: this limits the tokens from above.
         appended_bytes=context.appended_bytes + sum(map(conversation.text_bytes, added)),

@@ -127,7 +127,7 @@ class _Attempt:
         happened, call = self._or_failure(self._prepare), state.model.open_call
         match happened:
             case [RunSettled(Ended())] if call is not None and state.batch_result is not None:
-                return [*self._take_result(call, located=False), *happened]
+                return [*self._take_batch_result(call, located=False), *happened]
         return happened
 
     def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], steps.Action]:
@@ -186,9 +186,10 @@ class _Attempt:
             case steps.EndChildren():
                 self._end_children()
             case steps.Sleep(until):
-                self._sleep(until)
+                self._wait(until, self._sleep)
             case steps.AwaitPermit(until):
-                self._await_permit(until)
+                wait, run_id = self._ports.permits.wait, self._lease.run_id
+                self._wait(until, lambda seconds: wait(run_id, seconds, self._interrupt))
         return []
 
     def _or_failure(
@@ -268,31 +269,26 @@ class _Attempt:
             context = replace(context, window=window, summary_window=summary_window)
             self._state = replace(self._state, context=context)
 
-    def _sleep(self, until: float) -> None:
-        """Sleep in short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
+    def _wait(self, until: float, wait: Callable[[float], bool]) -> None:
+        """Wait in short pieces, so that a cancel, a drain or a stepped clock is seen in time. ``wait`` gets
+        the seconds of a piece, and returns True to wait no longer."""
         clock = self._ports.clock
         longest = clock.monotonic() + retries.IN_HAND_SECONDS
         while not self._ports.stopping.is_set():
-            left = min(until - clock.now(), longest - clock.monotonic())
-            if left <= 0:
-                return
-            if self._interrupt.wait(min(left, _LONGEST_SLEEP)):
-                self._interrupt.check()
-
-    def _await_permit(self, until: float) -> None:
-        """Wait in short pieces, as ``_sleep`` does."""
-        clock, run_id = self._ports.clock, self._lease.run_id
-        longest = clock.monotonic() + retries.IN_HAND_SECONDS
-        while not self._ports.stopping.is_set():
             left = min(until - clock.now(), longest - clock.monotonic(), _LONGEST_SLEEP)
-            if left <= 0 or self._ports.permits.wait(run_id, left, self._interrupt):
+            if left <= 0 or wait(left):
                 return
+
+    def _sleep(self, seconds: float) -> bool:
+        if self._interrupt.wait(seconds):
+            self._interrupt.check()
+        return False
 
     def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._state.spec)
         self._set_windows(model.window)
         if call.reservation.batch:
-            return self._take_result(call, located=True)
+            return self._take_batch_result(call, located=True)
         state, began = self._state, self._ports.clock.monotonic()
         try:
             request = model_calls.request_of(state, call)
@@ -331,7 +327,7 @@ class _Attempt:
             )
         return ModelReplied(reply, contexts)
 
-    def _take_result(self, call: OpenCall, *, located: bool) -> list[Entry]:
+    def _take_batch_result(self, call: OpenCall, *, located: bool) -> list[Entry]:
         """The entry of a call whose result came in a batch."""
         state = self._state
         try:

@@ -224,13 +224,10 @@ class AttemptWorkspace:
             with self.interrupt.past_shutdown() as interrupt:
                 if not self._beside(state, commands, interrupt):
                     raise ShutDown
-        interrupted = [
-            entries.ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)) for call in cut
-        ]
-        return [
-            *(entry for entry in finished if isinstance(entry, entries.ToolFinished)),
-            *interrupted,
-        ]
+        ended = [entry for entry in finished if isinstance(entry, entries.ToolFinished)]
+        for call in cut:
+            ended.append(entries.ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)))
+        return ended
 
     def _run_tool(self, state: RunState, call: Call) -> entries.ToolFinished | Call:
         """The entry of a call that has run; the call itself if a shutdown cut it."""

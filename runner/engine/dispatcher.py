@@ -118,19 +118,11 @@ class Notices:
     def _send_one(self, one: DueNotice) -> None:
         try:
             self.send(one)
-        except (
-            Exception
-        ) as error:  # a bug too: it holds up no other notice, and may name an address
+        except Exception as error:  # a bug too: it holds up no other notice
+            # The words of a bug may name an address.
             why = str(error) if isinstance(error, RunnerError) else type(error).__name__
-            log_event(
-                logger,
-                "a notice was not sent",
-                job=one.job_id,
-                event=one.event,
-                channel=one.channel,
-                tries=one.tries,
-                error=why,
-            )
+            about = {"job": one.job_id, "event": one.event, "channel": one.channel}
+            log_event(logger, "a notice was not sent", **about, tries=one.tries, error=why)
             notices.not_sent(self.database, one, why, self.clock.now())
         else:
             notices.sent(self.database, one, self.clock.now())

@@ -74,7 +74,7 @@ class Worker:
         self.failure: BaseException | None = None
         self._machine = machine
         self._ports = ports
-        self._slots = slots
+        self.slots = slots
         self._assigned = assigned
         self._held: dict[str, _Held] = {}
         self._orphaned: set[Lease] = set()
@@ -115,14 +115,14 @@ class Worker:
             host_id=machine.locks.host_id,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            slots=self._slots,
+            slots=self.slots,
             version=version,
             job_id=self._assigned.job_id,
             now=machine.clock.now(),
         )
         self._is_registered = True
         machine.still_alive()
-        about = {"host": socket.gethostname(), "pid": os.getpid(), "slots": self._slots}
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "slots": self.slots}
         log_event(logger, "worker began", worker=self.id, version=version, **about)
         self._host.look()
         self._thread("supervisor", self._supervise, then=self._ended.set)
@@ -140,12 +140,8 @@ class Worker:
         self._machine.close()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has drained; False when that took longer than ``timeout`` seconds."""
+        """Wait until it has drained. Returns False if that takes longer than ``timeout`` seconds."""
         return self._ended.wait(timeout)
-
-    @property
-    def slots(self) -> int:
-        return self._slots
 
     @property
     def in_hand(self) -> int:
@@ -286,8 +282,8 @@ class Worker:
         return looked_at >= self._postponed_until
 
     def _is_outdated(self) -> bool:
-        """True if the database has the schema of another version by now: then the worker drains, and
-        what it cannot read is no fault of a run or of its own."""
+        """True if the database now has the schema of another version. The worker then drains, and its
+        errors count against neither a run nor itself."""
         try:
             migrate.require_current(self._machine.database)
         except UnreachableError:
@@ -301,8 +297,8 @@ class Worker:
         return False
 
     def _renew(self) -> None:
-        """The leases count from before they are stored, so that they end here before elsewhere; what
-        was lost in a long sleep is dropped before anything may act again."""
+        """Renew the leases. They count from before the statement, so that they expire here before they do
+        for others. Runs that were lost in a long sleep are dropped before anything may act again."""
         asked_at = self._machine.clock.monotonic()
         self._machine.clock.measure()
         leases.renew(self._machine.database, self.id, self._machine.clock.now())
@@ -389,7 +385,7 @@ class Worker:
         return None if first is None else due_runs.look_at(database, first, clock.now())
 
     def _sees(self, path: Path, workspace_id: str) -> bool:
-        """True if this host can have a workspace. If the host cannot tell, the attempt says why."""
+        """True if this host sees a workspace, or cannot tell: then the attempt says why."""
         try:
             return self._machine.visible(path, workspace_id)
         except HostFaultError:

@@ -173,10 +173,10 @@ class StoredJournal:
             self._database.write(lambda connection: store_media(connection, job_id, media, now))
         commit = _Commit(lease, state, entries, decide, self._jobs, self._now)
         done = None
-        if self._database.dialect == "postgresql" and _is_alone(state):
-            done = self._database.write(commit.at_once, alone=True)
+        if self._database.dialect == "postgresql" and _locks_only_its_run(state):
+            done = self._database.write(commit.in_one_statement, alone=True)
         if done is None:
-            done = self._database.write(commit.locked)
+            done = self._database.write(commit.with_locks)
         done.jobs_read.keep()
         self._wake(done.after)
         if self._observer is not None and done.stored is not None:
@@ -222,7 +222,7 @@ class _Commit(Generic[T]):
     jobs: JobCache
     now: Callable[[], float]
 
-    def at_once(self, connection: Connection) -> _Done[T] | None:
+    def in_one_statement(self, connection: Connection) -> _Done[T] | None:
         """Commit in one statement on Postgres. Returns None, with nothing stored, if the run's row or its
         job has changed since the state was stored, if there is nothing to write, or if the commit must
         lock more than the row."""
@@ -254,14 +254,18 @@ class _Commit(Generic[T]):
         stored = Stored(lease, job_id, applied, now)
         return _Done(after, step, self.jobs.on(connection), stored)
 
-    def locked(self, connection: Connection) -> _Done[T]:
-        """Commit in a transaction that locks the run's row, and any other rows that the commit needs."""
-        row = self._guard(connection)
+    def with_locks(self, connection: Connection) -> _Done[T]:
+        """Commit in a transaction that locks the run's row, and other rows that the commit needs. Raises
+        ``LeaseLost`` and ``StaleState``."""
+        row = _held(connection, _GUARD, self.lease)
+        if row.revision != self.state.revision:
+            at = f"{row.revision}, the state at {self.state.revision}"
+            raise StaleState(f"{self.lease.run_id} is at {at}")
         jobs_read = self.jobs.on(connection)
         budget = None
         if self.state.spec.budget.is_set:
             budget = budgets.look_into(connection, row.job_id, lock=True)
-        before = _as_it_stands(connection, jobs_read, row, self.state)
+        before = _with_outside_changes(connection, jobs_read, row, self.state)
         if (budget, None) != (before.money.budget, before.money.cap):
             before = replace(before, money=replace(before.money, budget=budget, cap=None))
         now = self.now()
@@ -289,13 +293,6 @@ class _Commit(Generic[T]):
         if before.model.warms_cache and has_warmed:
             budgets.let_siblings_start(connection, row.job_id, now)
         return _Done(after, step, jobs_read, Stored(self.lease, row.job_id, applied, now))
-
-    def _guard(self, connection: Connection) -> Any:
-        """The guard's row, locked. Raises ``LeaseLost`` and ``StaleState``."""
-        row, run_id = _held(connection, _GUARD, self.lease), self.lease.run_id
-        if row.revision != self.state.revision:
-            raise StaleState(f"{run_id} is at {row.revision}, the state at {self.state.revision}")
-        return row
 
     def _rows(
         self,
@@ -432,7 +429,7 @@ def _with_family(state: RunState, family: Family) -> RunState:
     return replace(state, children=children)
 
 
-def _as_it_stands(
+def _with_outside_changes(
     connection: Connection, jobs_read: JobReader, row: Any, state: RunState
 ) -> RunState:
     """Return the state with changes from outside the attempt: messages, rules, pause."""
@@ -473,7 +470,7 @@ def _decided(
     return [*applied, *decided], step
 
 
-def _is_alone(state: RunState) -> bool:
+def _locks_only_its_run(state: RunState) -> bool:
     """True if its commits lock no row but the run's, unless it starts sub-agents or the day has a cap."""
     call = state.model.open_call
     counts_for_day = state.money.cap is not None or (call is not None and call.reservation.day)

@@ -49,12 +49,8 @@ _HOST_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 
 End = Literal["exited", "timed_out", "limited", "not_started", "lost"]
 Restriction = tuple[int, bool, Sequence[tuple[int, str]]]  # as sandbox_landlock.restrict takes it
-_ENDS: tuple[End, ...] = (
-    "exited",
-    "timed_out",
-    "limited",
-    "not_started",
-)  # as the keeper tells them
+# As the keeper tells them.
+_ENDS: tuple[End, ...] = ("exited", "timed_out", "limited", "not_started")
 _OUTCOMES: tuple[ToolOutcome, ...] = ("succeeded", "failed", "invalid_input")  # as a child does
 
 

@@ -89,9 +89,9 @@ def keep(call: socket.socket, life: int, children_ended: int, channel: Sequence[
     exit_code = process.end(status)
     if request["removal"] and (end != EXITED or exit_code < 0 or exit_code == ENGINE_FAILED):
         _run_aside(request["removal"])
-    process.drain()
+    told = process.told(end, exit_code)
     os.close(lock)
-    answer(call, *process.told(end, exit_code))
+    answer(call, *told)
 
 
 def answer(call: socket.socket, *told: Any) -> None:
@@ -257,14 +257,11 @@ class _Process:
         self._limits.end()
         return os.waitstatus_to_exitcode(status)
 
-    def drain(self) -> None:
-        """Read the output that is left in the pipes."""
-        self._output.drain()
-        self._errors.drain()
-
     def told(self, end: str, exit_code: int) -> tuple[Any, ...]:
-        """Return the answer about a process that has ended, unless its gate says why it never started."""
+        """Return the answer: the end and the output, or the gate's reason why nothing was started."""
         output, errors, limits = self._output, self._errors, self._limits
+        output.drain()
+        errors.drain()
         if limits.passed and end == EXITED:
             end = LIMITED
         if self._gate is not None and end in (EXITED, NOT_STARTED):

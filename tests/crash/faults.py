@@ -40,7 +40,7 @@ def fence_ignored() -> None:
     def never(*given: Any) -> None:
         return None
 
-    journal._Commit.at_once = never  # type: ignore[method-assign]  # its one statement has the fence
+    journal._Commit.in_one_statement = never  # type: ignore[method-assign]  # its one statement has the fence
     journal.keep_claim = never  # type: ignore[assignment]  # so has this one, on Postgres
 
 
