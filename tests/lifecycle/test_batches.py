@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runner.core.batches import GRACE_SECONDS
 from tests.lifecycle.site import PATIENCE, Site, wait_until
 from tests.messages_api import API_KEY, Break, MessagesServer, Received, Reply, text, tool_use
 from tests.messages_api.batches import CreateFault
@@ -40,9 +41,12 @@ class Lane:
         return self.site.submit(self.site.live_job(items, options=options))
 
     def wait_for(self, job: str, *states: str) -> None:
-        """Wait until all runs are in these states."""
-        runs = self.site.runs
-        wait_until(lambda: {r["state"] for r in runs(job).values()} <= {*states}, f"{states}", 240)
+        """Wait until all runs are in these states: also for a batch whose worker was killed after it stored
+        the intent and before it asked for the batch."""
+        runs, patience = self.site.runs, GRACE_SECONDS + 240
+        wait_until(
+            lambda: {r["state"] for r in runs(job).values()} <= {*states}, f"{states}", patience
+        )
 
     @property
     def worked(self) -> list[tuple[str, int]]:
