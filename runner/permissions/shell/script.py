@@ -7,7 +7,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -36,8 +36,7 @@ _READS = re.compile(r"(?<!<)<(?![<&(])")
 _REDIRECT = re.compile(r"[<>][&|]?\s*[\"']?([^\s\"'<>|&;()]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A simple command."""
 
     # What an allow rule must match: the command without harmless assignments before it and without
@@ -57,8 +56,7 @@ class Target(NamedTuple):
     pipe: bool = False  # a pipe to a command (``>(…)``), no file
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(NamedTuple):
     """A command as rules see it. In paths ``~/x`` stands for one in the user's home, "" for one that is
     not literal, or relative after a ``cd``."""
 
@@ -167,7 +165,7 @@ class Findings:
             return
         first = self.parts[before]
         merged = tuple(dict.fromkeys((*first.forms, *forms)))
-        self.parts[before] = replace(first, forms=merged, hides=first.hides or hides)
+        self.parts[before] = first._replace(forms=merged, hides=first.hides or hides)
 
     def script(self, command: str) -> Script:
         if not self.calculated <= (self.numeric | INTEGERS) - self.tainted:
@@ -188,7 +186,7 @@ class Findings:
         elif self.calls:
             forms = dict.fromkeys(form for call in self.calls for form in call.forms)
             last = parts[-1]
-            parts[-1] = replace(last, forms=(*last.forms, *forms))
+            parts[-1] = last._replace(forms=(*last.forms, *forms))
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
         for text in self.fed:
@@ -196,7 +194,7 @@ class Findings:
             self.mentions += reads
             self.changes += writes
             seen = (*parts[-1].forms, *raw_forms(text), *raw_forms(LISTED.sub(" ", text)))
-            parts[-1] = replace(parts[-1], forms=tuple(dict.fromkeys(seen)))
+            parts[-1] = parts[-1]._replace(forms=tuple(dict.fromkeys(seen)))
         if self.unknown:
             self._any_word_opens(command)
             self.below += self.listed

@@ -94,10 +94,11 @@ class Tree(ABC):
             if at not in (start, skipped):
                 self.gap(at, start, lines)
             follows, word = word, kind in _WORDLIKE
-            after = self.text[end : end + 1]
-            keyword = kind in _KEYWORDS and after not in _AFTER_KEYWORD
-            joined = kind == ";" and after in ("&", ";")
-            if keyword or joined or (follows and word and at == start):
+            if (
+                (follows and word and at == start)
+                or (kind in _KEYWORDS and self.text[end : end + 1] not in _AFTER_KEYWORD)
+                or (kind == ";" and self.text[end : end + 1] in ("&", ";"))
+            ):
                 self.findings.give_up("it is not clear where a word ends")
             if kind in REDIRECTS:
                 before = self.text[max(0, start - 200) : start]

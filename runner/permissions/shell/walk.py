@@ -233,16 +233,17 @@ class Walk(Expansions):
         words: list[Word] = []
         assigned: list[Assignment] = []
         for child in self.children(node):
-            if child.type == "variable_assignment":
+            kind = child.type
+            if kind == "variable_assignment":
                 assigned.append(self._assignment(child))
-            elif child.type == "command_name":
+            elif kind == "command_name":
                 self.gap(child.start_byte, child.children[0].start_byte)
                 words.append(self.word(child.children[0]))
                 if child.child_count != 1:
                     self.give_up(child)
-            elif child.type in REDIRECTS:
+            elif kind in REDIRECTS:
                 words += self._redirect(child, node)
-            elif child.type == "subshell" and [w.source for w in words] == ["time"]:
+            elif kind == "subshell" and [w.source for w in words] == ["time"]:
                 above = node.parent
                 first = (
                     above is not None
