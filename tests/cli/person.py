@@ -15,7 +15,7 @@ from pathlib import Path
 from runner.cli.questions import Terminal
 from tests.runner_process import RunnerAtTerminal
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class OurTerminal(Terminal):

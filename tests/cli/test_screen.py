@@ -23,7 +23,7 @@ from tests.cli.person import at_terminal
 from tests.cli.test_work import DONE, HELD, bash, write_job
 
 GOLDEN = Path(__file__).parent / "golden"
-PATIENCE = 60.0
+PATIENCE = 120.0
 Golden = Callable[[str, str], None]
 PANEL = [
     "─",

@@ -15,7 +15,7 @@ from tests.cli.own_folders import make_source, worktree, write_job
 from tests.cli.test_work import bash, wait_for
 from tests.runner_process import RunnerProcess
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 SANDBOX_OFF = '\n[sandbox]\nmode = "off"'  # the command has an effect outside of the workspace
 
 Start = Callable[..., RunnerProcess]

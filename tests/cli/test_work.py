@@ -24,7 +24,7 @@ from tests.cli.conftest import Result
 from tests.postgres import postgres_server
 from tests.runner_process import RunnerAtTerminal, RunnerProcess
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 DONE = {"text": "Done.\nAll of it."}
 HELD = "touch begun; until [ -e go ]; do sleep 0.1; done"
 
