@@ -74,15 +74,14 @@ _WRITES = re.compile(
     r"['\"](?:[wxa]b?\+?|rb?\+)['\"]|writ|append|unlink|remove|rename|replace|rmtree|rmdir|rmSync|chmod|touch|truncate|copy"
     r"|move|mkdir|link|save|dump|delete|\brm\b|shutil|put|\$F|>|output|open\s*\(?\s*F"
 )
+# In the names of options, in lower case.
 _OUTPUT = re.compile(
-    r"-+[\w.-]*(?:out|dest|save|dump|record|report|cache|log|prefix|write|target|artifact|dist|dir|cwd|junit|store"
-    r"|profile|trace)",
-    re.IGNORECASE,
+    "out|dest|save|dump|record|report|cache|log|prefix|write|target|artifact|dist|dir|cwd|junit|store"
+    "|profile|trace"
 )
-_INPUT = re.compile(
-    r"-+[\w.-]*(?:root|test|source|src|include|project|work|config|input|loglevel)", re.I
-)
-_BARE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,999}")
+_INPUT = re.compile("root|test|source|src|include|project|work|config|input|loglevel")
+_OPTION = re.compile(r"-[\w.-]*")
+_BARE = re.compile(r"(?:--)?[A-Za-z0-9_][A-Za-z0-9_./-]{0,999}")
 _NO_PATH = re.compile(r"\s|(?<!file)(?<!fileb)://")
 _SHORT_WITH_VALUE = re.compile(r"-[A-Za-z].")
 _NAMES_FILE = re.compile(r"--[a-z-]*(?:file|from|input|include|list)")
@@ -195,7 +194,9 @@ def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[
         lists = (given and _NAMES_FILE.match(option)) or word.value[:1] == "@"
         if not naming and "." in word.value and _HIDDEN_GLOB.fullmatch(word.value):
             globs.append(matching(word.value.rpartition("=")[2], reads=True))
-        outputs = program != "git" and given and _OUTPUT.match(option) and not _INPUT.match(option)
+        named = _OPTION.match(option) if program != "git" else None
+        name = named[0].casefold() if named else ""
+        outputs = _OUTPUT.search(name) and not _INPUT.search(name)
         found = list(candidates(word)) if lists or outputs or not knows else []
         if not knows:
             bare = program in _SUBCOMMANDS and not given

@@ -25,7 +25,7 @@ _GLOB = re.compile(r"(?=.*[*?\[])[A-Za-z0-9_./+@*?\[\]!^~-]+")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 # A variable and literal texts that it may be set to.
 _GIVEN = re.compile(r"\b([A-Za-z_]\w*)(?:=| +in +)([\w./~][\w./~ -]*)")
-_CANNOT_BE = re.compile(r"(?:\A|/)[^/]{256}|\0")  # no file has such a name
+_TOO_LONG = re.compile(r"[^/]{256}")  # no file has such a name
 # Variables that bash keeps numbers in: it calculates what they are set to.
 INTEGERS = frozenset(
     ("RANDOM", "SRANDOM", "SECONDS", "LINENO", "EPOCHSECONDS", "UID", "EUID", "PPID")
@@ -252,7 +252,8 @@ class Findings:
 
     def _anywhere(self, paths: Iterable[str]) -> list[str]:
         """Return the paths from each folder that the script may be in."""
-        possible = (path for path in paths if path and not _CANNOT_BE.search(path))
+        known = (path for path in paths if path and "\0" not in path)
+        possible = (path for path in known if not _TOO_LONG.search(path))
         return [joined(folder, path) for path in possible for folder in ("", *self.folders)]
 
     @property

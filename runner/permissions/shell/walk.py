@@ -88,7 +88,7 @@ class Walk(Expansions):
 
     def all(self) -> None:
         root = self.root
-        if _FUNCTION.search(self.text):
+        if ("(" in self.text or "function" in self.text) and _FUNCTION.search(self.text):
             self.findings.defines_functions = True
         elif not self.base:
             if "$" in self.text or "`" in self.text:
