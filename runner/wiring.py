@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.batches import Collector
     from runner.engine.dispatcher import Machine
-    from runner.engine.governor import Governor
     from runner.engine.worker import Worker
     from runner.jobfile.load import Preflight
     from runner.jobfile.overrides import Overrides
@@ -313,8 +312,6 @@ def _surroundings(
     observers += [AttemptLog(), tools.servers, *others]
     observer = Observers(observers)
     governor = Governor(StoredRateLimits(database), clock, observer)
-    prices = load_prices(settings)
-    ports = _ports(database, clock, tools, live, workspaces, prices, observer, governor)
     machine = Machine(
         database=database,
         locks=locks,
@@ -334,7 +331,7 @@ def _surroundings(
         queue_outage=Outage("Redis", logger),
         governor=governor,
     )
-    return machine, ports
+    return machine, _ports(machine, tools, live, workspaces, load_prices(settings))
 
 
 def _open_tools(
@@ -380,27 +377,25 @@ def _other_observers(
 
 
 def _ports(
-    database: Database,
-    clock: DatabaseClock,
-    tools: Tools,
-    live: Live,
-    workspaces: RunWorkspaces,
-    prices: PriceList,
-    observer: Observer,
-    governor: Governor,
+    machine: Machine, tools: Tools, live: Live, workspaces: RunWorkspaces, prices: PriceList
 ) -> Ports:
     from runner.core.model_calls import tariffs_of
     from runner.engine.attempt import Ports
     from runner.store.blobs import load_blob
     from runner.store.journal import StoredJournal
 
+    tariffs, database, governor = (
+        partial(tariffs_of, prices=prices),
+        machine.database,
+        machine.governor,
+    )
     return Ports(
-        journal=StoredJournal(database, clock.now, lambda spec: tariffs_of(spec, prices), observer),
+        journal=StoredJournal(database, machine.clock.now, tariffs, machine.observer),
         models=models(governor, partial(load_blob, database)),
         tools=tools,
         workspaces=workspaces,
         live=live,
-        clock=clock,
+        clock=machine.clock,
         jitter=random.random,
         call_id=ids.call_id,
         stopping=threading.Event(),

@@ -163,7 +163,10 @@ class _Attempt:
                     self._ports.permits.end(self._lease.run_id)
             case steps.RunTools(calls):
                 return self._timed(
-                    lambda: [*workspace.run(state, calls, self._store), *workspace.listed(state)],
+                    lambda: [
+                        *workspace.run(state, calls, self._store),
+                        *workspace.changed_tools(state),
+                    ],
                     requeues=True,
                 )
             case steps.RunHook():
@@ -179,7 +182,7 @@ class _Attempt:
             case steps.ReadInstructions():
                 files = replace(state.files, reread_at=state.turns)
                 self._state = replace(state, files=files)
-                return workspace.follow(state)
+                return workspace.reread_instructions(state)
             case steps.RecordShared():
                 files = replace(state.files, shared_snapshot=workspace.record_shared())
                 self._state = replace(state, files=files)

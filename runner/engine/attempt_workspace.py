@@ -74,7 +74,7 @@ class AttemptWorkspace:
         if state.spec.sandbox is not None and state.spec.sandbox.is_required:
             self.tools.require(state.spec.sandbox)
         last, busy = state.files.tree, children_work_in(state, now=True)
-        unrecorded = self._beside(state, left_by(state, "Bash"), self.interrupt)
+        unrecorded = self._unrecorded_by(state, left_by(state, "Bash"), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
         asked = state.spec.workspace
         if state.depth or (asked is not None and asked.is_recorded):
@@ -101,10 +101,10 @@ class AttemptWorkspace:
             happened.append(self.tools.instructions(self.surroundings, state.policy))
             files = replace(files, reread_at=state.turns)
         if not state.calls and state.model.open_call is None:
-            happened += self.listed(state)
+            happened += self.changed_tools(state)
         return happened, files
 
-    def listed(self, state: RunState) -> list[entries.Entry]:
+    def changed_tools(self, state: RunState) -> list[entries.Entry]:
         """The entry of the tools that the run has now, if MCP servers have changed theirs."""
         if not state.spec.mcp_choice:
             return []
@@ -120,14 +120,14 @@ class AttemptWorkspace:
         )
         return [entries.ToolsListed(tools, tuple(left_out))]
 
-    def follow(self, state: RunState) -> list[entries.Entry]:
+    def reread_instructions(self, state: RunState) -> list[entries.Entry]:
         """Read the instructions again, and return entries that tell of changes, if any."""
         read, files = self.tools.instructions(self.surroundings, state.policy), state.files
         known = files.in_prompt if files.followed is None else files.followed
         told = change_messages(known, read.files)
         return [read, entries.UserMessageAdded(told, "instructions")] if told else []
 
-    def _beside(
+    def _unrecorded_by(
         self, state: RunState, commands: Sequence[Call], interrupt: Interrupt
     ) -> dict[int, str]:
         """Return unrecorded paths that commands may have changed, by call index."""
@@ -162,9 +162,8 @@ class AttemptWorkspace:
         the last, which is returned so that it is stored with what follows."""
         as_one = changes_files(state, calls)
         if len(calls) == 1:  # to start a thread would cost a crowd of runs more than the call
-            return self._recorded(
-                as_one, self._ended(state, calls, [self._run_tool(state, *calls)])
-            )
+            ended = self._ended(state, calls, [self._run_tool(state, *calls)])
+            return self._recorded(as_one, ended)
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             try:
                 running = [pool.submit(self._run_tool, state, call) for call in calls]
@@ -222,7 +221,7 @@ class AttemptWorkspace:
         if cut and state.spec.is_recorded and all(runs_again(state, call) for call in calls):
             commands = [call for call in calls if call.name == "Bash"]
             with self.interrupt.past_shutdown() as interrupt:
-                if not self._beside(state, commands, interrupt):
+                if not self._unrecorded_by(state, commands, interrupt):
                     raise ShutDown
         ended = [entry for entry in finished if isinstance(entry, entries.ToolFinished)]
         for call in cut:

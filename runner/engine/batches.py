@@ -70,7 +70,7 @@ class Collector:
     _is_known: bool = field(default=False, init=False)  # the API has confirmed it
     _jobs: dict[str, Sendable] = field(default_factory=dict, init=False)
     # By kind of batch: how many temporary refusals came in a row, and when the next try is due.
-    _held: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    _backoffs: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
     # By job whose cache is being warmed up: since when.
     _warming: dict[str, float] = field(default_factory=dict, init=False)
     _said: dict[str, str] = field(default_factory=dict, init=False)
@@ -103,7 +103,7 @@ class Collector:
             self._keep()
             now = self.clock.now()
             if batch.next_check(now) <= now:
-                with self._alone(batch.id):
+                with self._isolated(batch.id):
                     self._attend(batch, now)
         self._send()
         store.wake(self.database, self.clock.now())
@@ -111,7 +111,7 @@ class Collector:
     def _correct_charges(self) -> None:
         jobs = set[str | None]()
         for run_id in charged_by_results(self.database):
-            with self._alone(f"the charge of {run_id}"):
+            with self._isolated(f"the charge of {run_id}"):
                 jobs.add(charge_by_results(self.database, run_id, self.tariffs, self.clock.now()))
         if freed := sorted(filter(None, jobs)):
             wake(self.database, freed, RUNNER, self.clock.now())
@@ -131,7 +131,7 @@ class Collector:
             self._account = known[0]
 
     @contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
+    def _isolated(self, what: str) -> Iterator[None]:
         """Catch and log an error of one job or batch, so that others go on. A later pass tries again."""
         try:
             yield
@@ -248,16 +248,16 @@ class Collector:
         now, jobs = self.clock.now(), self._jobs_of({call.job_id for call in waiting})
         busy = store.busy_jobs(self.database, jobs) if jobs else set()
         for kind, wave in core.due_waves(waiting, jobs, busy, now).items():
-            if self._held.get(kind, (0, now))[1] > now:
+            if self._backoffs.get(kind, (0, now))[1] > now:
                 continue
-            with self._alone(f"a batch for {wave[0].job_id}"):
+            with self._isolated(f"a batch for {wave[0].job_id}"):
                 self._send_wave(kind, self._warmed(wave, jobs, busy, now), jobs[wave[0].job_id])
 
     def _jobs_of(self, job_ids: Collection[str]) -> dict[str, Sendable]:
         """The jobs whose calls may be sent, without jobs that cannot be read."""
         found = {}
         for job_id in job_ids:
-            with self._alone(f"the lane of {job_id}"):
+            with self._isolated(f"the lane of {job_id}"):
                 found[job_id] = self._jobs.get(job_id) or self._read_job(job_id)
         self._jobs = found
         return found
@@ -302,7 +302,7 @@ class Collector:
         first = next((call for call in calls if len(lineage(call.run_id)) == 1), None)
         if is_warming or first is None:
             return is_warming
-        with self._alone(f"the warm-up of {job_id}"):
+        with self._isolated(f"the warm-up of {job_id}"):
             state = self.look(first.run_id)
             if state is not None and pays(state.context.tokens):
                 store.withdraw(self.database, first, core.GOES_ALONE)
@@ -365,7 +365,7 @@ class Collector:
             if not error.billed:
                 self._refused(kind, batch, error, self.clock.now())
             return
-        self._held.pop(kind, None)
+        self._backoffs.pop(kind, None)
         store.made(self.database, batch, found, self.clock.now())
         log_event(logger, "sent a batch", batch=batch.id, api_id=found.id, calls=len(calls))
 
@@ -376,6 +376,6 @@ class Collector:
         if error.kind == SPEND_LIMIT or not is_retried(error):
             store.refused(self.database, batch, core.refusal(error), str(error), now)
             return
-        refusals = self._held.get(kind, (0, now))[0] + 1
-        self._held[kind] = refusals, now + delay(refusals, error.retry_after, 1.0)
+        refusals = self._backoffs.get(kind, (0, now))[0] + 1
+        self._backoffs[kind] = refusals, now + delay(refusals, error.retry_after, 1.0)
         store.not_made(self.database, batch, str(error), now)

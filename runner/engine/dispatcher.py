@@ -77,7 +77,7 @@ class Machine:
     observer: Observer
     database_outage: Outage
     queue_outage: Outage
-    governor: Governor | None = None  # of its model calls
+    governor: Governor  # of its model calls
 
 
 @dataclass(eq=False)

@@ -195,8 +195,7 @@ class Worker:
         stopping, stop_watching = self._ports.stopping, threading.Event()
         watch = self._thread("watch", lambda: self._watch(stop_watching))
         governor = self._machine.governor
-        if governor is not None:
-            govern = self._thread("governor", partial(governor.run, self.id))
+        govern = self._thread("governor", partial(governor.run, self.id))
         try:
             others: list[tuple[threading.Thread, float | None]] = []
             if (only := self._assigned.only) is not None:
@@ -216,9 +215,8 @@ class Worker:
         finally:
             stop_watching.set()
             watch.join()
-            if governor is not None:
-                governor.stop()
-                govern.join()
+            governor.stop()
+            govern.join()
             self._leave()
 
     def _start_background(self) -> list[tuple[threading.Thread, float | None]]:

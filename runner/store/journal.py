@@ -91,11 +91,10 @@ _WEIGHT = (
     .scalar_subquery()
     .label("weight")
 )
-_RUN = select(runs, *_OF_JOB, _WEIGHT).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
-_WAITING = (
-    select(runs, *_OF_JOB, _WEIGHT)
-    .join(jobs, jobs.c.id == runs.c.job_id)
-    .where(runs.c.id == bindparam("run"), runs.c.state == "waiting", runs.c.reason == "batch")
+_ANY_RUN = select(runs, *_OF_JOB, _WEIGHT).join(jobs, jobs.c.id == runs.c.job_id)
+_RUN = _ANY_RUN.where(_HELD)
+_WAITING = _ANY_RUN.where(
+    runs.c.id == bindparam("run"), runs.c.state == "waiting", runs.c.reason == "batch"
 )
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)

@@ -145,7 +145,7 @@ def test_a_worker_killed_between_reading_and_committing_tells_it_once(
         [], bash("echo Be brisk. > AGENTS.md"), bash("true"), instructions="follow"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(AttemptWorkspace, "follow", die)
+        patch.setattr(AttemptWorkspace, "reread_instructions", die)
         with pytest.raises(Killed):
             bench.work(lease)
     commit = StoredJournal.commit
