@@ -320,8 +320,9 @@ class Additions:
     def _replaces_results(self, job_id: str) -> bool:
         """True if a job's hooks may replace results until these are part of the conversation."""
         if job_id not in self._replacing:
-            hooks = self._source.execute(select(jobs.c.spec["hooks"]).where(jobs.c.id == job_id))
-            events = [hook["event"] for hook in hooks.scalar() or ()]
+            # The whole value: Postgres reads no part of JSON that holds a null character.
+            spec = self._source.execute(select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
+            events = [hook["event"] for hook in spec.get("hooks", ())]
             self._replacing[job_id] = "PostToolUse" in events
         return self._replacing[job_id]
 
