@@ -41,10 +41,11 @@ def load_job(
     before: Before | None = None,
     overrides: Overrides | None = None,
 ) -> Submission:
-    """Load a job file for submission, with a ``pilot`` of so many items if given, and changed by
-    ``overrides``. Raises ``SpecError`` with every problem. Those of the preflight are among them
-    ``before`` a run here; before a submission they are notes. Before neither, its notes leave out those
-    on its workspace."""
+    """Load a job file for submission, changed by ``overrides``; a ``pilot`` is a number of items.
+
+    Raises ``SpecError`` with every problem. ``before`` a run on this host, problems that the preflight
+    finds are among them; before a submission they are notes. If ``before`` is neither, notes on the
+    workspace are left out."""
     check = partial(preflight, settings)
     found = check if before == "run" else None
     submission = wiring.load_submission(path, settings, found, overrides)
@@ -61,8 +62,8 @@ def load_job(
 
 
 def submit(app: App, submission: Submission, author: Author, key: str | None = None) -> str:
-    """Submit a job, or find the first with the same ``key``; return its id. Raises ``UsageError`` if its
-    workspace cannot be marked, or the commit that it begins at not be kept."""
+    """Submit a job, or find the first with the same ``key``; return its id. Raises ``UsageError`` if
+    Runner cannot mark its workspace, or cannot keep the commit that its runs start from."""
     return wiring.submit(app.database, submission, key, author=author)
 
 

@@ -220,8 +220,8 @@ class Worker:
             self._leave()
 
     def _start_background(self) -> list[tuple[threading.Thread, float | None]]:
-        """Start the threads beside the queue's. Returns each with the seconds to wait for its end, if not
-        for ever: what the indexer has not committed is not there, and a batch is found later."""
+        """Start the threads beside the queue's. Returns each with the seconds to wait for its end, None for
+        no limit. The indexer and the collector may be left: another worker does their work again."""
         machine, stopping = self._machine, self._ports.stopping
         follow = partial(follow_index, machine.index, stopping, machine.database_outage)
         started: list[tuple[threading.Thread, float | None]] = [
@@ -366,7 +366,7 @@ class Worker:
                 raise
 
     def _postpone(self, run: due_runs.DueRun, seconds: float) -> None:
-        """Look at a queued run again after so many seconds."""
+        """Make a queued run due again in ``seconds``."""
         clock, database = self._machine.clock, self._machine.database
         due_at = clock.now() + seconds
         with self._postponing:

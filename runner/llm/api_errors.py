@@ -96,7 +96,7 @@ def failure(
         return ModelCallError("authentication_error", line_of(error), status=401, billed=False)
     cause = error.__cause__ if isinstance(error, anthropic.APIConnectionError) else error
     if isinstance(cause, httpx2.LocalProtocolError):
-        # Its words can hold a header with the key in it.
+        # The exception's words can hold a header with the key in it.
         text = (
             "the request could not be built: look at the key, and at extra_headers in model_options"
         )

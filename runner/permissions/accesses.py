@@ -135,7 +135,7 @@ class File(Access):
 
     @property
     def tool(self) -> str:
-        """The tool whose rules are about it: Read or Edit for a redirect."""
+        """The tool whose rules apply to this access: Read or Edit for a redirect."""
         return self.tools[-1]
 
     def _matched(self, specifier: syntax.Specifier) -> str | None:

@@ -45,7 +45,7 @@ class RuleIndex:
     """Rules in order, found by what the commands that they match begin with and contain."""
 
     def __init__(self, rules: Iterable[ParsedRule]) -> None:
-        # With their positions, and a text that is in all commands that they match.
+        # Each rule with its position, and with a text that every command it matches contains.
         self._for_any: list[tuple[int, str, ParsedRule]] = []
         self._by_word: dict[str, list[tuple[int, str, ParsedRule]]] = {}
         for position, rule in enumerate(rules):
@@ -208,8 +208,8 @@ def _decide(policy: Policy, accesses: Sequence[Access], *, trusts: bool = False)
 
 
 def _judge(access: Access, rules: _Rules, remembered: _Rules) -> _Verdict:
-    """Return the verdict of rules. What they ask about, those of the job that are ``remembered`` may
-    allow."""
+    """Return the verdict of rules: a deny rule wins, then an ask rule unless a ``remembered`` rule allows
+    the access, then an allow rule."""
     if (denied := _caught(access, "deny", rules)) is not None:
         return denied
     if (asked := _caught(access, "ask", rules)) is not None:

@@ -89,7 +89,7 @@ class ResolvedPath:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths that lead there, each once."""
+        """The path as named and, if another, as resolved."""
         return (self.named,) if self.named == self.real else (self.named, self.real)
 
 

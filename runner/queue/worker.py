@@ -96,7 +96,7 @@ class Presence:
                 else:
                     self._renew()
             except Exception as error:
-                # Whatever lies in Redis under RQ's keys, it must not end the telling.
+                # An unexpected value under one of RQ's keys must not end this thread.
                 is_away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
                 if was_reached and not is_away:  # the loop that takes messages says so
                     log.warning("RQ's tools do not see this worker at the moment: %s", error)

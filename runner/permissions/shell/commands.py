@@ -55,7 +55,7 @@ Nested = Callable[[Findings, str, str, int], None]
 
 
 class Forms(dict[str, None]):
-    """The texts of a command that deny and ask rules are tried on."""
+    """The texts of one command. A deny or ask rule catches the command if it matches any of them."""
 
     def __init__(self, *texts: str) -> None:
         super().__init__(dict.fromkeys(texts))
@@ -86,7 +86,7 @@ class Forms(dict[str, None]):
 
 @dataclass(slots=True)
 class SimpleCommand:
-    """A simple command, as it is read."""
+    """A simple command, as the walk reads it from the script."""
 
     words: Sequence[Word]
     kept: Sequence[str] = ()  # assignments before it, and wrappers, that a rule must name

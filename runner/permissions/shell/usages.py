@@ -65,7 +65,8 @@ _ROLE = re.compile(
 
 
 def _slice(place: str) -> slice:
-    """Return the operands at a place: ``2``, ``2+``, ``*``, ``$``."""
+    """Return a place among operands as a slice: ``2``, ``2+`` (from the second on), ``*`` (all) or ``$``
+    (the last)."""
     first = -1 if place == "$" else int(place.strip("*+") or 1) - 1
     return slice(first, int(place) if place.isdigit() else None)
 

@@ -288,7 +288,7 @@ class Walk(Expansions):
 
     def _fed(self, node: Node) -> str | None:
         """Return the text that a command reads from its input, None if that is not literal."""
-        # Most scripts redirect no input, and looking for what does is slow.
+        # Most scripts redirect no input, and a search of the tree for a redirect is slow.
         given = self._input(node) if "<" in self.text else self._echoed(node)
         return unicode("".join(filter(None, given.groups()))) if given else None
 
