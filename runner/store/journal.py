@@ -254,8 +254,8 @@ class _Commit(Generic[T]):
         return _Done(after, step, self.jobs.on(connection), stored)
 
     def with_locks(self, connection: Connection) -> _Done[T]:
-        """Commit in a transaction that locks the run's row and, where the commit needs them, the job's budget,
-        the family of sub-agents and the cap of the day. Raises ``LeaseLost`` and ``StaleState``."""
+        """Commit in a transaction that locks the run's row and, where the commit needs them, the job's
+        budget, the family of sub-agents and the cap of the day. Raises ``LeaseLost`` and ``StaleState``."""
         row = _held(connection, _GUARD, self.lease)
         if row.revision != self.state.revision:
             at = f"{row.revision}, the state at {self.state.revision}"
