@@ -313,8 +313,8 @@ class _Attempt:
         return [self._worked_since(began), self._replied(reply)]
 
     def _fault_of(self, model: Model, error: ModelCallError) -> HostFaultError | None:
-        """Return the fault of this host because of which a call failed, if one is. The API's refusal of a
-        model has the type of its refusal of a key."""
+        """Return the fault of this host that made a call fail; None if the host is not to blame. A 403
+        refuses either one model or the key, so the API is asked which."""
         refuses_all = error.kind == "authentication_error"
         if refuses_all or (error.kind in OF_KEY and model.refuses_key()):
             return KeyRefused(self._state.spec.provider, error.message, model.refuses_key)

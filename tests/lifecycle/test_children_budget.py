@@ -64,8 +64,8 @@ class Family:
         return self.database.read(lambda connection: connection.execute(query).all())
 
     def over(self, job: str) -> bool:
-        """Whether all runs have ended, or wait for the budget or for those that do. A parent goes on a
-        moment after its last sub-agent has ended."""
+        """True if every run has ended, waits for the budget, or waits for sub-agents that do. A parent
+        whose sub-agents have all ended is about to go on: it does not count."""
         waits = (runs.c.state == "waiting") & runs.c.reason.in_(("budget", "children")) & ~IS_READY
         at_rest = runs.c.state.in_(ENDED) | waits
         return not self.rows(select(runs.c.id).where(runs.c.job_id == job, ~at_rest))
