@@ -9,8 +9,8 @@ from sqlalchemy import select
 
 from bench.audit.generate import NEWEST
 from runner.core.run import Author
+from runner.core.text import json_line
 from runner.exchange.claude_code import session_lines
-from runner.exchange.lines import encoded
 from runner.exchange.sessions import EmptySessionError
 from runner.store.database import Database
 from runner.store.exports import load_recorded
@@ -42,4 +42,4 @@ def _sessions_of(record: str) -> Iterator[tuple[str, list[bytes]]]:
         query = select(runs.c.id).where(runs.c.parent_run.is_(None)).order_by(runs.c.id.desc())
         for row in database.rows(query):
             recorded = load_recorded(database, row.id)
-            yield row.id, [encoded(line).strip() for line in session_lines(recorded, "bench")]
+            yield row.id, [json_line(line).strip() for line in session_lines(recorded, "bench")]

@@ -17,10 +17,10 @@ from runner.app.outputs import file_names
 from runner.app.session_files import session_files, session_of, sessions_in, whole_lines
 from runner.core.agents import place_of, tree_order
 from runner.core.run import Author
+from runner.core.text import LONGEST_LINE, json_line, read_json_object
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
-from runner.exchange.lines import LONGEST_LINE, encoded, parsed_object
 from runner.exchange.recorded import Recorded
 from runner.exchange.session_lines import UnreadableLineError, as_ascii
 from runner.exchange.sessions import EmptySessionError
@@ -100,7 +100,7 @@ def files_in(folder: Path) -> Sequence[Path]:
 
 
 def _format_of(first_line: bytes) -> ImportFormat | None:
-    value = parsed_object(first_line) or {}
+    value = read_json_object(first_line) or {}
     if "runner_export" in value:
         return "jsonl"
     return "claude-code" if isinstance(value.get("type"), str) else None
@@ -154,7 +154,7 @@ def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes
             if recorded.lines:
                 yield from map(as_ascii, recorded.lines)
             else:
-                yield from map(encoded, session_lines(recorded, runner.__version__))
+                yield from map(json_line, session_lines(recorded, runner.__version__))
         case _:
             yield json.dumps(api_messages(app.database, recorded.id), indent=2).encode() + b"\n"
 

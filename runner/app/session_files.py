@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from runner.core.text import visible
-from runner.exchange.lines import parsed, parsed_object
+from runner.core.text import read_json_line, read_json_object, visible
 from runner.exchange.sessions import Files
 
 _AGENTS = "agent-*.jsonl"
@@ -27,7 +26,7 @@ def whole_lines(file: IO[bytes]) -> tuple[list[bytes], bool]:
     lines = [line for each in content.split(b"\n") if (line := each.strip())]
     if lines and not content.endswith(b"\n"):
         try:
-            parsed(lines[-1])
+            read_json_line(lines[-1])
         except ValueError:
             return lines[:-1], True
     return lines, False
@@ -81,4 +80,4 @@ def _meta_of(path: Path) -> dict[str, Sequence[bytes]]:
 @lru_cache(maxsize=100_000)  # a folder of many agents is asked about each for each session
 def _session_id(path: Path) -> Any:
     with path.open("rb") as file:
-        return (parsed_object(file.readline(_LONGEST_HEAD)) or {}).get("sessionId")
+        return (read_json_object(file.readline(_LONGEST_HEAD)) or {}).get("sessionId")

@@ -40,6 +40,22 @@ CONTEXT_EXCEEDED = "model_context_window_exceeded"
 CUT_REASONS = frozenset({"max_tokens", CONTEXT_EXCEEDED})
 
 
+# The kinds of the fields that a block has, by its type.
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "text": {"text": str},
+    "tool_use": {"id": str, "name": str, "input": object},
+    "tool_result": {"tool_use_id": str, "content": (str, list)},
+}
+
+
+def check_block(block: Block) -> None:
+    """Raise ``ValueError`` if a block lacks a valid field that readers of its type need."""
+    kind = block["type"]
+    for name, of_kind in _FIELDS.get(kind, {}).items():
+        if name not in block or not isinstance(block[name], of_kind):
+            raise ValueError(f"a block of type {kind} has no valid {name}")
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     role: Role

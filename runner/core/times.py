@@ -15,6 +15,7 @@ from runner.errors import UsageError
 
 StartReason = Literal["not_before", "window"]
 
+MOST_REAL = 1e11  # the year 5138; no time, duration or amount that is stored is larger
 _DAY, _MINUTE = timedelta(days=1), timedelta(minutes=1)
 _MOST_DAYS = 3_660  # that a window is followed
 

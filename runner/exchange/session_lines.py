@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from runner.core.conversation import Block
+from runner.core.conversation import Block, check_block
 from runner.core.media import shown_text
-from runner.exchange.checks import check_block
-from runner.exchange.lines import MOST_REAL, parsed
+from runner.core.text import read_json_line
+from runner.core.times import MOST_REAL
 
 SpokenBy = Literal["person", "machine", "peer"]  # a peer is another agent
 
@@ -93,7 +93,7 @@ def read_lines(file: str, raw: Iterable[bytes]) -> Iterator[Line]:
     at = 0.0
     for number, content in enumerate(raw, 1):
         try:
-            value = parsed(content)
+            value = read_json_line(content)
             if not isinstance(value, dict):
                 raise ValueError("it is no object")
             at = _moment(value.get("timestamp"), at)

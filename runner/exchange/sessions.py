@@ -18,9 +18,8 @@ from runner.core.conversation import ToolResult, Usage
 from runner.core.entry_events import about_result
 from runner.core.events import Event
 from runner.core.media import shown_text
-from runner.core.text import shorten, visible
+from runner.core.text import read_json_object, shorten, visible
 from runner.exchange import session_lines as kept
-from runner.exchange.lines import parsed_object
 from runner.exchange.recorded import SESSION
 from runner.exchange.session_lines import Line, as_object, as_text
 from runner.exchange.session_messages import (
@@ -69,7 +68,7 @@ class Session:
     def __init__(self, files: Files, modified: float = 0.0) -> None:
         is_meta = {name: name.endswith(".json") for name in files}
         self._meta = {
-            name: parsed_object(b"\n".join(raw)) or {}
+            name: read_json_object(b"\n".join(raw)) or {}
             for name, raw in files.items()
             if is_meta[name]
         }

@@ -26,11 +26,11 @@ from sqlalchemy import (
 from runner.core.agents import lineage, tree_order
 from runner.core.media import with_bytes
 from runner.errors import NotFoundError
-from runner.exchange.lines import TableFormat, file_lines
 from runner.exchange.recorded import Recorded
 from runner.store.blobs import blob_of
 from runner.store.conditions import in_tree
 from runner.store.database import Database, reads
+from runner.store.export_lines import TableFormat, file_lines
 from runner.store.run_state import with_tools_of
 from runner.store.specs import JobCache
 from runner.store.tables import (

@@ -23,16 +23,16 @@ from runner.core.events import signed_event
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
 from runner.core.state import Progress
-from runner.core.text import shorten
+from runner.core.text import read_json_line, shorten
 from runner.errors import UsageError
-from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
-from runner.exchange.lines import Reader, parsed
 from runner.permissions import ToolContext
 from runner.store.blobs import store_bytes
 from runner.store.changes import store_change, tell_of_job
 from runner.store.control import cancel_locked
 from runner.store.database import Database
+from runner.store.export_lines import Reader
 from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
+from runner.store.import_checks import Place, RunCheck, check_id, check_row, check_value, spec_of
 from runner.store.jobs import insert_shares
 from runner.store.run_state import progress_from_row, tool_context_from_json
 from runner.store.tables import approvals, events, job_events, jobs, runs
@@ -290,7 +290,7 @@ def _rows_of(
     file.seek(section.start)
     try:
         for _ in range(section.rows):
-            value = parsed(file.readline())
+            value = read_json_line(file.readline())
             format = FORMATS[value["table"]]
             row = format.row(value["row"])
             digest.update(format.line(row))

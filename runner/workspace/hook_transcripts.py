@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Lock
 
 import runner
+from runner.core.text import json_line
 from runner.exchange.claude_code import Line, Session
-from runner.exchange.lines import encoded
 from runner.exchange.recorded import Recorded
 from runner.store.database import Database
 from runner.store.exports import load_recorded, load_since
@@ -113,7 +113,7 @@ def _opened(folder: Path) -> Iterator[int]:
 def _put(descriptor: int, lines: Iterable[Line]) -> _State:
     """Write lines to an open file, and close it."""
     with open(descriptor, "ab") as file:
-        file.writelines(map(encoded, lines))
+        file.writelines(map(json_line, lines))
         file.flush()
         return _state(descriptor)
 

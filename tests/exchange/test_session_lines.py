@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from runner.exchange import sessions
-from runner.exchange.checks import check_row
 from runner.exchange.session_lines import as_ascii
 from runner.exchange.sessions import Files, SessionRun
+from runner.store.import_checks import check_row
 from tests.exchange.samples import SESSION, Line, Session, raw_of, text, use, usual
 from tests.exchange.test_sessions import read, runs_of
 

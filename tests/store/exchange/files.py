@@ -17,9 +17,9 @@ from runner.app.transcript_page import page
 from runner.cli import transcript as cli_transcript
 from runner.cli.audit import say_rows
 from runner.cli.terminal import wrapped
+from runner.core.text import json_line
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
-from runner.exchange.lines import encoded
 from runner.llm.prices import load_prices
 from runner.queries import decisions, transcript
 from runner.queries.accesses import file_rows
@@ -52,9 +52,9 @@ def lines_of(database: Database, job_id: str) -> Lines:
 
 def signed(lines: Lines) -> bytes:
     """A file of these lines whose end is right."""
-    content = b"".join(map(encoded, lines))
+    content = b"".join(map(json_line, lines))
     end = {"rows": len(lines) - 1, "sha256": hashlib.sha256(content).hexdigest()}
-    return content + encoded({"end": end})
+    return content + json_line({"end": end})
 
 
 def renamed(lines: Lines) -> Lines:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, insert
 
 from runner.core.state import Progress
-from runner.exchange.checks import check_event
-from runner.exchange.lines import encoded
+from runner.core.text import json_line
 from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.exports import FORMATS
+from runner.store.import_checks import check_event
 from runner.store.run_state import progress_to_json
 from tests.store.examples import SPEC
 
@@ -352,7 +352,7 @@ def _session(draw: st.DrawFn, run_id: str) -> Rows:
     rows: Rows = [("sessions", of_run | session)]
     for part in range(1, draw(st.integers(1, 2)) + 1):
         lines = draw(st.lists(objects, min_size=1, max_size=3))
-        content = b"".join(map(encoded, lines)).removesuffix(b"\n")
+        content = b"".join(map(json_line, lines)).removesuffix(b"\n")
         kept = {
             "file": "",
             "part": part,

@@ -295,7 +295,8 @@ def test_a_damaged_file_is_refused_with_its_line_and_nothing_is_stored(
 def test_a_line_that_is_longer_than_any_is_not_read_whole(
     target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.exchange.lines.LONGEST_LINE", 1_000)
+    for reads in ("core.text", "store.export_lines"):
+        monkeypatch.setattr(f"runner.{reads}.LONGEST_LINE", 1_000)
     assert "longer than 1,000 bytes" in refusal(target, b" " * 5_000 + b"\n")
 
 

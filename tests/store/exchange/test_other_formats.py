@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.entries import ToolFinished, Verified
 from runner.core.run import Author
+from runner.core.text import json_line
 from runner.core.workspace import Verify
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
-from runner.exchange.lines import encoded
 from runner.llm.prices import load_prices
 from runner.queries.costs import known_costs
 from runner.store.database import Database
@@ -246,6 +246,6 @@ def test_whatever_is_recorded_is_a_trajectory_and_a_session(make_database: MakeD
         for run_id in found:
             atif(target, run_id)
             for line in session(target, run_id):
-                encoded(line)
+                json_line(line)
 
     converts()

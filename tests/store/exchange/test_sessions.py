@@ -14,10 +14,10 @@ from sqlalchemy import Table, select
 from runner.core.commands import Raised, Target
 from runner.core.conversation import Block
 from runner.core.run import Author
+from runner.core.text import json_line
 from runner.errors import UsageError
 from runner.exchange import sessions
 from runner.exchange.claude_code import session_lines
-from runner.exchange.lines import encoded
 from runner.llm.prices import load_prices
 from runner.queries import transcript
 from runner.queries.costs import costs_by
@@ -233,12 +233,12 @@ def test_whatever_was_said_in_a_session_is_stored_and_exported_as_it_was(
             session.reply(f"msg_{number}", text(words), *asked)
             for n, (_, result) in enumerate(calls):
                 session.result(f"{tool}{number}.{n}", result)
-        raw = [encoded(line).strip() for line in session.lines]
+        raw = [json_line(line).strip() for line in session.lines]
         (found,) = sessions.Session({"": raw}).runs({}, {})
         (brought,) = import_session(target, {"": raw}, "session.jsonl", ANN, NOW)
         recorded = load_recorded(target, brought.run_id)
         assert list(recorded.lines) == raw
-        written = [encoded(line).strip() for line in session_lines(recorded, "1")]
+        written = [json_line(line).strip() for line in session_lines(recorded, "1")]
         (again,) = sessions.Session({"": written}).runs({}, {})
         assert said(again.rows["blocks"]) == said(found.rows["blocks"])
 

@@ -13,12 +13,12 @@ from runner import wiring
 from runner.core.spec import JobSpec
 from runner.core.state import ContextState, Failure, ModelState, OpenCall, Progress
 from runner.core.workspace import Verify, Workspace
-from runner.exchange.checks import misfit
 from runner.permissions import Rule
 from runner.settings import Settings
+from runner.store.import_checks import misfit
 from tests.store.asked import ASKING
 
-JOBS = [Path(__file__).parents[2] / "jobs" / f"{name}.toml" for name in ("quickstart", "patches")]
+JOBS = [Path(__file__).parents[3] / "jobs" / f"{name}.toml" for name in ("quickstart", "patches")]
 RECORDED = replace(
     ASKING,
     workspace=Workspace("/repo", "git", external=(Rule("ask", "Bash(git push *)"),)),

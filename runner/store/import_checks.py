@@ -15,13 +15,13 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from runner.core.agents import DEEPEST, place_columns
 from runner.core.context import CompactionKind
-from runner.core.conversation import Purpose, Role, Tool
+from runner.core.conversation import Purpose, Role, Tool, check_block
 from runner.core.entries import ToolsListed
 from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec, decoder
-from runner.core.text import visible
-from runner.exchange.lines import LONGEST_LINE, MOST_REAL, parsed_object
+from runner.core.text import LONGEST_LINE, read_json_object, visible
+from runner.core.times import MOST_REAL
 from runner.permissions import Effect
 
 # --- Values against their types ---
@@ -158,12 +158,6 @@ def check_event(table: str, kind: str, data: Any) -> None:
 
 Row = Mapping[str, Any]
 
-# The types of the fields of a block, by its type.
-_BLOCKS: dict[str, dict[str, Any]] = {
-    "text": {"text": str},
-    "tool_use": {"id": str, "name": str, "input": Any},
-    "tool_result": {"tool_use_id": str, "content": str | list[Any]},
-}
 _Object = Mapping[str, Any] | None
 _Answer = Literal["approved", "denied", "expired", "cancelled"] | None
 _AnsweredVia = Literal["person", "rule", "timeout", "cancel", "end"] | None
@@ -196,14 +190,6 @@ _TOGETHER = {
 # Tables about tool calls; rows of hooks may be about none.
 _OF_CALLS = ("tool_outputs", "approvals", "hook_runs")
 _IDS = {"jobs": "job", "runs": "run", "approvals": "apr"}
-
-
-def check_block(block: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if a block lacks a valid field that readers of its type need."""
-    kind = block["type"]
-    for name, hint in _BLOCKS.get(kind, {}).items():
-        if name not in block or misfit(block[name], hint) is not None:
-            raise ValueError(f"a block of type {kind} has no valid {name}")
 
 
 def check_row(table: str, row: Row) -> None:
@@ -239,7 +225,7 @@ def check_row(table: str, row: Row) -> None:
     elif row.get("compressed") is not None:
         content = _unpacked(table, row)
         for number, line in enumerate(content.split(b"\n"), 1):
-            if table == "session_lines" and parsed_object(line) is None:
+            if table == "session_lines" and read_json_object(line) is None:
                 raise ValueError(f"session_lines.compressed: line {number} is no object of JSON")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -19,30 +18,22 @@ from typing import IO, Any, NamedTuple
 
 from sqlalchemy import JSON, BigInteger, Column, Table
 
-from runner.core.text import DEEPEST, is_storable, read_json
+from runner.core.text import LONGEST_LINE, is_storable, json_line, read_json_line
+from runner.core.times import MOST_REAL
 
 VERSION = 2
 _BEFORE_0_1_0 = 1
-LONGEST_LINE = 256 * 1024 * 1024  # bytes; a tool's whole output is at most 10 MB
-# A value in a row may be as deep as JSON can be, and the objects around it add to that.
-_DEEPEST_LINE = DEEPEST + 20
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-
-
-def encoded(value: Any) -> bytes:
-    """Return a value as one line of ASCII JSON, which no terminal obeys and any file can hold."""
-    return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
 def file_lines(job_id: str, run_id: str | None, rows: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a file with these rows from ``TableFormat.line``: an export of a run with
     its source runs, or (None) of the whole job."""
     digest, count = hashlib.sha256(), 0
-    header = encoded({"runner_export": VERSION, "job": job_id, "run": run_id})
+    header = json_line({"runner_export": VERSION, "job": job_id, "run": run_id})
     for count, line in enumerate(chain((header,), rows)):  # noqa: B007 - used after the loop
         digest.update(line)
         yield line
-    yield encoded({"end": {"rows": count, "sha256": digest.hexdigest()}})
+    yield json_line({"end": {"rows": count, "sha256": digest.hexdigest()}})
 
 
 class Reader:
@@ -101,34 +92,10 @@ class Reader:
             raise ValueError("it is missing or cut off: the export is not whole")
         self._digest.update(line)
         self._next += len(line)
-        return parsed(line)
-
-
-def parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON, not too long for a file. Raises ``ValueError``."""
-    if len(line) > LONGEST_LINE:
-        raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
-    try:
-        return read_json(line.decode("utf-8"), _DEEPEST_LINE)
-    except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"it is not JSON ({error})") from error
-
-
-def parsed_object(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line, or None if there is none."""
-    try:
-        value = parsed(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+        return read_json_line(line)
 
 
 _MISSING = object()
-MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
 _LONGEST_NAME = 60
 # Sums over many rows must stay within 64 bits: tokens and sizes, and the billionths of a USD of a job.
 _MOST_TOKENS = 2**50
@@ -219,7 +186,7 @@ class TableFormat:
     def line(self, row: Mapping[str, Any]) -> bytes:
         """Return a row of the database as a line."""
         values = {column.name: column.to_file(row[column.name]) for column in self._columns}
-        return encoded({"table": self.name, "row": values})
+        return json_line({"table": self.name, "row": values})
 
     def row(self, values: Any) -> dict[str, Any]:
         """Return a file's row for the database. Raises ``ValueError`` with column and problem."""
