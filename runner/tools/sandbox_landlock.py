@@ -53,7 +53,7 @@ def grants(plan: Mapping[str, str], tmp: str) -> list[tuple[int, str]]:
         tmp: the folder for the process's temporary files.
     """
     writable = [path for path, kind in plan.items() if kind in ("write", "pin")]
-    hidden = {path for path, kind in plan.items() if kind in HIDDEN} | {"/dev"}
+    hidden = {path for path, kind in plan.items() if kind in HIDDEN}
     hidden = {path for path in hidden if {path, *folders_above(path)}.isdisjoint(writable)}
     parents = {folder for path in hidden for folder in folders_above(path)}
     readable = ["/", *(path for path, kind in plan.items() if kind == "read")]

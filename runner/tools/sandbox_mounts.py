@@ -95,6 +95,7 @@ NAMESPACES = (
 )
 # fmt: on
 _TMP = "/tmp"  # another one for each run
+_DEV = "/dev"  # a sandbox has its own
 _EMPTY = ("/run", "/var/run")
 # The files of a repository that git runs, takes settings from or follows to elsewhere.
 _STEERING = ("hooks", "config", "config.worktree", "modules", "objects/info/alternates")
@@ -259,7 +260,7 @@ class Mounts:
         else:
             self._add("read", ["/etc/resolv.conf"])  # often a link into /run
         self._add("private", [_TMP])
-        self._add("hide", _EMPTY)
+        self._add("hide", (_DEV, *_EMPTY))
         self._add("hide", _credentials(user))
         if os.geteuid() == 0:
             self._add("hide", _CREDENTIALS_OF_ROOT)
@@ -483,7 +484,7 @@ def _mounts(kept: Mapping[str, _Kind], blanks: Blanks, tmp: Path | None) -> Iter
                 # A mount below it would be made in the folder, where a link may lie in wait.
                 is_kept = tmp is not None and path == _TMP and path not in parents
                 yield Mount(path, str(tmp) if is_kept else None, writable=True)
-            case "hide" if path == "/":  # that of the image
+            case "hide" if path in ("/", _DEV):  # bubblewrap's, or those of the image
                 continue
             case "hide" if path in parents or path in _EMPTY:
                 yield Mount(path, None)

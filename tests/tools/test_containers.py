@@ -131,7 +131,7 @@ def test_a_container_sees_the_workspace_and_nothing_else_of_this_machine(tmp_pat
         str(workspace): str(workspace),
         str(outputs): str(outputs),
     }
-    assert [each.target for each in mounts.mounts if each.writable] == ["/tmp", str(workspace)]
+    assert {each.target for each in mounts.mounts if each.writable} == {"/tmp", str(workspace)}
 
 
 def test_without_an_engine_no_call_of_a_job_with_an_image_runs(

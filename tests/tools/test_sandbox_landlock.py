@@ -123,6 +123,20 @@ def test_it_writes_neither_shared_memory_nor_tmp_nor_devices(bench: Workbench) -
         assert not Path(name).exists()
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory on this system")
+def test_a_call_sees_its_own_files_in_shared_memory_and_no_others(bench: Workbench) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        outputs = Path(folder, "outputs")
+        outputs.mkdir()
+        for path in (outputs / "call_0.txt", Path(folder, "other")):
+            path.write_text(BEFORE)
+        seen = bash(
+            replace(bench, outputs=outputs), f"cat {outputs}/call_0.txt; cat {folder}/other"
+        )
+        assert seen.content.startswith(BEFORE)
+        assert seen.content.count(BEFORE) == 1
+
+
 @pytest.mark.slow
 def test_no_command_reads_a_credentials_file_that_the_environment_names(
     bench: Workbench, top: Path, monkeypatch: pytest.MonkeyPatch
