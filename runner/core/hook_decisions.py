@@ -17,6 +17,7 @@ from runner.core.conversation import Block, ToolOutcome
 from runner.core.entries import HookFinished, HookStarted, TurnEnded
 from runner.core.hooks import (
     UNUSABLE_INPUT,
+    WITHHELD,
     Hook,
     HookAnswer,
     HookEvent,
@@ -49,7 +50,7 @@ _LONGEST_REASON = 1_000
 # The first line of a result is about the change of its call's input; it ends like this.
 EDIT_TOLD = "What follows is of that.\n\n"
 _WOULD_CHANGE = "it would have another input run than the person who approved this call"
-_UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))
+_UNKNOWN = HookAnswer("unknown", reason="its worker died while it ran")
 
 
 def hooks_of(spec: JobSpec, event: HookEvent) -> Iterator[tuple[int, Hook]]:
@@ -394,4 +395,6 @@ def _gave_up(state: RunState, run: HookRun) -> Step:
     """Return the end of an unfinished hook. It may have changed files: the snapshot after it is the
     one found, except for RunEnd hooks."""
     is_recorded = state.spec.is_recorded and run.event != "RunEnd" and not state.awaits_children
-    return HookFinished(run.number, _UNKNOWN, state.files.tree if is_recorded else None)
+    shown = WITHHELD if run.event == "PostToolUse" else None
+    result = HookResult(_UNKNOWN, updated_output=shown)
+    return HookFinished(run.number, result, state.files.tree if is_recorded else None)

@@ -123,6 +123,10 @@ class HookRun:
         return self.answer or HookAnswer("unknown")
 
 
+# What the model is shown of a result if a PostToolUse hook was cut off: it may be one that redacts.
+WITHHELD = (
+    "This call ran. Its result is withheld: a hook that checks it was cut off before it answered."
+)
 OBJECTS = 2  # the exit code
 # How the reason of a failure begins that only the operator reads whole: the model did not send it.
 UNUSABLE_INPUT = "updatedInput is not "
@@ -195,7 +199,8 @@ def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
     if said.end != "exited":
         outcome, why = _NO_ANSWER[said.end]
         reason = why.format(timeout=timeout, output=_shown(said.output))
-        return HookAnswer(outcome, reason=reason), None, None
+        shown = WITHHELD if event == "PostToolUse" else None
+        return HookAnswer(outcome, reason=reason), None, shown
     if said.exit_code == OBJECTS:
         reason = _shown(said.errors).strip() or "it gave no reason"
         objection: HookDecision = "deny" if event == "PreToolUse" else "block"

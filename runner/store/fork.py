@@ -19,7 +19,7 @@ from runner.core.context import estimate, is_measurement, sent_messages
 from runner.core.conversation import CUT_REASONS, Block, Message, Usage, content_bytes, content_text
 from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import context_of
-from runner.core.hook_decisions import end_turns
+from runner.core.hook_decisions import end_turns, hooks_of
 from runner.core.run import ENDED, RUNNER, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import Children, ContextState, Files, HookState, ModelState, Progress, Stop
@@ -131,11 +131,14 @@ def _refuse_unfinished(connection: Connection, run: Row[Any], spec: JobSpec, tur
             f"{turn - 1}"
         )
     # Hooks are still to run after the calls of a run's last turn.
-    is_open = run_state.progress_from_row(run).hooks.closed < run.turns and run.state not in ENDED
-    if turn and turn == run.turns and is_open and end_turns(spec) and calls:
+    is_open = run_state.progress_from_row(run).hooks.closed < run.turns
+    has_ended, replaces = run.state in ENDED, any(hooks_of(spec, "PostToolUse"))
+    awaited = replaces if has_ended else end_turns(spec)
+    if turn and turn == run.turns and is_open and awaited and calls:
+        how = f" (`runner retry {run.id}` runs them)" if has_ended else ""
         raise UsageError(
-            f"turn {turn} of {run.id} has not ended, as hooks of it may still change files: fork it "
-            f"when they have run, or at {turn - 1}"
+            f"turn {turn} of {run.id} has not ended, as hooks of it may still change files and "
+            f"results: fork it when they have run{how}, or at {turn - 1}"
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult, Usage
 from runner.core.entries import HookFinished, InstructionsRead, SnapshotRecorded, ToolFinished
-from runner.core.hooks import Hook, HookAnswer, HookResult
+from runner.core.hooks import WITHHELD, Hook, HookAnswer, HookResult
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.core.workspace import Instructions
 from runner.errors import UsageError
@@ -149,8 +149,27 @@ def test_turn_whose_hooks_have_not_run_cannot_be_forked_yet(database: Database) 
     assert begun(database, forked(database, attempt, 1)).state.files.tree == "checked"
 
 
-def test_turn_in_whose_hooks_a_run_was_cancelled_can_be_forked(database: Database) -> None:
+def test_turn_is_not_forked_past_a_hook_that_may_replace_its_results(database: Database) -> None:
+    """Its run was cancelled in the hook: the fork would show the model what the hook has not seen."""
     attempt = begin(database)
+    through_hooks(attempt).reply(tool_use(1, "Bash", command="make"), stop="tool_use")
+    attempt.append(ToolFinished(0, ToolResult("done"), "made"))
+    run_id = attempt.lease.run_id
+    cancel(database, Target("run", run_id), attempt.now)
+    with pytest.raises(UsageError, match=f"`runner retry {run_id}` runs them"):
+        forked(database, attempt, 1)
+    retry(database, Target("run", run_id), attempt.now)
+    again = through_hooks(claim(database, run_id).locate())
+    assert again.state.messages[-1].blocks[0]["content"] == WITHHELD
+    assert begun(database, forked(database, again, 1)).state.messages == again.state.messages
+
+
+def test_turn_in_whose_last_hooks_a_run_was_cancelled_can_be_forked(database: Database) -> None:
+    """Hooks of TurnEnd replace no results."""
+    hooks = tuple(hook for hook in HOOKED.hooks if hook.event in ("RunStart", "TurnEnd"))
+    spec = replace(HOOKED, hooks=hooks)
+    created = SnapshotRecorded("tree 0", "created")
+    attempt = claim(database, submit_one(database, spec=spec), found=[created])
     through_hooks(attempt).reply(tool_use(1, "Bash", command="make"), stop="tool_use")
     attempt.append(ToolFinished(0, ToolResult("done"), "made"))
     cancel(database, Target("run", attempt.lease.run_id), attempt.now)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from runner.core.commands import Reply, Target
-from runner.core.hooks import Hook
-from runner.core.run import Ended, Waiting
+from runner.core.hooks import WITHHELD, Hook
+from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import Asking
 from runner.core.workspace import RESULT_TOOL, result_tool
+from runner.errors import LeaseLost
 from runner.permissions import Rule
+from runner.store.control import cancel
 from runner.store.fork import fork
+from runner.store.leases import give_back
 from runner.store.retry import retry
-from runner.store.tables import runs, tool_calls
+from runner.store.tables import hook_runs, runs, tool_calls
 from runner.tools.registry import resolve_tools
 from tests.engine.hooks.bench import TOLD, Bench, bash, function, says, telling, texts
 from tests.engine.test_asking import DONE, reply, write
@@ -290,6 +296,63 @@ def test_what_a_hook_puts_in_the_place_of_a_result_is_what_the_model_sees(bench:
     assert "hunter2" not in str(bench.model.requests[-1].messages[2:])
     assert [each["replaced"] for each in bench.happened("hook_finished")] == [True, True, False]
     bench.check_requests()
+
+
+def end_at(bench: Bench, lease: Lease, end: Callable[[], object], moment: str) -> None:
+    """Let something end the attempt in the commit that stores the first result, or that starts the first
+    hook."""
+    commit = bench.ports.journal.commit
+    column = {"result": tool_calls.c.ended_at, "hook": hook_runs.c.started_at}[moment]
+    ends = iter([end])
+
+    def commit_and_end(*given: Any) -> Any:
+        done = commit(*given)
+        count = select(func.count(column))
+        if bench.database.read(lambda connection: connection.execute(count).scalar()):
+            for each in ends:
+                each()
+        return done
+
+    bench.ports.journal.commit = commit_and_end  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost):
+        bench.work(lease)
+    bench.ports.journal.commit = commit  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("moment", ["result", "hook"])
+@pytest.mark.parametrize("repeatable", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["retry", pytest.param("takeover", marks=pytest.mark.slow)])
+def test_a_run_that_goes_on_shows_the_model_no_result_that_a_hook_has_not_seen(
+    bench: Bench, how: str, repeatable: bool, moment: str
+) -> None:
+    hook = replace(replaces("a walnut"), repeatable=repeatable)
+    (bench.folder / "secret").write_text("hunter2")
+    reads = reply(*({"name": "Read", "input": {"file_path": "secret"}} for _ in range(2)))
+    lease = bench.run_with([hook], reads)
+    this, now = Target("run", lease.run_id), bench.ports.clock.now()
+    if how == "retry":
+        end_at(bench, lease, lambda: cancel(bench.database, this, now), moment)
+        retry(bench.database, this, now)
+    else:
+        end_at(bench, lease, partial(give_back, bench.database, lease, now), moment)
+    assert bench.work() == SUCCEEDED
+    cut_off = moment == "hook" and not repeatable
+    assert bench.model.results == [WITHHELD if cut_off else "a walnut", "a walnut"]
+    assert "hunter2" not in "".join(map(texts, bench.model.requests))
+    query = select(tool_calls.c.original).order_by(tool_calls.c.position)
+    original = bench.database.read(lambda connection: connection.execute(query).scalars().first())
+    assert "hunter2" in original
+    assert [row.outcome for row in bench.rows()] == ["unknown"] * cut_off + ["succeeded"] * (
+        2 - cut_off
+    )
+    bench.check_requests()
+
+
+@pytest.mark.slow
+def test_a_hook_that_takes_too_long_leaves_the_model_no_result(bench: Bench) -> None:
+    hook = Hook("PostToolUse", command="sleep 60", timeout=0.1)
+    assert bench.work(bench.run_with([hook], bash("echo hunter2"))) == SUCCEEDED
+    assert bench.model.results == [WITHHELD]
 
 
 def test_a_search_at_any_commit_finds_only_what_a_hook_has_put_in_the_place_of_a_result(
