@@ -135,7 +135,7 @@ class Audit:
         """``search`` for readers that show excerpts; other options go to the query."""
         filters, query = self._filters(only), parse(text, exact)
         if not 0 <= offset <= MOST_ROWS:
-            raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
+            raise UsageError(f"offset={offset!r}: give the number of rows to skip, 0 or more")
         return search(self._database, query, filters, offset=offset, **options)
 
     def tools(self, **asked: Unpack[Asked]) -> Rows:
@@ -211,7 +211,7 @@ class Audit:
                 seconds = value.timestamp() if isinstance(value, datetime) else value
                 if seconds is not None and not math.isfinite(seconds):
                     raise UsageError(
-                        f"{value!r} is no time: give seconds since the epoch, or a datetime"
+                        f"{value!r} is not a time: give seconds since the epoch, or a datetime"
                     )
                 given[name] = seconds
             elif name in ("job", "run"):
@@ -229,9 +229,7 @@ class Audit:
 
 def _name(option: str, text: str) -> str:
     if not is_storable(text):
-        raise UsageError(
-            f"{option}={text[:60]!a} has a character that cannot be stored: nothing is named so"
-        )
+        raise UsageError(f"{option}={text[:60]!a} has a character that no name can have")
     return text
 
 

@@ -183,10 +183,10 @@ def choose(
     by this key. Raises ``UsageError`` without a name and a group, and ``NotFoundError`` if a name fits
     nothing or more than one thing, or nothing waits in the group."""
     if not names and group_key is None:
-        raise UsageError("say which: an id that `runner approvals` shows, a run, a job, or --group")
+        raise UsageError("name an id from `runner approvals`, a run or a job, or give --group")
     members = {each.id for each in questions if group_key in (None, each.group_key)}
     if group_key is not None and not members:
-        raise NotFoundError(f"nothing waits in a group {group_key[:60]!a}: see `runner approvals`")
+        raise NotFoundError(f"no call waits in group {group_key[:60]!a}: see `runner approvals`")
     found = [id for name in names for id in _named(app, questions, name)]
     chosen = found if names else (each.id for each in questions)
     return list(dict.fromkeys(id for id in chosen if group_key is None or id in members))
@@ -198,9 +198,9 @@ def _named(app: App, questions: Sequence[Question], name: str) -> list[str]:
         return next(iter(candidates.values()))
     if candidates:
         names = ", ".join(list(candidates)[:_MOST_CANDIDATES])
-        raise NotFoundError(f"{name[:60]!a} could be {names}: give more of it")
+        raise NotFoundError(f"{name[:60]!a} could be {names}: give more of the name")
     if name.startswith("grp_"):
-        raise NotFoundError(f"nothing waits in a group {name[:60]!a}: see `runner approvals`")
+        raise NotFoundError(f"no call waits in group {name[:60]!a}: see `runner approvals`")
     if name.startswith("apr_"):
         if (answered := decisions.find_approval(app.database, name)) is None:
             raise NotFoundError(f"no approval is named {name[:60]!a}: see `runner approvals`")
@@ -259,10 +259,10 @@ def edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str
     """The edited input of questions whose calls all have the same input. Raises ``UsageError`` if
     their inputs differ, or the text is no input for their tool."""
     if not questions:
-        raise UsageError("no call that waits is named: there is nothing to edit")
+        raise UsageError("no waiting call is named: name one to edit its input")
     if len({(each.tool, each.input_digest) for each in questions}) > 1:
         raise UsageError(
-            f"{len(questions)} calls with different inputs are not edited alike: name one of them"
+            f"{len(questions)} calls have different inputs: name one of them to edit its input"
         )
     one = questions[0]
     try:
@@ -272,7 +272,7 @@ def edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str
         value, is_command = None, bool(text.strip()) and not text.lstrip().startswith('{"')
     if not isinstance(value, dict):
         if one.tool != "Bash" or not is_command:
-            raise UsageError(f"the edited input of {one.tool} has to be a JSON object")
+            raise UsageError(f"the edited input of {one.tool} must be a JSON object")
         value = {**one.input, "command": text}
     tools = show_job(app.database, one.job_id)["spec"]["tools"]
     schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)

@@ -97,7 +97,7 @@ def _call(app: App, text: str) -> tuple[str, int]:
     """Return the run and the number of a model call. Raises ``UsageError``."""
     run, _, number = text.partition("/")
     if not (number.isascii() and number.isdigit()):
-        raise UsageError(f"{text[:60]!a} is no model call: give RUN/NUMBER, as in run_01jd9k/3")
+        raise UsageError(f"{text[:60]!a} is not a model call: give RUN/NUMBER, as in run_01jd9k/3")
     return app.find(run, "run").id, int(number[:9])
 
 

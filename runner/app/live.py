@@ -122,7 +122,7 @@ def topic_of(app: App, text: str) -> str:
         return f"job:{app.find_job(name)}"
     if kind == "run":
         return f"run:{app.find(name, 'run').id}"
-    raise UsageError(f"{text[:40]!a} is nothing to watch")
+    raise UsageError(f"{text[:40]!a} cannot be watched")
 
 
 def look(app: App, topics: Collection[str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ def results_of(app: App, job: str) -> tuple[list[stored.RunResult], Mapping[str,
     job_id = app.find_job(job)
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     if spec.result_tool is None:
-        raise UsageError(f"{job_id} asks for no result: a job does with output_schema")
+        raise UsageError(f"{job_id} has no results, because its job file has no output_schema")
     return stored.results_of_job(app.database, job_id), spec.result_tool.input_schema
 
 

@@ -59,7 +59,7 @@ def add_standing(app: App, rule: Rule, author: Author) -> int:
         )
 
     if (added := app.change(add)) is None:
-        raise UsageError(f"{rule.effect} {rule.text!r} is a standing rule already")
+        raise UsageError(f"{rule.effect} {rule.text!r} is already a standing rule")
     return added
 
 
@@ -95,7 +95,7 @@ class RuleCheck:
         self.agent = None if agent is None else spec.agent(agent)
         if agent is not None and self.agent is None:
             there = ", ".join(each.name for each in spec.agents) or "none"
-            raise UsageError(f"the job has no type of sub-agent {agent[:60]!a}; it has {there}")
+            raise UsageError(f"the job has no agent type {agent[:60]!a}; it has {there}")
         workspace, self._copy = spec.workspace, str(home.resolve() / COPIES / _RUN)
         path = Path(workspace.path) if workspace and workspace.path else None
         self._in_copy = workspace is not None and workspace.is_recorded

@@ -42,7 +42,7 @@ class Sorting:
         """Read ``cost`` or, the other way round, ``-cost``. Raises ``UsageError``."""
         name = (text or "submitted").removeprefix("-")
         if name not in SORTS:
-            raise UsageError(f"{name[:40]!a} is no column to sort by: take {', '.join(SORTS)}")
+            raise UsageError(f"{name[:40]!a} is not a column to sort by: choose {', '.join(SORTS)}")
         return cls(name, (text or "").startswith("-"))
 
     def toggled(self, by: str) -> str:
@@ -60,13 +60,13 @@ def filters_of(given: Mapping[str, str]) -> RunFilters:
         name: given[name].strip() for name in ("state", "reason", "text", "tool") if given.get(name)
     }
     if values.get("state", STATES[0]) not in STATES:
-        raise UsageError(f"{values['state'][:40]!a} is no state: take {', '.join(STATES)}")
+        raise UsageError(f"{values['state'][:40]!a} is not a state: choose {', '.join(STATES)}")
     values |= {name: True for name in ("denied", "waiting") if given.get(name)}
     if given.get("usd"):
         try:
             values["usd"] = float(given["usd"])
         except ValueError as error:
-            raise UsageError(f"{given['usd'][:40]!a} is no sum in USD, such as 0.50") from error
+            raise UsageError(f"{given['usd'][:40]!a} is not a sum in USD, such as 0.50") from error
         if not 0 <= values["usd"] < 1e9:
             raise UsageError("give a cost from 0 to 1,000,000,000 USD")
     return RunFilters(**values)
@@ -122,10 +122,10 @@ def _read_key(text: str) -> tuple[Any, str]:
         value, run_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except ValueError as error:
         raise UsageError(
-            "the address of this page is not whole: begin at the first page"
+            "the address of this page is incomplete: start at the first page"
         ) from error
     if not isinstance(run_id, str) or not isinstance(value, int | float | str):
-        raise UsageError("the address of this page is not whole: begin at the first page")
+        raise UsageError("the address of this page is incomplete: start at the first page")
     return value, run_id
 
 
@@ -194,7 +194,7 @@ def limits_of(given: Mapping[str, str]) -> dict[str, Any]:
             try:
                 found[name] = kind(text.replace(",", ""))
             except ValueError as error:
-                raise UsageError(f"{name} {text[:40]!a} is no number") from error
+                raise UsageError(f"{name} {text[:40]!a} is not a number") from error
             if not 0 < found[name] < 1e12:
                 raise UsageError(f"{name}: give more than 0")
     assert set(found) <= set(Raised.__slots__)

@@ -165,7 +165,7 @@ def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict
     if found.kind == "run":
         return found.kind, timeline.events_after(app.database, found.id, whole_tree=whole_tree)
     if whole_tree:
-        raise UsageError("--tree is of one run: name a run of the job (see `runner list JOB`)")
+        raise UsageError("--tree needs one run: name a run of the job (see `runner list JOB`)")
     return found.kind, timeline.changes_of_job(app.database, found.id)
 
 
@@ -178,7 +178,7 @@ def follow(
     ``UnreachableError`` if the database does not answer."""
     found = app.find(name, "job", "run")
     if found.kind == "job":
-        raise UsageError("-f follows one run: name a run of the job (see `runner list JOB`)")
+        raise UsageError("-f needs one run: name a run of the job (see `runner list JOB`)")
     run_id, last = found.id, dict[str, int]()
     if only_new:
         for event in timeline.events_after(app.database, run_id, whole_tree=whole_tree):

@@ -105,7 +105,7 @@ def preflight(settings: Settings, spec: JobSpec, runs: Sequence[NewRun]) -> Iter
     if (missing := sandbox_problem(settings, spec)) is not None:
         yield Problem("sandbox.mode", missing)
     if meant := _meant(spec, prices):
-        yield Problem("model", f"{shown(spec.model)} is no known model; did you mean {meant}?")
+        yield Problem("model", f"{shown(spec.model)} is not a known model; did you mean {meant}?")
     yield from _too_dear(spec, first_call(spec, runs, prices))
 
 

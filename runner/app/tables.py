@@ -51,7 +51,7 @@ def time_of(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{text!r} is no time: use 2026-11-22, 2026-11-22T22:00, yesterday, today, or how long ago: "
+            f"{text!r} is not a time: use 2026-11-22, 2026-11-22T22:00, yesterday, today, or how long ago: "
             "3d, 12h, 30m"
         ) from None
 

@@ -44,7 +44,7 @@ def move_finish_by(app: App, name: str, text: str, author: Author) -> Moved:
     except BadValueError as error:
         raise UsageError(f"TIME {error}") from error
     if (until.at or 0) <= now:
-        raise UsageError(f"{until} has passed: give a time to come")
+        raise UsageError(f"{until} has passed: give a later time")
     options: Any = {"author": author}
     moved = app.change(
         lambda now: times.move_finish_by(app.database, job_id, until, now, **options)

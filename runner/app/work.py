@@ -81,7 +81,7 @@ def leave_worker(app: App, job_id: str, slots: int) -> tuple[int, Path] | None:
             return process.pid, log
         time.sleep(_LOOK_SECONDS / 5)
     process.terminate()
-    raise RunnerError(f"no worker could be left behind: see {log}")
+    raise RunnerError(f"the background worker did not start: see {log}")
 
 
 def wait_for_end(worker: Worker, is_done: Callable[[], bool] = lambda: False) -> None:

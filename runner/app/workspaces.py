@@ -106,16 +106,16 @@ def refuse_unrecorded(app: App, run: RunWorkspace) -> None:
     if not run.is_recorded:
         if session_of_run(app.database, run.run_id) is not None:
             raise UsageError(
-                f"no files are recorded of {run.run_id}: it is a session that was imported; "
+                f"{run.run_id} has no recorded files: it is an imported session; "
                 f"`runner audit files --run {run.run_id}` lists the files that its calls name"
             )
         mode = f'works in mode "{run.asked.mode}"' if run.asked else "has no workspace"
         raise UsageError(
-            f"no files are recorded of {run.run_id}: its job {mode}, and only those with "
+            f"{run.run_id} has no recorded files: its job {mode}, and only those with "
             f'mode = "git" or "copy" are'
         )
     if run.start_tree is None or run.tree is None:
-        raise UsageError(f"no files are recorded of {run.run_id} yet: no worker has begun it")
+        raise UsageError(f"{run.run_id} has no recorded files yet: no worker has begun it")
 
 
 def delivered_or_recorded(run: RunWorkspace) -> list[Change]:

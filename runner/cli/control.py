@@ -118,7 +118,7 @@ def _weight(text: str) -> float:
         found = float(text)
     except ValueError:
         words = ", ".join(PRIORITIES)
-        raise click.BadParameter(f"{text!r} is none of {words}, and no number") from None
+        raise click.BadParameter(f"{text!r} is neither a number nor one of {words}") from None
     if not LEAST_PRIORITY <= found <= MOST_PRIORITY:
         raise click.BadParameter(f"{text!r} is not from {LEAST_PRIORITY} to {MOST_PRIORITY:,.0f}")
     return found
@@ -258,7 +258,7 @@ def fork(
     name, _, number = turn.rpartition("@")
     if not (name and number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):
         raise UsageError(
-            f"{turn[:60]!a} names no turn of a run: write RUN@TURN, such as k3x9f2@12 (0 is before "
+            f"{turn[:60]!a} is not a turn of a run: write RUN@TURN, such as k3x9f2@12 (0 is before "
             "the first)"
         )
     forked = control.fork(app, name, int(number), author, text=text, model=model)

@@ -159,12 +159,12 @@ def budget(
       runner budget --all --usd 50 --per day --tz Europe/Berlin
     """
     if of_all == (job is not None):
-        raise UsageError("name one job, or say --all for the cap on all jobs together")
+        raise UsageError("name one job, or give --all for the cap on all jobs together")
     if job is None and write_off is None:
         _budget_of_all(app, usd, tokens, zone, remove, author, as_json)
         return
     if job is None:
-        raise UsageError("--write-off is of one job: name it")
+        raise UsageError("--write-off needs a job: name it")
     if per or zone or remove:
         raise UsageError("--per, --tz and --remove are for the cap on all jobs: add --all")
     status = budgets.budget(app, job, author, usd=usd, tokens=tokens, write_off=write_off)

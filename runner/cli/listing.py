@@ -71,9 +71,7 @@ def list_(
         _list_jobs(app, state, only, as_json)
         return
     if only:
-        raise UsageError(
-            "--since and --until are about when jobs were submitted: leave out the job"
-        )
+        raise UsageError("--since and --until list jobs by their submission: leave out the job")
     job_id = app.find_job(job) if job else jobs[-1]["id"]
     after = after and app.find(after, "run").id
     found = listing.list_runs(app, job_id, state, whole_trees=whole_trees, after=after)

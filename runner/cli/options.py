@@ -180,10 +180,10 @@ def filters(*names: str) -> Callable[[Command], Command]:
                 try:
                     str(value).encode()
                 except UnicodeEncodeError as error:
-                    words = f"--{name} is no text in UTF-8: nothing is named so"
+                    words = f"--{name} is not text in UTF-8"
                     raise click.UsageError(words) from error
             if "since" in only and "until" in only and only["since"] >= only["until"]:
-                raise click.UsageError("--since is not before --until: nothing lies between them")
+                raise click.UsageError("--since must be before --until")
             return command(*arguments, only=only, **options)
 
         for name in reversed(names):
@@ -328,7 +328,7 @@ def name_of(given: str | None) -> str:
     name = _user() if given is None else given.strip()
     if not name or not name.isprintable() or len(name) > LONGEST_NAME:
         raise UsageError(
-            f"{name[:60]!a} is no name of 1 to {LONGEST_NAME} printable characters: give one with "
+            f"{name[:60]!a} is not a name of 1 to {LONGEST_NAME} printable characters: give one with "
             "--as NAME"
         )
     if _is_runners(name):
@@ -352,7 +352,7 @@ def _is_runners(name: str) -> bool:
 def _reason(text: str, longest: int | None) -> str:
     if longest is not None and len(text) > longest:
         raise UsageError(
-            f"the reason has {len(text):,} characters: say it in {longest:,} (--reason)"
+            f"the reason has {len(text):,} characters: give at most {longest:,} (--reason)"
         )
     try:
         text.encode()

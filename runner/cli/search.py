@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def _sources(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if wrong := [name for name in names if name not in SOURCES]:
-        raise click.BadParameter(f"{wrong[0]!r} is none of {', '.join(SOURCES)}")
+        raise click.BadParameter(f"{wrong[0]!r} is not one of {', '.join(SOURCES)}")
     return names
 
 

@@ -330,7 +330,7 @@ def events(
         from runner.audit import Audit
 
         if follow or whole_tree:
-            raise UsageError("a filter or a format is of one run by now: leave out -f and --tree")
+            raise UsageError("-f and --tree take no filter and no --format: leave them out")
         rows = Audit.of(app).timeline(id, **only)
         say_rows(rows, "json" if as_json else format or "table")
         return

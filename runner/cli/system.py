@@ -258,7 +258,7 @@ def prune(
     """
     if older_than is None:
         if dry_run or force:
-            raise UsageError("give --older-than: --dry-run and --force are for jobs to be removed")
+            raise UsageError("--dry-run and --force need --older-than")
         _say_pruned(app, as_json)
         return
     options: Any = {"force": force, "dry_run": dry_run, "warn": lambda line: note(cell(line))}

@@ -52,7 +52,7 @@ def _turns(text: str) -> tuple[int, int]:
         first = int(found[1] or 1)
         last = int(found[3] or (_LAST_TURN if found[2] else first))
     if not 1 <= first <= last:
-        raise click.BadParameter(f"{text[:40]!a} are not turns such as 3-9, 3-, -9 or 3")
+        raise click.BadParameter(f"{text[:40]!a} is not a range of turns such as 3-9, 3-, -9 or 3")
     return first, last
 
 
@@ -119,7 +119,7 @@ def transcript(
       runner transcript k3x9f2 --as-sent 12
     """
     if follow and (page or turn or turns or as_json):
-        raise UsageError("-f shows the conversation as it goes on: give no other form of it")
+        raise UsageError("-f cannot be combined with --html, --as-sent, --turns or --json")
     forms = {"--html": page is not None, "--as-sent": turn is not None, "--json": as_json}
     _refuse_misfits(forms, {"--turns": turns is not None, "--tree": whole_tree}, full)
     if turn is not None:

@@ -107,7 +107,7 @@ def web(
     with listener, open_app(settings, create=True) as app:
         access = _access(host, listener.getsockname()[1], name, auth, url, proxy_header)
         if auth is not None and not people.list_people(app, removed=False):
-            raise UsageError("nobody can log in yet: `runner users add NAME` lets somebody")
+            raise UsageError("nobody can log in yet: add a person with `runner users add NAME`")
         server.serve(app, access, listener, _say_link)
 
 
@@ -123,7 +123,7 @@ def _server() -> Any:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise UsageError(
-            f"{error.name} is not installed: `pip install '.[web]'` in Runner's folder does"
+            f"{error.name} is not installed: run `pip install '.[web]'` in Runner's folder"
         ) from error
     return server
 
@@ -142,16 +142,16 @@ def _access(
 
     given = urlsplit(url or f"http://{_in_url(host)}:{port}")
     if given.scheme not in ("http", "https") or not given.hostname or given.path.strip("/"):
-        raise UsageError(f"--url {url!a} is no address such as https://runner.example.com")
+        raise UsageError(f"--url {url!a} is not an address such as https://runner.example.com")
     origin, hosts = f"{given.scheme}://{given.netloc}".lower(), {given.netloc.lower()}
     if url is None and _is_loopback(host):
         hosts |= {f"{each}:{port}" for each in ("localhost", "127.0.0.1", "[::1]")}
     elif url is None:
-        raise UsageError("say with --url by which address browsers reach it")
+        raise UsageError("give --url, the address that browsers use")
     secret = os.environ.get(_SECRET, "")
     if auth == "proxy" and len(secret) < _SHORTEST_SECRET:
         raise UsageError(
-            f"{_SECRET} has to be a secret of {_SHORTEST_SECRET} or more characters, that the proxy "
+            f"{_SECRET} must be a secret of {_SHORTEST_SECRET} or more characters, which the proxy "
             "sends as X-Runner-Proxy-Secret"
         )
     return Access(

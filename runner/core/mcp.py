@@ -58,7 +58,7 @@ class McpServer:
         def value(match: re.Match[str]) -> str:
             name, default = match["name"], match["default"]
             if name.startswith(_WITHHELD):
-                raise LookupError(f"${{{name}}} is withheld: it is a setting of Runner's own")
+                raise LookupError(f"${{{name}}} is a setting that only Runner itself gets")
             if environment.get(name):
                 found[name] = environment[name]
                 return found[name]

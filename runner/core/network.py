@@ -127,19 +127,19 @@ def host_name(text: str) -> str:
         try:
             name = idna.encode(name, uts46=True).decode()
         except idna.IDNAError as error:
-            raise ValueError(f"{text!r} is no name of a host: {error}") from error
+            raise ValueError(f"{text!r} is not a name of a host: {error}") from error
     labels = name.split(".")
     if "[" in name or ":" in name or _NUMBER.fullmatch(labels[-1]):
-        raise ValueError(f"{text!r} is an address: only names can be reached")
+        raise ValueError(f"{text!r} is an IP address: name a host")
     if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
-        raise ValueError(f"{text!r} is no name of a host")
+        raise ValueError(f"{text!r} is not a name of a host")
     return name
 
 
 def port_number(text: str) -> int:
     """Return the number of a port. Raises ``ValueError``."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
-        raise ValueError(f"{text!r} is no port: there are 1 to 65535")
+        raise ValueError(f"{text!r} is not a port: ports go from 1 to 65535")
     return int(text)
 
 

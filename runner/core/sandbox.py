@@ -84,7 +84,7 @@ def host_problem(text: str) -> str | None:
 
 def image_problem(text: str) -> str | None:
     """Return why a text names no image of a container, or None."""
-    return None if _IMAGE.fullmatch(text) else "is no image; give one such as 'python:3.12'"
+    return None if _IMAGE.fullmatch(text) else "is not an image; give one such as 'python:3.12'"
 
 
 def seems_to_reach(script: str) -> bool:

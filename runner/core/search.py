@@ -174,13 +174,11 @@ def parse(text: str, exact: str | None = None) -> Query:
     if len(text) > LONGEST_QUERY or len(exact or "") > LONGEST_QUERY:
         raise UsageError(f"a search has at most {LONGEST_QUERY:,} characters: give less of it")
     if text.count('"') % 2:
-        raise UsageError('a phrase has no end: close it with another "')
+        raise UsageError('a phrase has no closing quote: add a "')
     terms: dict[bool, list[Term]] = {False: [], True: []}
     for is_not, phrase, star, plain in _terms_in(text):
         if "*" in plain[:-1]:
-            raise UsageError(
-                f"{plain!r} has a * that is not at its end: words can only be cut there"
-            )
+            raise UsageError(f"{plain!r} has a * inside: put it at the end of a word")
         term = _term(phrase or plain.removesuffix("*"), bool(star) or plain.endswith("*"))
         if term is None:
             raise UsageError(
@@ -199,8 +197,8 @@ def parse(text: str, exact: str | None = None) -> Query:
     if len(wanted) + len(unwanted) > MOST_TERMS:
         raise UsageError(f"a search has at most {MOST_TERMS} terms: leave some out")
     if not wanted and exact is None:
-        what = "only what must not be there" if unwanted else "nothing to look for"
-        raise UsageError(f"the search says {what}: give a word that must be there")
+        what = "only words to exclude" if unwanted else "no words"
+        raise UsageError(f"the search has {what}: add a word that a match must contain")
     return Query(wanted, unwanted, exact)
 
 

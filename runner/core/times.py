@@ -103,8 +103,8 @@ class Times:
         finish_by = self.finish_by and self.finish_by.after(begins)
         if finish_by is not None and (finish_by.at or 0) <= begins:
             raise UsageError(
-                f"finish_by: {finish_by} is not after the first model call may begin "
-                f"({datetime.fromtimestamp(begins, UTC):%Y-%m-%d %H:%M} UTC): give a later one"
+                f"finish_by: {finish_by} is before the first model call may begin "
+                f"({datetime.fromtimestamp(begins, UTC):%Y-%m-%d %H:%M} UTC): give a later time"
             )
         return replace(times, finish_by=finish_by)
 

@@ -128,7 +128,7 @@ def _files_matching(pattern: str, root: Path | Sequence[str], at: Node) -> Itera
         else:
             names = {name for name in root if matches_path(name.split("/"), parts)}
     except (ValueError, NotImplementedError, IndexError) as error:
-        raise BadValueError(f"{shown(pattern)} is no pattern: {error}") from error
+        raise BadValueError(f"{shown(pattern)} is not a pattern: {error}") from error
     except OSError as error:
         raise BadValueError(f"{shown(pattern)} cannot be searched for: {error}") from error
     if not any(part.startswith(".") for part in parts):

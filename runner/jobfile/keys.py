@@ -228,7 +228,7 @@ def _rate() -> Type:
         if not 0 < percent <= 100:
             raise BadValueError(f"must be more than 0 % and at most 100 %, not {shown(value)}")
         if not 1 <= of <= _MOST_COUNTED:
-            raise BadValueError(f"must be of 1 to {_MOST_COUNTED:,} runs, not {shown(value)}")
+            raise BadValueError(f"must count 1 to {_MOST_COUNTED:,} runs, not {shown(value)}")
         return Rate(percent, of)
 
     pattern = rf"^\s*{_RATE.pattern}\s*$"

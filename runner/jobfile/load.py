@@ -620,12 +620,12 @@ class _Job:
                 names[written] = None  # a tool that the server lists later may be of this name too
                 is_there = any(covers(written, tool.name) for tool in self.tools)
                 if not is_there and not written.startswith(tuple(self.silent)):
-                    at.note(f"{shown(written)} is no tool of this job's MCP servers")
+                    at.note(f"{shown(written)} is not a tool of this job's MCP servers")
                 continue
             name = _own_name(written) if written in self.named else written
             if name not in map(_own_name, self.named):
                 there = ", ".join(tool.name for tool in self.tools) or "none"
-                at.note(f"{shown(written)} is no tool of this job, which has {there}")
+                at.note(f"{shown(written)} is not a tool of this job, which has {there}")
             elif name in names and not at.is_wrong():
                 at.note(f"{shown(written)} is listed twice")
             names[name] = None

@@ -86,7 +86,7 @@ class Overrides:
         for typed in own:
             name = typed.removeprefix("item.")
             if name == typed:
-                message = f"{shown(typed)} is no field of an item: write item.NAME=VALUE"
+                message = f"{shown(typed)} is not a field of an item: write item.NAME=VALUE"
             elif name == "key":
                 message = "item.key names the run and stays as it is: choose with --only"
             elif name not in known:

@@ -37,7 +37,7 @@ def read_script(
     there = f"there are {', '.join(types)}" if types else "the job has none"
     for key in script:
         if key.startswith(specs.OF_AGENT) and key.removeprefix(specs.OF_AGENT) not in types:
-            message = f"has replies under {shown(key)}, which is no type of sub-agent: {there}"
+            message = f"has replies under {shown(key)}, which is not an agent type: {there}"
             at.note(f"{path.name} {message}")
     return script
 

@@ -30,9 +30,9 @@ def read_moment(text: str) -> Moment:
         try:
             written = datetime.fromisoformat(match[1])
         except ValueError as error:
-            raise BadValueError(f"{shown(match[1])} is no date and time: {error}") from error
+            raise BadValueError(f"{shown(match[1])} is not a date and time: {error}") from error
         if written.tzinfo is not None and match[2]:
-            raise BadValueError(f"{shown(text)} has both an offset and a time zone: leave one")
+            raise BadValueError(f"{shown(text)} has both an offset and a time zone: remove one")
         if written.tzinfo is not None:
             return Moment(match[1], "", written.timestamp())
         zone = zone_named(match[2])
@@ -61,7 +61,7 @@ def _clock(text: str) -> time:
     try:
         return time(hour, minute)
     except ValueError as error:
-        raise BadValueError(f"{shown(text)} is no time of day: 00:00 to 23:59") from error
+        raise BadValueError(f"{shown(text)} is not a time of day: 00:00 to 23:59") from error
 
 
 def zone_named(name: str | None) -> str:
@@ -71,7 +71,7 @@ def zone_named(name: str | None) -> str:
     if not _is_zone(name):
         near = difflib.get_close_matches(name, available_timezones(), 1)
         meant = f"; did you mean {near[0]}?" if near else ": give one such as Europe/Berlin or UTC"
-        raise BadValueError(f"{shown(name)} is no time zone that this host knows{meant}")
+        raise BadValueError(f"{shown(name)} is not a time zone that this host knows{meant}")
     return name
 
 
@@ -83,7 +83,7 @@ def _own_zone() -> str:
     name = name or str(_LOCALTIME.resolve()).partition("zoneinfo/")[2]
     if not _is_zone(name):
         raise BadValueError(
-            "needs a time zone, as in Europe/Berlin: this host does not tell the name of its own"
+            "needs a time zone, such as Europe/Berlin: this host does not name its own"
         )
     return name
 

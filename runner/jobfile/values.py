@@ -95,7 +95,7 @@ def read_bytes(path: Path) -> bytes:
 
     with open(path, "rb", opener=open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return file.read()
 
 
@@ -200,11 +200,11 @@ def repository_problem(text: str) -> str | None:
     if not (mark and is_url(text)):
         return None
     if scheme.lower() not in _URL_SCHEMES:
-        return f"is no URL of a repository: {shown(scheme)} is none of {', '.join(_URL_SCHEMES)}"
+        return f"must begin with one of {', '.join(_URL_SCHEMES)}, not {shown(scheme)}"
     try:
         parts = urlsplit(text)
     except ValueError as error:
-        return f"is no URL: {error}"
+        return f"is not a URL: {error}"
     is_token = scheme.lower().startswith("http") and len(parts.username or "") > _LONGEST_USER
     if parts.password is not None or is_token:
         return (
@@ -216,7 +216,7 @@ def repository_problem(text: str) -> str | None:
 
 def ref_problem(text: str) -> str | None:
     """Return why a text is not the name of a branch, tag or commit, or None."""
-    return f"{shown(text)} is no name of a branch, tag or commit" if text.startswith("-") else None
+    return f"{shown(text)} is not a branch, tag or commit" if text.startswith("-") else None
 
 
 def pattern_problem(text: str) -> str | None:
@@ -233,7 +233,7 @@ def pattern_problem(text: str) -> str | None:
 
 
 def _named_as(pattern: re.Pattern[str], what: str) -> Callable[[str], str | None]:
-    return lambda name: None if pattern.fullmatch(name) else f"{shown(name)} is no name of a {what}"
+    return lambda name: None if pattern.fullmatch(name) else f"{shown(name)} is not a {what} name"
 
 
 region_problem, project_problem = _named_as(_REGION, "region"), _named_as(_PROJECT, "project")
@@ -241,7 +241,7 @@ region_problem, project_problem = _named_as(_REGION, "region"), _named_as(_PROJE
 
 def beta_problem(name: str) -> str | None:
     is_name = name.isascii() and name == name.strip() and "," not in name
-    return None if is_name else f"{shown(name)} is no name of a beta"
+    return None if is_name else f"{shown(name)} is not a beta name"
 
 
 def variable_problem(name: str) -> str | None:
@@ -301,7 +301,7 @@ def header_problem(
     if meant := reserved.get(name.lower()):
         return f"cannot be set here: {meant}"
     if not _HEADER_NAME.fullmatch(name):
-        return f"{shown(name)} is no name of an HTTP header"
+        return f"{shown(name)} is not an HTTP header name"
     return header_value_problem(value)
 
 
@@ -332,7 +332,7 @@ def schema_problem(schema: Any) -> str | None:
     except SchemaError as error:
         at = f"at {place(*error.absolute_path)}: " if error.absolute_path else ""
         message = " ".join(error.message.split())
-        return f"is no JSON Schema: {at}{message[:300]}{'…' if len(message) > 300 else ''}"
+        return f"is not a JSON Schema: {at}{message[:300]}{'…' if len(message) > 300 else ''}"
     for keyword in ("oneOf", "anyOf", "allOf"):
         if keyword in schema:
             return f"has {keyword} at its top, which the API does not take: put it in a property"

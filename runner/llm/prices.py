@@ -40,7 +40,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text, parse_float=Decimal)
     except ValueError as error:
-        raise UsageError(f"the price list {name} is no TOML: {error}") from error
+        raise UsageError(f"the price list {name} is not TOML: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class Accumulator:
             if value is None:
                 continue
             if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
-                raise BrokenStreamError(f"usage.{name} is no number of tokens")
+                raise BrokenStreamError(f"usage.{name} is not a number of tokens")
             self._usage[name] = value
 
 
@@ -269,9 +269,9 @@ def _parsed(source: str) -> dict[str, Any]:
     try:
         value = read_json(source)
     except (ValueError, RecursionError) as error:
-        raise BrokenStreamError(f"has an input that is no JSON ({error})") from error
+        raise BrokenStreamError(f"has an input that is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise BrokenStreamError("has an input that is no JSON object")
+        raise BrokenStreamError("has an input that is not a JSON object")
     return value
 
 

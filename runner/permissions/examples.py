@@ -22,7 +22,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     found = _CALL.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{quoted(text, 100)} is not a call: write a tool and its object, as in Bash(ls -l)"
+            f"{quoted(text, 100)} is not a call: write a tool and its input, as in Bash(ls -l)"
         )
     tool, what = found.group(1), found.group(2) or ""
     if tool in ("Grep", "Glob"):

@@ -210,7 +210,7 @@ def path_pattern(specifier: str) -> PathPattern:
     if specifier.startswith("!"):
         raise ValueError("begins with '!', which no rule understands: write a deny rule")
     if specifier != specifier.strip():
-        raise ValueError("begins or ends with a blank: leave it out")
+        raise ValueError("begins or ends with whitespace: remove it")
     anchor, rest = _anchored(specifier)
     if ".." in rest.split("/"):
         raise ValueError("has '..': write '//' and the absolute path")

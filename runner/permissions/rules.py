@@ -144,7 +144,7 @@ def command_pattern(specifier: str) -> CommandPattern:
     if specifier == UNANALYZABLE:
         return CommandPattern((), unanalyzable=True)
     if specifier != specifier.strip():
-        raise ValueError("begins or ends with a blank: no command does")
+        raise ValueError("begins or ends with whitespace: remove it")
     if specifier.endswith((":*", " *")):
         start = specifier[:-2]
         if not start.strip(" *"):
@@ -230,9 +230,9 @@ def parse(text: str) -> Syntax:
     if len(text) > _LONGEST:
         raise ValueError(f"is longer than {_LONGEST} characters")
     if any(unicodedata.category(sign) in _INVISIBLE for sign in text):
-        raise ValueError("contains a character that cannot be seen: type it anew")
+        raise ValueError("contains an invisible character: type it again")
     if text != text.strip():
-        raise ValueError("begins or ends with a blank: leave it out")
+        raise ValueError("begins or ends with whitespace: remove it")
     name, bracket, rest = text.partition("(")
     if not _NAME.fullmatch(name):
         raise ValueError("does not begin with a tool's name, such as Bash or mcp__server__*")

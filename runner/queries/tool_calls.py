@@ -279,7 +279,7 @@ def candidates(
 
     def refuse_to_wait(done: int, all: int) -> None:
         if all - done > MOST_UNINDEXED:
-            raise RunnerError("the index of searches is far behind: see `runner db reindex`")
+            raise RunnerError("the search index is far behind: run `runner db reindex`")
 
     try:
         with open_index(database).up_to_date(refuse_to_wait) as index:

@@ -61,5 +61,5 @@ def unreachable(error: redis.RedisError) -> UnreachableError:
     """Return the error for a server that does not answer, or refuses."""
     said = str(error).rstrip(".")
     return UnreachableError(
-        f"{said}; due runs are taken from the database: check that it runs, and RUNNER_REDIS_URL"
+        f"{said}; due runs are taken from the database: check Redis and RUNNER_REDIS_URL"
     )

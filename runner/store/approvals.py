@@ -202,7 +202,7 @@ def answer(
     wanted, still_open = database.read(partial(_load, approval_ids=ids))
     answering = _Answering(reply, _rules_to_remember(still_open, reply), now)
     if reply.edited is not None and len({(one.tool, one.input_digest) for one in still_open}) > 1:
-        raise UsageError("calls with different inputs are not edited alike: answer one at a time")
+        raise UsageError("the calls have different inputs: edit one at a time")
     snapshots, problems = database.read(partial(answering.look, asked=still_open))
     for problem in problems.values():
         raise UsageError(problem)
@@ -251,14 +251,14 @@ def _refuse_reply(reply: Reply) -> None:
         refuse_unstorable(f"the {what}", text)
     if reply.rule is not None and reply.remember == "call":
         raise UsageError(
-            "a rule is remembered for a run, a job or always: say --remember run, job or always"
+            "a rule is remembered for a run, a job or always: give --remember run, job or always"
         )
     if reply.rule is not None:
         _refuse_rule(reply.rule, reply)
     if reply.edited is None:
         return
     if reply.effect == "denied":
-        raise UsageError("a call that is denied does not run: leave out the edited input")
+        raise UsageError("a denied call does not run: leave out the edited input")
     try:
         to_json(dict(reply.edited))
     except (TypeError, ValueError) as error:
@@ -267,7 +267,7 @@ def _refuse_reply(reply: Reply) -> None:
 
 def _refuse_rule(text: str, reply: Reply) -> None:
     if (problem := syntax.problem(text, _EFFECTS[reply.effect])) is not None:
-        raise UsageError(f"the rule {shorten(text, INPUT_SUMMARY_LENGTH)!r} is none: {problem}")
+        raise UsageError(f"the rule {shorten(text, INPUT_SUMMARY_LENGTH)!r} is bad: {problem}")
 
 
 def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rule]:
@@ -278,11 +278,11 @@ def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rul
     for one in asked:
         if one.asked_again:
             raise UsageError(
-                f"no rule says what became of `{one.summary}`, which ran before: answer this call only"
+                f"a rule cannot say how `{one.summary}` ended before: answer this call only"
             )
         if one.by_hook and reply.effect == "approved":
             raise UsageError(
-                f"a hook asks about `{one.summary}`, and no rule answers for it: answer this call only"
+                f"a hook asks about `{one.summary}`, and no rule answers a hook: answer this call only"
             )
         text = one.suggested_rule if reply.rule is None else reply.rule
         if not text:

@@ -159,7 +159,7 @@ def set_budget(
             spent; what to do.
     """
     if usd is None and tokens is None:
-        raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
+        raise UsageError("give the new budget: --usd N, --tokens N or both")
     setting = partial(_set, job_id=job_id, usd=usd, tokens=tokens, author=author, now=now)
     old, new = database.write(setting)
     return wake_for_budget(database, job_id, author, now, old, new)
@@ -194,7 +194,7 @@ def _set(
     budget = look_into(connection, job_id, lock=True)
     if budget is None:
         raise UsageError(
-            f"{job_id} has no budget that could be changed: give its file a budget_usd or "
+            f"{job_id} has no budget to change: give its file a budget_usd or "
             "budget_tokens under [limits] and submit it again"
         )
     if usd is not None and budget.most_cost is None:

@@ -121,7 +121,7 @@ def set_cap(
         connection.execute(first.on_conflict_do_nothing())
         row = connection.execute(_LOCKED_CAP).one()
         if row.usd is None and usd is None:
-            raise UsageError("no cap is set that could be removed: see `runner budget --all`")
+            raise UsageError("no cap is set: see `runner budget --all`")
         is_new = row.usd is None or row.zone != zone
         day = day if row.zone != zone else _today(row, now)
         if day != row.day:

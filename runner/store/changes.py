@@ -187,7 +187,7 @@ def refuse_child(run_id: str, what: str) -> None:
     root, *below = lineage(run_id)
     if below:
         raise UsageError(
-            f"{run_id} is a sub-agent and cannot be {what}: take {root}, which it is of"
+            f"{run_id} is a sub-agent and cannot be {what}: name {root}, the run of its item"
         )
 
 

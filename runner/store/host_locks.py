@@ -26,7 +26,7 @@ class HostLocks:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_ours(self.folder):
             raise RunnerError(
-                f"{self.folder} must be a folder of yours alone: remove it, or set TMPDIR elsewhere"
+                f"{self.folder} must be a folder that only you can use: remove it, or set TMPDIR to another"
             )
         draft = self.folder / f".host-id.{os.getpid()}.{secrets.token_hex(4)}"
         draft.write_text(secrets.token_hex(16))

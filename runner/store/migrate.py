@@ -118,7 +118,7 @@ def upgrade(database: Database, to: str = HEAD) -> Status:
         tables = set(inspect(connection).get_table_names()) if before.state == "empty" else set()
         if taken := sorted(tables & set(metadata.tables)):
             raise UsageError(
-                f"the database {database.where} has tables of something else ({', '.join(taken)}): "
+                f"the database {database.where} has tables of another program ({', '.join(taken)}): "
                 "give Runner a database of its own"
             )
         if before.state != "current":

@@ -200,11 +200,10 @@ def revoke(
     what = f"the rule {rule.effect} {rule.rule!r} of {job_id}"
     if rule.revoked_in is not None:
         by = f", by {rule.revoked_by}" if rule.revoked_by else ""
-        raise UsageError(f"{what} was revoked before{by}")
+        raise UsageError(f"{what} is already revoked{by}")
     if rule.origin != REMEMBERED and not force:
         raise UsageError(
-            f"{what} was submitted with the job, not remembered: to revoke it all the same, for "
-            "good, say --force"
+            f"{what} was submitted with the job, not remembered: use --force to revoke it for good"
         )
     snapshot = new_snapshot(connection, job_id)
     changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}

@@ -53,7 +53,7 @@ class Cron:
         """The next time, in seconds since the epoch. Raises ``UsageError`` if there is none."""
         for at in self.times_after(now):
             return at
-        raise UsageError(f"the cron expression {self.expression[:100]!a} names no time that comes")
+        raise UsageError(f"the cron expression {self.expression[:100]!a} names no future time")
 
     def times_after(self, now: float) -> Iterator[float]:
         """Yield the times to come. Raises ``UsageError`` if the expression is none."""
@@ -64,7 +64,7 @@ class Cron:
             yield from (at.timestamp() for at in CronSim(self.expression, start))
         except CronSimError as error:
             raise UsageError(
-                f"{self.expression[:100]!a} is no cron expression ({str(error).lower()}): give minute, "
+                f"{self.expression[:100]!a} is not a cron expression ({str(error).lower()}): give minute, "
                 'hour, day of month, month and day of week, such as "0 22 * * 1-5"'
             ) from error
 

@@ -92,7 +92,7 @@ class Opener:
     def document(self, data: bytes, name: str, pages: str) -> Media:
         """Return some pages of a PDF, all of them if ``pages`` is empty. Raises ``ToolFailure``."""
         if pages and not _PAGES.fullmatch(pages):
-            raise ToolFailure(f'pages: {pages!r} is no range like "1-5" or "3"', "invalid_input")
+            raise ToolFailure(f'pages: {pages!r} is not a range like "1-5" or "3"', "invalid_input")
         if _is_installed("pypdf"):
             about, shown = self._open("document", pages, data, name)
             called = f"{name}, pages {about['first']} to {about['last']} of {about['count']}"
@@ -153,7 +153,7 @@ def media_of_file(path: Path) -> Media:
                 return media
     except ToolFailure as failure:
         raise UsageError(plain(str(failure))) from failure
-    raise UsageError(f"{plain(str(path))} is no PNG, JPEG, GIF, WebP or PDF")
+    raise UsageError(f"{plain(str(path))} is not a PNG, JPEG, GIF, WebP or PDF")
 
 
 class _Alone:
@@ -202,7 +202,7 @@ def notebook_cells(data: bytes, path: str, opener: Opener) -> tuple[str, tuple[M
         cells = json.loads(data)["cells"]
         shown = [part for number, cell in enumerate(cells, 1) for part in _cell(cell, number)]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ToolFailure(f"{path} is no notebook in format 4: read it with Bash") from error
+        raise ToolFailure(f"{path} is not a notebook in format 4: read it with Bash") from error
     media: list[Media] = []
     texts: list[str] = []
     opened = 0  # each costs a process, even if it fails

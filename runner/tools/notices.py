@@ -58,7 +58,7 @@ def _post(notify: Notify, id: str, data: Mapping[str, Any], environ: Mapping[str
         headers["Runner-Signature"] = signature(_variable(notify.secret, environ), at, body)
     try:
         if urlsplit(url).scheme not in ("http", "https"):
-            raise NotSentError(f"{notify.webhook} holds no address that begins with https://")
+            raise NotSentError(f"the address in {notify.webhook} does not begin with https://")
         request = urllib.request.Request(url, body, headers, method="POST")
         with _OPENER.open(request, timeout=_ANSWER_SECONDS) as answer:
             answer.read(1)

@@ -45,7 +45,7 @@ def answer(visit: Visit) -> Response:
     form = visit.form
     action = form.get("action", "")
     if action not in _ANSWERS:
-        raise UsageError("say yes or no: approve or deny")
+        raise UsageError("choose approve or deny")
     remember = form.get("remember") or "call"
     if remember not in ("call", "run", "job", "always"):
         raise UsageError(f"{remember[:20]!a} is not a scope: choose call, run, job or always")
@@ -101,7 +101,7 @@ def do(visit: Visit) -> Response:
         case "fork":
             outcome = _fork(visit, name, author)
         case _:
-            raise UsageError(f"{action[:20]!a} is nothing that a run can do")
+            raise UsageError(f"{action[:20]!a} is not an action on a run")
     _tell_outcome(visit, outcome)
     return visit.go_back()
 
@@ -110,7 +110,7 @@ def _fork(visit: Visit, name: str, author: Author) -> Outcome:
     form = visit.form
     turn = form.get("turn", "")
     if not (turn.isascii() and turn.isdigit() and len(turn) < 10):
-        raise UsageError(f"{turn[:20]!a} is no turn: give its number")
+        raise UsageError(f"{turn[:20]!a} is not a turn: give its number")
     text, model = form.get("text", "").strip() or None, form.get("model", "").strip() or None
     outcome = control.fork(visit.app, name, int(turn), author, text=text, model=model)
     visit.tell("good", f"the fork is {outcome.changes[0].id}")

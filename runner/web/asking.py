@@ -103,7 +103,7 @@ def question(visit: Visit) -> Response:
     """The answer to a ready question, as a table or as CSV. The address repeats it."""
     name = visit.parts["question"]
     if name not in QUESTIONS:
-        raise UsageError(f"{name[:40]!a} is no question: take {', '.join(QUESTIONS)}")
+        raise UsageError(f"{name[:40]!a} is not a question: choose {', '.join(QUESTIONS)}")
     query, takes = visit.query, QUESTIONS[name][1]
     is_csv = query.get("format") == "csv"
     options: dict[str, Any] = {"limit": _CSV_ROWS if is_csv else _ROWS}
@@ -134,7 +134,7 @@ def sql(visit: Visit) -> Response:
         return visit.page("sql.html", values)
     is_csv = visit.query.get("format") == "csv"
     if not _at_once.acquire(timeout=_SQL_SECONDS):
-        raise UsageError("others are asking: try again in a moment")
+        raise UsageError("many queries are running: try again in a moment")
     try:
         limit = _CSV_ROWS if is_csv else _ROWS
         found = audit.Audit.of(visit.app).sql(text, limit=limit, timeout=_SQL_SECONDS)

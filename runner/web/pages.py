@@ -137,5 +137,5 @@ def number(visit: Visit, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UsageError(f"{name}={text[:20]!a} is no number")
+        raise UsageError(f"{name}={text[:20]!a} is not a number")
     return int(text)

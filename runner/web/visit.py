@@ -44,7 +44,9 @@ class Visit:
         """Return who changes something, and why, in the words of the form. Raises ``UsageError``."""
         why = " ".join(self.form.get("why", "").split())
         if len(why) > LONGEST_WHY:
-            raise UsageError(f"the reason has {len(why):,} characters: say it in {LONGEST_WHY:,}")
+            raise UsageError(
+                f"the reason has {len(why):,} characters: give {LONGEST_WHY:,} at most"
+            )
         return Author(self.session.person, why)
 
     def page(self, name: str, values: Mapping[str, Any], status: int = 200) -> Response:

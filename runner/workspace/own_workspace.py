@@ -428,8 +428,8 @@ class OwnWorkspace:
             said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
             why = " ".join([f"`{action}` {how}", *said]).strip()
             if ended.end in ("not_started", "lost") or any(map(tells_host_fault, said)):
-                raise HostFaultError(f"no program of Runner's own can work on this host: {why}")
-            raise WorkspaceError(f"the workspace of {run_id} is of no use: {why}")
+                raise HostFaultError(f"Runner's helper processes cannot work on this host: {why}")
+            raise WorkspaceError(f"the workspace of {run_id} cannot be used: {why}")
         answer: dict[str, Any] = json.loads(ended.output)
         if "host_fault" in answer:
             raise HostFaultError(answer["host_fault"])

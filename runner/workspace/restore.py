@@ -148,15 +148,15 @@ class Restorer:
         missing = manifest.unrecorded - present.unrecorded
         if not leave_out and (lost := missing - self._held(wanted, missing)):
             raise GitError(
-                f"cannot put {shown(min(lost))} back: it was a nested repository, or could not be "
-                "read, and such are only named in a snapshot, not recorded"
+                f"cannot restore {shown(min(lost))}: snapshots do not record nested repositories and "
+                "files that cannot be read"
             )
         try:
             self._apply(changes, present, wanted, manifest)
         except OSError as error:
             place = shown(os.fsencode(error.filename)) if error.filename else "the workspace"
             raise GitError(
-                f"cannot put the workspace back: {place}: {error.strerror or error}"
+                f"cannot restore the workspace: {place}: {error.strerror or error}"
             ) from error
 
     def _apply(
@@ -237,7 +237,7 @@ def _expect_possible(
     if lost:
         first = min(lost, key=lambda large: large.path)
         raise GitError(
-            f"cannot put {shown(first.path)} back: a file of {first.size} bytes is over the limit for "
+            f"cannot restore {shown(first.path)}: a file of {first.size} bytes is over the limit for "
             "snapshots (largest_file), so only its digest was recorded, and it was changed or removed"
         )
     moved = [
@@ -245,6 +245,6 @@ def _expect_possible(
     ]
     if moved:
         raise GitError(
-            f"cannot put {shown(min(moved))} back: it is a submodule that is at another commit now, "
-            "and submodules are not recorded; check out the commit in it by hand"
+            f"cannot restore {shown(min(moved))}: it is a submodule, which snapshots do not record, and "
+            "it is at another commit now; check out its old commit by hand"
         )

@@ -144,14 +144,14 @@ class RunWorkspaces:
         with self._explained():
             own = self._own(lease, interrupt)
             if own is None:
-                raise WorkspaceError(f"no tree is recorded of the workspace of {lease.run_id}")
+                raise WorkspaceError(f"{lease.run_id} has no recorded files")
             own.restore(snapshot, interrupt)
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
         with self._explained():
             own = self._own(lease, interrupt)
             if own is None:
-                raise WorkspaceError(f"{lease.run_id} has no branch to be delivered on")
+                raise WorkspaceError(f"{lease.run_id} has no branch for its delivery")
             return own.deliver(outcome, interrupt)
 
     def _require_home(self) -> None:

@@ -127,7 +127,7 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GitError(
-                f"the {MANIFEST.decode()} of a tree is no snapshot's manifest ({error}): "
+                f"the {MANIFEST.decode()} of a tree is not the manifest of a snapshot ({error}): "
                 "the tree was not recorded by Runner"
             ) from error
 
@@ -192,8 +192,8 @@ def make_store(
         if ("objectformat = sha256" in config.lower()) != (kind == "sha256"):
             raise GitError(
                 f"{one_line(source)} has {kind} object ids now, and its earlier snapshots in {store} "
-                "have others: move that folder away to begin anew (earlier snapshots are lost to "
-                "Runner)"
+                "have others: move that folder away to start again (Runner then loses the earlier "
+                "snapshots)"
             )
         if folder is not None:
             exclude = b""
@@ -465,4 +465,4 @@ class StoredSnapshots:
         try:
             lock.unlink(missing_ok=True)
         except NotADirectoryError as error:
-            raise GitError(f"{lock.parent} is no folder: the store is damaged") from error
+            raise GitError(f"{lock.parent} is not a folder: the store is damaged") from error

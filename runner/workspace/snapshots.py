@@ -201,9 +201,9 @@ class Snapshots(StoredSnapshots):
             return found
         named = ", ".join(shown(each.path) for each in differing[:_MOST_NAMED])
         raise GitError(
-            f"the workspace {shown(self._root)} was put back to tree {snapshot} but still differs from "
-            f"it ({named or 'an empty folder'}): something else changes it, or its file system cannot "
-            "hold it"
+            f"the workspace {shown(self._root)} was restored to tree {snapshot} but still differs "
+            f"from it ({named or 'an empty folder'}): another process changes the workspace, or its "
+            "file system cannot hold these files"
         )
 
     def has(self, snapshot: str) -> bool:
@@ -272,8 +272,8 @@ class Snapshots(StoredSnapshots):
         work_tree = self._reader.folder
         if work_tree.is_symlink():
             raise GitError(
-                f"a link is in the place of the workspace {shown(self._root)}, and is not followed: "
-                "remove it, and retry the run to have its files put back"
+                f"a link has replaced the workspace {shown(self._root)}, and Runner does not follow it: "
+                "remove the link, then retry the run to restore its files"
             )
         if not work_tree.is_dir():
             raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")

@@ -155,7 +155,7 @@ def resolve_base(git: Git, base: str | None, *, uncommitted: bool) -> str:
             return commit
         if git.answer("rev-parse", "--verify", "-q", "--end-of-options", base):
             raise Unfit(
-                "base", f"{shown_path(base)} is no commit: name a branch, a tag or a commit"
+                "base", f"{shown_path(base)} is not a commit: name a branch, a tag or a commit"
             )
         kinds = ("refs/heads", "refs/tags", "refs/remotes")
         listed = git.text("for-each-ref", "--format=%(refname:short)", *kinds)

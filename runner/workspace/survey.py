@@ -160,7 +160,7 @@ def unless_waiting(root: bytes, check: Check) -> Check:
                     mode = os.lstat(path).st_mode
                 if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):  # git follows no link there
                     raise GitError(
-                        f"{shown(path.removeprefix(root + b'/'))} is no file, and git would wait for it "
+                        f"{shown(path.removeprefix(root + b'/'))} is not a file, and git would wait for it "
                         "for ever: remove it from the workspace"
                     )
         next_look = time.monotonic() + (time.monotonic() - began)

@@ -97,10 +97,10 @@ class Worktree:
         """git on its files and its own repository, whatever is in the place of ``.git``. Raises
         ``GitError`` if one of them is gone, or a link is in the place of the files."""
         if not self.has_repository():
-            raise GitError(f"{self.path} is no worktree of {self.repository.folder} any more")
+            raise GitError(f"{self.path} is not a worktree of {self.repository.folder} any more")
         if self.path.is_symlink():
             raise GitError(
-                f"a link is in the place of the workspace {self.path}: it is not followed"
+                f"a link has replaced the workspace {self.path}, and Runner does not follow it"
             )
         variables = {"GIT_DIR": str(self.git_folder), "GIT_WORK_TREE": str(self.path)}
         return users_git(self.path, self.repository.environment, variables)
@@ -162,7 +162,7 @@ class Worktree:
             if "Permission denied" not in str(error):
                 raise
             raise GitError(
-                f"what cannot be read cannot be committed: {error}; let its owner read it "
+                f"cannot commit files that cannot be read: {error}; make them readable "
                 f"(chmod -R u+rwX {self.path}), then retry the run"
             ) from error
         return git.text("write-tree")
@@ -218,7 +218,7 @@ class GitStateReader:
         worktree any more; ``OSError`` if a file of its repository cannot be read."""
         worktree = self.worktree
         if not worktree.has_repository():
-            raise GitError(f"{worktree.path} is no worktree of its repository any more")
+            raise GitError(f"{worktree.path} is not a worktree of its repository any more")
         commit = worktree.head()
         head = read_beginning(worktree.git_folder / "HEAD", _LARGEST_HEAD) or b""
         branch = os.fsdecode(on[1]) if (on := _ON_BRANCH.fullmatch(head)) else None

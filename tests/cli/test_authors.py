@@ -372,7 +372,7 @@ def test_name_that_is_none_is_refused_in_a_line(
 def test_reason_that_is_too_long_is_refused(command: Command, database: Database) -> None:
     run_id = submit_one(database)
     result = command("cancel", run_id, "--reason", "x" * (LONGEST_WHY + 1))
-    assert (result.code, "say it in 1,000 (--reason)" in result.err) == (2, True)
+    assert (result.code, "give at most 1,000 (--reason)" in result.err) == (2, True)
     assert run_row(database, run_id).state == "queued"
 
 
@@ -413,5 +413,5 @@ def test_events_of_a_job_steer_no_terminal(command: Command, database: Database)
 def test_only_a_run_is_followed(command: Command, database: Database) -> None:
     job_id = run_row(database, submit_one(database)).job_id
     result = command("events", job_id, "-f")
-    assert (result.code, "-f follows one run" in result.err) == (2, True)
+    assert (result.code, "-f needs one run" in result.err) == (2, True)
     assert len(result.err.splitlines()) == 1

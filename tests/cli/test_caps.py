@@ -87,8 +87,8 @@ def test_a_new_cap_begins_with_what_the_day_has_cost(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "name one job, or say --all"),
-        (("job_1", "--all"), "name one job, or say --all"),
+        ((), "name one job, or give --all"),
+        (("job_1", "--all"), "name one job, or give --all"),
         (("job_1", "--tz", "UTC"), "add --all"),
         (("--all", "--tokens", "5"), "--all takes --usd"),
         (("--all", "--remove", "--usd", "5"), "or --remove alone"),

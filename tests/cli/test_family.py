@@ -137,7 +137,7 @@ def test_events_of_a_tree_are_told_together(command: Command, database: Database
     )
     refused = command("events", run_row(database, parent).job_id, "--tree")
     assert refused.code == 2
-    assert refused.err.startswith("runner: --tree is of one run")
+    assert refused.err.startswith("runner: --tree needs one run")
 
 
 @pytest.mark.slow

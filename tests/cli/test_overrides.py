@@ -97,7 +97,7 @@ def test_the_job_keeps_and_shows_the_options(command: Command) -> None:
             ["--set", "item.fil=x"],
             "--set: no item and no template has the field 'fil'; did you mean",
         ),
-        (["--set", "file=x"], "--set: 'file' is no field of an item: write item.NAME=VALUE"),
+        (["--set", "file=x"], "--set: 'file' is not a field of an item: write item.NAME=VALUE"),
         (["--set", "item.key=x"], "--set: item.key names the run and stays as it is"),
         (["--model", " "], "--model  : is empty"),
     ],

@@ -91,7 +91,7 @@ def test_a_misspelled_model_is_refused_and_an_unknown_one_is_told(
     monkeypatch.setenv("ANTHROPIC_API_KEY", "a key")
     refused = command("run", write(folder, model="claude-sonet-5-5"))
     assert refused.code == 2
-    assert "line 2: model: 'claude-sonet-5-5' is no known model; did you mean" in refused.err
+    assert "line 2: model: 'claude-sonet-5-5' is not a known model; did you mean" in refused.err
     told = command("submit", write(folder, model="house-model-7")).err
     assert told.startswith("warning: 'house-model-7' is not in the price list")
 

@@ -364,4 +364,4 @@ def test_a_type_of_sub_agent_that_is_not_there_is_refused(
 ) -> None:
     refused = command("rules", "check", job(), "--agent", "nobody", "Bash(ls)")
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err == "runner: the job has no type of sub-agent 'nobody'; it has none\n"
+    assert refused.err == "runner: the job has no agent type 'nobody'; it has none\n"

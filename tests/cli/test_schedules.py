@@ -65,10 +65,10 @@ def test_a_schedule_is_added_listed_paused_and_removed(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--cron", "0 22 * *"), "'0 22 * *' is no cron expression (wrong number of fields)"),
+        (("--cron", "0 22 * *"), "'0 22 * *' is not a cron expression (wrong number of fields)"),
         (
             ("--cron", "0 22 * * *", "--tz", "Berlin"),
-            "--tz 'Berlin' is no time zone that this host",
+            "--tz 'Berlin' is not a time zone that this host",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_person_moves_finish_by(command: Callable[..., Result], database: Data
     past = command("finish-by", job_id, "2020-01-01 09:00 UTC")
     assert (past.code, past.err) == (
         exit_codes.USAGE,
-        "runner: 2020-01-01 09:00 UTC has passed: give a time to come\n",
+        "runner: 2020-01-01 09:00 UTC has passed: give a later time\n",
     )
     bad = command("finish-by", job_id, "nine")
     assert bad.err.startswith('runner: TIME must be a time such as "22:00"')

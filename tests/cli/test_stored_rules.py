@@ -42,7 +42,7 @@ def test_remembered_rule_is_listed_and_revoked(command: Command, database: Datab
     assert "by nils" in command("rules", "list", job_id).out
     assert "Bash(uv lock)" not in command("show", job_id).out
     again = command("rules", "revoke", job_id, position)
-    assert (again.code, "revoked before, by nils" in again.err) == (2, True)
+    assert (again.code, "is already revoked, by nils" in again.err) == (2, True)
     later = ask(database, runs[1])
     assert approval_row(database, later).answer is None
 
@@ -98,7 +98,7 @@ def test_a_standing_rule_is_added_listed_and_removed(command: Command, database:
     added = command("rules", "standing", "add", "allow", "Bash(uv lock)", "--as", "lena", *reason)
     assert (added.code, added.out) == (0, "standing rule 1: allow Bash(uv lock)\n")
     again = command("rules", "standing", "add", "allow", "Bash(uv lock)")
-    assert (again.code, "is a standing rule already" in again.err) == (2, True)
+    assert (again.code, "is already a standing rule" in again.err) == (2, True)
     wrong = command("rules", "standing", "add", "allow", "mcp__*")
     assert (wrong.code, "name the server" in wrong.err) == (2, True)
     (row,) = command("rules", "standing", "list", "--json").json

@@ -324,5 +324,5 @@ def test_prune_alone_lists_what_was_removed_and_by_whom(
     assert re.search(rf"{job_id[-8:]}  mend  2 .* ann  retention", listed), listed
     assert "\x1b" not in listed
     assert command("prune", "--dry-run").err == (
-        "runner: give --older-than: --dry-run and --force are for jobs to be removed\n"
+        "runner: --dry-run and --force need --older-than\n"
     )

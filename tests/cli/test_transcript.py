@@ -296,7 +296,7 @@ def test_some_turns_are_shown(
 def test_turns_that_are_none_are_refused(command: Command, database: Database, turns: str) -> None:
     refused = command("transcript", submit_one(database), "--turns", turns)
     assert (refused.code, refused.out) == (2, "")
-    assert "are not turns such as 3-9" in refused.err
+    assert "is not a range of turns such as 3-9" in refused.err
 
 
 def test_turns_to_come_are_refused(command: Command, database: Database) -> None:

@@ -80,7 +80,7 @@ def test_no_rule_is_remembered_with_it(
     approval_id = ask_again(database, run_id)
     result = command("approve", run_id, "--remember", "job", *more)
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert "no rule says what became of `git push`" in result.err
+    assert "a rule cannot say how `git push` ended" in result.err
     assert approval_row(database, approval_id).answer is None
 
 

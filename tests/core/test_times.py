@@ -138,8 +138,8 @@ def test_a_finish_before_the_beginning_is_refused_in_one_line() -> None:
     with pytest.raises(UsageError) as refused:
         times.at_submission(at("2026-11-23 06:00") + 7_200)
     assert str(refused.value) == (
-        "finish_by: 2026-11-23 07:00 Europe/Berlin is not after the first model call may begin "
-        "(2026-11-23 21:00 UTC): give a later one"
+        "finish_by: 2026-11-23 07:00 Europe/Berlin is before the first model call may begin "
+        "(2026-11-23 21:00 UTC): give a later time"
     )
     assert replace(times, window=None).at_submission(at("2026-11-23 06:00")).finish_by == past
 

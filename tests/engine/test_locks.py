@@ -56,7 +56,7 @@ def test_all_processes_of_a_folder_are_one_host(locks: HostLocks, tmp_path: Path
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(RunnerError, match="yours alone"):
+    with pytest.raises(RunnerError, match="only you can use"):
         HostLocks(tmp_path / "open")
 
 

@@ -95,7 +95,7 @@ def test_a_run_has_the_changed_tools_from_its_next_turn_on(desk: Desk) -> None:
         "removed": ["mcp__ours__wrong"],
         "changed": ["mcp__ours__say"],
         "added": ["mcp__ours__extra"],
-        "left_out": ["mcp__ours__crooked is no JSON Schema: at anyOf: [] should be non-empty"],
+        "left_out": ["mcp__ours__crooked is not a JSON Schema: at anyOf: [] should be non-empty"],
     }
     note = event_note("tools_changed", changed, 1)
     assert note is not None

@@ -145,8 +145,14 @@ BAD_TYPES = [
     ("model = 1", "agents.reviewer.model: must be a string, not an integer"),
     ('system = "a"\nsystem_file = "b"', "agents.reviewer.system_file: give only one of"),
     ('system_file = "none.md"', "agents.reviewer.system_file: "),
-    ('tools = ["Bash"]', "agents.reviewer.tools[0]: 'Bash' is no tool of this job, which has Read"),
-    ('tools = ["submit_result"]', "agents.reviewer.tools[0]: 'submit_result' is no tool of this"),
+    (
+        'tools = ["Bash"]',
+        "agents.reviewer.tools[0]: 'Bash' is not a tool of this job, which has Read",
+    ),
+    (
+        'tools = ["submit_result"]',
+        "agents.reviewer.tools[0]: 'submit_result' is not a tool of this",
+    ),
     ('tools = ["Read", "Read"]', "agents.reviewer.tools[1]: 'Read' is listed twice"),
     ('workspace = "copy"', 'agents.reviewer.workspace: must be "parent" or "own", not'),
     ('workspace = "own"', 'agents.reviewer.workspace: "own" is only for a [workspace] with mode'),
@@ -368,7 +374,7 @@ def test_replies_for_an_unknown_type_are_a_problem(
     text = job("", provider="scripted", script="s.json")
     (problem,) = problems_of(text)
     assert problem.endswith(
-        "script: s.json has replies under '@revewer', which is no type of sub-agent: there are "
+        "script: s.json has replies under '@revewer', which is not an agent type: there are "
         "reviewer"
     )
     script.write_text('{"*": [], "@reviewer": [], "job+1": []}')

@@ -268,19 +268,19 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"workspace": {"mode": "git", "repo": "me@host:x", "uncommitted": True}},
         "workspace.uncommitted: means nothing for a URL",
     ),
-    ({"workspace": {**GIT, "base": "-x"}}, "'-x' is no name of a branch, tag or commit"),
+    ({"workspace": {**GIT, "base": "-x"}}, "'-x' is not a branch, tag or commit"),
     ({"workspace": {**GIT, "base": "a\nb"}}, "base: holds a line break"),
     ({"workspace": {"mode": "git", "repo": "-x"}}, "repo: cannot begin with '-'"),
     (
         {"workspace": {"mode": "git", "repo": "ext::sh -c x://y"}},
-        "repo: is no URL of a repository: 'ext::sh -c x' is none of https, http, ssh, git, file",
+        "repo: must begin with one of https, http, ssh, git, file, not 'ext::sh -c x'",
     ),
     (
         {"workspace": {"mode": "git", "repo": "https://me:secret@host/x.git"}},
         "repo: holds a password, which would be stored with the job",
     ),
     ({"workspace": {**GIT, "remote": f"https://{'x' * 40}@host/x"}}, "remote: holds a password"),
-    ({"workspace": {**GIT, "remote": "https://[x"}}, "remote: is no URL: Invalid IPv6 URL"),
+    ({"workspace": {**GIT, "remote": "https://[x"}}, "remote: is not a URL: Invalid IPv6 URL"),
     (
         {"workspace": {**GIT, "accept": ["lfs", "hooks"]}},
         "accept[1]: must be one of submodules, lfs, links, case, not 'hooks'",

@@ -56,7 +56,7 @@ def test_a_missing_file_or_another_kind_is_a_problem_of_the_key(
     first, second = problems_of(JOB)
     assert "images" in first
     assert "does not exist" in first
-    assert "is no PNG, JPEG, GIF, WebP or PDF" in second
+    assert "is not a PNG, JPEG, GIF, WebP or PDF" in second
 
 
 def test_the_bound_of_a_first_call_counts_what_the_item_carries(

@@ -229,7 +229,7 @@ def test_a_pipe_in_place_of_a_file_is_a_problem(
     os.mkfifo(tmp_path / "pipe.json")
     (problem,) = problems_of(f'model = "m"\n{key}\n')
     assert f"{place}: " in problem
-    assert problem.endswith("it is no regular file")
+    assert problem.endswith("it is not a regular file")
 
 
 def test_a_job_file_may_begin_with_a_byte_order_mark(load_text: Load) -> None:

@@ -82,9 +82,9 @@ def test_a_breaker_is_read_and_stored(load_text: Load) -> None:
         ),
         (
             '[breaker]\ndenied_rate = "50 % of 2000"',
-            "line 4: breaker.denied_rate: must be of 1 to 1,000 runs, not '50 % of 2000'",
+            "line 4: breaker.denied_rate: must count 1 to 1,000 runs, not '50 % of 2000'",
         ),
-        ('[breaker]\ndenied_rate = "50 % of 0"', "line 4: breaker.denied_rate: must be of 1 to"),
+        ('[breaker]\ndenied_rate = "50 % of 0"', "line 4: breaker.denied_rate: must count 1 to"),
         ("[breaker]\nsame_failures = 5", "line 4: breaker.same_failures: unknown key"),
     ],
 )

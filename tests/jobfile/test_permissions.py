@@ -352,4 +352,4 @@ def test_a_pipe_in_place_of_a_settings_file_is_a_problem(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     (problem,) = problems_of(f'{JOB}[permissions]\nfrom = "pipe"')
-    assert problem.endswith("it is no regular file")
+    assert problem.endswith("it is not a regular file")

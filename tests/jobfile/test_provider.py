@@ -35,7 +35,7 @@ def test_a_platform_s_region_and_project_are_the_account(
         (BEDROCK + 'project = "a"', 'line 7: provider.project: is only for name = "vertex"'),
         (
             BEDROCK.replace("eu-c", "a.b/#"),
-            "line 6: provider.region: 'a.b/#entral-1' is no name of",
+            "line 6: provider.region: 'a.b/#entral-1' is not a region",
         ),
         (
             BEDROCK + '[model_options]\nspeed = "fast"',

@@ -66,7 +66,10 @@ writable_caches = ["go"]
         ("processes = 0", "sandbox.processes: must be at least 1"),
         ('caches = ["chrome"]', "sandbox.caches[0]: must be"),
         ('writable_caches = ["go", "go"]', "sandbox.writable_caches"),
-        ('image = "--privileged"', "sandbox.image: is no image; give one such as 'python:3.12'"),
+        (
+            'image = "--privileged"',
+            "sandbox.image: is not an image; give one such as 'python:3.12'",
+        ),
         ('image = "a"\nmode = "off"', "sandbox.mode: does not go with image"),
         ('image = "a"\ncaches = ["pip"]', "sandbox.caches: does not go with image"),
         ('image = "a"\nwritable_caches = ["go"]', "sandbox.writable_caches: does not go with"),

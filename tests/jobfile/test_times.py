@@ -35,19 +35,19 @@ def test_a_job_file_has_the_times_of_its_model_calls(load_text: Load) -> None:
             'not_before: must be a time such as "22:00", "22:00 Europe/Berlin" or '
             "\"2026-11-24 22:00\", not 'ten'",
         ),
-        ('not_before = "24:00"', "not_before: '24:00' is no time of day: 00:00 to 23:59"),
+        ('not_before = "24:00"', "not_before: '24:00' is not a time of day: 00:00 to 23:59"),
         ("not_before = 22:00:00", "not_before: must be a string, in quotes, not a date or time"),
         (
             'finish_by = "2026-02-30 07:00"',
-            "finish_by: '2026-02-30 07:00' is no date and time: day is out of range for month",
+            "finish_by: '2026-02-30 07:00' is not a date and time: day is out of range for month",
         ),
         (
             'finish_by = "2026-11-24T07:00Z UTC"',
-            "finish_by: '2026-11-24T07:00Z UTC' has both an offset and a time zone: leave one",
+            "finish_by: '2026-11-24T07:00Z UTC' has both an offset and a time zone: remove one",
         ),
         (
             'finish_by = "07:00 Europe/Berln"',
-            "finish_by: 'Europe/Berln' is no time zone that this host knows; did you mean "
+            "finish_by: 'Europe/Berln' is not a time zone that this host knows; did you mean "
             "Europe/Berlin?",
         ),
         (
@@ -74,13 +74,13 @@ def test_without_a_zone_it_is_this_hosts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     link.symlink_to(Path("/usr/share/zoneinfo/Europe/Berlin"))
     assert zone_named(None) == "Europe/Berlin"
     monkeypatch.setenv("TZ", "CET-1CEST")
-    with pytest.raises(BadValueError, match="needs a time zone, as in Europe/Berlin: this host"):
+    with pytest.raises(BadValueError, match="needs a time zone, such as Europe/Berlin: this host"):
         read_moment("22:00")
     assert time.tzname  # the host's own zone is not touched
 
 
 def test_a_finish_that_has_passed_is_a_problem_of_the_file(problems_of: Problems) -> None:
     (problem,) = problems_of(JOB + 'finish_by = "2020-01-01 07:00 UTC"')
-    said = "line 4: finish_by: 2020-01-01 07:00 UTC is not after the first model call may begin ("
+    said = "line 4: finish_by: 2020-01-01 07:00 UTC is before the first model call may begin ("
     assert problem.startswith(said)
-    assert problem.endswith(" UTC): give a later one")
+    assert problem.endswith(" UTC): give a later time")

@@ -208,12 +208,15 @@ def test_a_rule_for_submit_result_is_a_problem(problems_of: Problems) -> None:
         ({"type": ["object"]}, "must be a JSON Schema of an object"),
         (
             {"type": "object", "properties": {"a": {"type": "strnig"}}},
-            "is no JSON Schema: at properties.a.type: 'strnig' is not valid",
+            "is not a JSON Schema: at properties.a.type: 'strnig' is not valid",
         ),
-        ({"type": "object", "required": "a"}, "is no JSON Schema: at required: 'a' is not of type"),
+        (
+            {"type": "object", "required": "a"},
+            "is not a JSON Schema: at required: 'a' is not of type",
+        ),
         (
             {"type": "object", "properties": {"a": {"pattern": "("}}},
-            "is no JSON Schema: at properties.a.pattern: '(' is not a 'regex'",
+            "is not a JSON Schema: at properties.a.pattern: '(' is not a 'regex'",
         ),
         ({"type": "object", "anyOf": [{}]}, "has anyOf at its top, which the API does not take"),
         ({"type": "object", "properties": {"a b": {}}}, "has the property 'a b': the API takes"),

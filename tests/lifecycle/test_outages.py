@@ -108,7 +108,7 @@ def test_worker_and_submit_need_no_redis_and_say_in_one_line_that_it_is_away_and
         site.stop_all()
     away, back = away_and_back(said + more, "Redis")
     assert "WARNING Redis is away, trying on: " in away
-    assert "due runs are taken from the database: check that it runs, and RUNNER_REDIS_URL" in away
+    assert "due runs are taken from the database: check Redis and RUNNER_REDIS_URL" in away
     assert "WARNING Redis is back" in back
     assert worker.returncode == 0
 

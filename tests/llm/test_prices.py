@@ -82,7 +82,7 @@ def test_own_list_may_have_a_day_and_a_source(own: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[models", "is no TOML"),
+        ("[models", "is not TOML"),
         ("model = 1", "model is unknown"),
         ("date = 1", "date must be a day"),
         ("date = 2026-01-01T00:00:00", "date must be a day"),

@@ -167,7 +167,7 @@ def test_unreadable_arguments_are_kept_in_part_when_they_are_long():
 
 
 def test_unreadable_arguments_of_a_server_s_tool_break_the_stream():
-    with pytest.raises(BrokenStreamError, match="no JSON"):
+    with pytest.raises(BrokenStreamError, match="not JSON"):
         accumulate(called(0, "[1]", type="server_tool_use"), ended("end_turn"))
 
 
@@ -208,7 +208,7 @@ def test_usage_is_the_last_total_of_each_kind():
 
 @pytest.mark.parametrize("tokens", [-1, 2**53 + 1, 10**30, 1.5, True, "7"])
 def test_usage_that_makes_no_sense_is_a_broken_stream(tokens):
-    with pytest.raises(BrokenStreamError, match="no number of tokens"):
+    with pytest.raises(BrokenStreamError, match="not a number of tokens"):
         accumulate(said(0, "x"), ended("end_turn", input_tokens=tokens))
 
 

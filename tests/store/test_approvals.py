@@ -207,7 +207,7 @@ def test_edited_input_stands_beside_the_digest_of_what_was_asked(
         (replace(YES, reason="\0"), "reason has a character"),
         (replace(YES, by="\ud800"), "name has a character"),
         (replace(YES, rule="Bash(uv lock)"), "--remember run, job or always"),
-        (replace(FOR_THE_JOB, rule="Bash("), "is none"),
+        (replace(FOR_THE_JOB, rule="Bash("), "is bad"),
         (replace(FOR_THE_JOB, rule="Bash(uv sync)"), "does not cover `uv lock`"),
         (replace(FOR_THE_JOB, rule="Read"), "does not cover `uv lock`"),
         (replace(NO, remember="run", rule="Bash(uv sync)"), "does not cover `uv lock`"),
@@ -228,7 +228,7 @@ def test_reply_that_makes_no_sense_stores_nothing(
 def test_only_calls_with_one_input_are_edited_alike(database: Database, run_id: str) -> None:
     one, two, different = ask(database, run_id, "ls", "ls", "make")
     edited = replace(YES, edited={"command": "ls -l"})
-    with pytest.raises(UsageError, match="not edited alike"):
+    with pytest.raises(UsageError, match="different inputs"):
         answer(database, [one, different], edited, NOW)
     answer(database, [one, two], edited, NOW)
     assert answers(database, [one, two, different]) == ["approved", "approved", None]

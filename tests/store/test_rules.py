@@ -73,7 +73,7 @@ def test_revoked_rule_is_listed_with_who_and_when(database: Database) -> None:
 def test_rule_is_revoked_once(database: Database) -> None:
     job_id = submit_asking(database)
     revoke(database, job_id, 0, Author("cy"), NOW, force=True)
-    with pytest.raises(UsageError, match="revoked before, by cy"):
+    with pytest.raises(UsageError, match="already revoked, by cy"):
         revoke(database, job_id, 0, Author("di"), NOW, force=True)
     with pytest.raises(UsageError, match="no rule at position 9"):
         revoke(database, job_id, 9, Author("di"), NOW, force=True)

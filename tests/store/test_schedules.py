@@ -194,9 +194,9 @@ def test_clocks_that_are_set_neither_skip_nor_double_a_time(
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("61 * * * *", "'61 * * * *' is no cron expression (bad minute)"),
-        ("* * * * * *", "'* * * * * *' is no cron expression (wrong number of fields)"),
-        ("", "'' is no cron expression (wrong number of fields)"),
+        ("61 * * * *", "'61 * * * *' is not a cron expression (bad minute)"),
+        ("* * * * * *", "'* * * * * *' is not a cron expression (wrong number of fields)"),
+        ("", "'' is not a cron expression (wrong number of fields)"),
     ],
 )
 def test_what_is_no_cron_expression_is_refused(expression: str, message: str) -> None:
@@ -208,7 +208,7 @@ def test_what_is_no_cron_expression_is_refused(expression: str, message: str) ->
 
 
 def test_a_cron_expression_without_a_time_to_come_is_refused() -> None:
-    with pytest.raises(UsageError, match="names no time that comes"):
+    with pytest.raises(UsageError, match="names no future time"):
         Cron("* * */20 * 1L", BERLIN).next_after(MONDAY)
 
 

@@ -239,7 +239,7 @@ def test_answer_that_is_remembered_does_not_answer_what_became_of_an_equal_call(
 def test_answer_is_for_this_call_only(database: Database, reply: Reply, rule: str | None) -> None:
     cut_off(database)
     (asked,) = waiting(database)
-    with pytest.raises(UsageError, match="no rule says what became of `git push`"):
+    with pytest.raises(UsageError, match="a rule cannot say how `git push` ended"):
         answer(database, [asked.id], replace(reply, remember="job", rule=rule), NOW)
     assert approval_row(database, asked.id).answer is None
 

@@ -164,7 +164,7 @@ def test_variables_are_looked_up_here_and_not_shown(
     assert ours.call("say", text="${SERVICE_TOKEN}").content == "${SERVICE_TOKEN}"
     for text, why in {
         "${NOT_THERE}": "the variable NOT_THERE is not set",
-        "${ANTHROPIC_API_KEY}": "${ANTHROPIC_API_KEY} is withheld",
+        "${ANTHROPIC_API_KEY}": "${ANTHROPIC_API_KEY} is a setting that only",
     }.items():
         result = Ours(patient, env={"A": text}, scope="run").call("say", run=text, text="")
         assert result.outcome == "failed"

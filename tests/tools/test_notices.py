@@ -104,7 +104,7 @@ def test_an_answer_that_is_no_success_is_an_error_that_names_no_address(
         ({}, "the environment variable RUNNER_HOOK is not set for this worker"),
         (
             {"RUNNER_HOOK": "file:///etc/passwd"},
-            "RUNNER_HOOK holds no address that begins with https://",
+            "the address in RUNNER_HOOK does not begin with https://",
         ),
         (
             {"RUNNER_HOOK": "http://127.0.0.1:1/secret"},

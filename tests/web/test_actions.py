@@ -42,7 +42,7 @@ def test_an_ended_run_is_retried_with_a_higher_limit(browser: Browser, database:
     assert run_row(database, failed).state == "queued"
     assert run_row(database, failed).max_turns == 77
     said = browser.submit(page, "/do", run=failed, action="retry", max_turns="many").words
-    assert "max_turns 'many' is no number" in said
+    assert "max_turns 'many' is not a number" in said
 
 
 def test_a_run_is_spoken_to_and_forked_from_a_turn(browser: Browser, database: Database) -> None:
@@ -62,7 +62,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     page = browser.submit(f"/runs/{run_id}", "/do", run=run_id, action="retry")
     assert "has not ended" in page.words
     page = browser.submit(f"/runs/{run_id}", "/do", run=run_id, action="explode")
-    assert "is nothing that a run can do" in page.words
+    assert "is not an action on a run" in page.words
     assert run_row(database, run_id).state == "queued"
 
 

@@ -78,7 +78,7 @@ def test_a_wrong_filter_is_explained(browser: Browser, job: Job) -> None:
     for query in ("state=gone", "sort=size", "usd=much", "after=x"):
         answer = browser.get(f"/jobs/{job.id}?{query}")
         assert answer.status == 400, query
-    assert "is no sum in USD, such as 0.50" in browser.get(f"/jobs/{job.id}?usd=much").words
+    assert "is not a sum in USD, such as 0.50" in browser.get(f"/jobs/{job.id}?usd=much").words
     assert browser.get("/jobs/nothing").status == 404
 
 

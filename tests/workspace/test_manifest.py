@@ -52,7 +52,7 @@ def test_a_path_that_leads_out_is_refused(path: str) -> None:
         ("unrecorded", [path]),
         ("large", [{"path": path, "size": 1, "sha256": "", "executable": False}]),
     ):
-        with pytest.raises(GitError, match="is no snapshot's manifest"):
+        with pytest.raises(GitError, match="is not the manifest of a snapshot"):
             Manifest.from_bytes(json.dumps({**written(), key: value}).encode())
 
 

@@ -142,7 +142,7 @@ def test_a_nested_repository_is_named_and_removed_when_it_is_new(
     assert snapshots.take() == with_nested
     snapshots.restore(tree)
     assert contents(place.work) == before
-    with pytest.raises(GitError, match=r"cannot put deps/nested back: .* only named"):
+    with pytest.raises(GitError, match=r"cannot restore deps/nested: .* nested repositories"):
         snapshots.restore(with_nested)
     write(place.work, {"a.py": "changed"})
     assert snapshots.restore(with_nested, leave_out=True) == tree
@@ -184,7 +184,7 @@ def test_a_submodule_at_another_commit_is_seen_and_not_put_back(place: Place) ->
     assert tree == git(place.work, "rev-parse", "HEAD^{tree}")
     git(inner, "commit", "-q", "--allow-empty", "-m", "2")
     assert snapshots.take() != tree
-    with pytest.raises(GitError, match="cannot put sub back: it is a submodule"):
+    with pytest.raises(GitError, match="cannot restore sub: it is a submodule"):
         snapshots.restore(tree)
 
 

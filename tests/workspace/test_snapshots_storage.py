@@ -148,12 +148,12 @@ def test_a_large_file_is_recorded_by_its_digest_and_named(place: Place) -> None:
     assert contents(place.work) == before
     write(place.work, {"data/big": b"y" * 1001, "a.py": "changed\n"})
     changed = contents(place.work)
-    with pytest.raises(GitError, match=r"cannot put data/big back: a file of 1001 bytes is over"):
+    with pytest.raises(GitError, match=r"cannot restore data/big: a file of 1001 bytes is over"):
         snapshots.restore(tree)
     assert contents(place.work) == changed
     snapshots.restore(start)
     assert not (place.work / "data").exists()
-    with pytest.raises(GitError, match="cannot put data/big back"):
+    with pytest.raises(GitError, match="cannot restore data/big"):
         snapshots.restore(tree)
 
 

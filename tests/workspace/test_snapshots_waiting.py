@@ -25,7 +25,7 @@ def test_a_pipe_with_gits_rules_is_told_and_not_waited_for(place: Place, name: s
     write(place.work, {"new/c.py": "three\n"})
     os.mkfifo(place.work / name)
     for deed in (snapshots.take, lambda: snapshots.restore(tree)):
-        with pytest.raises(GitError, match=f"^{name} is no file, and git would wait for it"):
+        with pytest.raises(GitError, match=f"^{name} is not a file, and git would wait for it"):
             deed()
     (place.work / name).unlink()
     snapshots.restore(tree)

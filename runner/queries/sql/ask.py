@@ -85,11 +85,11 @@ def _ask(request: dict[str, Any], bounds: Bounds) -> Rows:
     if "cut" not in said:
         if process.returncode == -signal.SIGALRM:
             raise RunnerError(
-                f"the question took longer than {bounds.seconds:g} s and was stopped: narrow it (by "
-                "run_id, job_id or time), or give it more with --timeout"
+                f"the query took longer than {bounds.seconds:g} s and was stopped: narrow it (by "
+                "run_id, job_id or time), or raise --timeout"
             )
         raise RunnerError(
-            f"the question was stopped (exit {process.returncode}): it may have needed more memory than "
+            f"the query was stopped (exit {process.returncode}): it may have needed more memory than "
             f"the {bounds.memory_bytes >> 20} MiB that it may have; narrow it"
         )
     note = f"only the first {bounds.rows:,} rows: there are more" if said["cut"] else ""

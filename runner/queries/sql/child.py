@@ -46,7 +46,7 @@ def main() -> None:
 def _answer(request: dict[str, Any]) -> None:
     sql = request["sql"]
     if len(sql) > _MOST_SQL or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in sql):
-        raise UsageError(f"the SQL is no text, or has over {_MOST_SQL:,} characters")
+        raise UsageError(f"the SQL is not text, or has over {_MOST_SQL:,} characters")
     if "sqlite" in request:
         from runner.queries.sql.sqlite import answer
     else:

@@ -122,7 +122,7 @@ class _Server:
         if role is None:
             return
         if role.lower() == "none":  # to Postgres this is no role, even in quotes
-            raise UsageError(f"--role {role} gives up no rights: name a role")
+            raise UsageError(f"--role {role} keeps all rights: name a role")
         name = sql.Identifier(role.encode("utf-8", "replace").decode())
         self.run(f"SET LOCAL ROLE {name.as_string(self._connection)}")
         if self._is_superuser():
@@ -141,7 +141,7 @@ class _Server:
                 if parsed.status != ExecStatus.COMMAND_OK:
                     raise error_from_result(parsed)
         if not parsed.nfields:
-            raise UsageError("the SQL gives no rows: it has to be a SELECT")
+            raise UsageError("the SQL returns no rows: write a SELECT")
         fields = (parsed.fname(column) or b"" for column in range(parsed.nfields))
         names = [field.decode("utf-8", "replace") for field in fields]
         columns = ", ".join(f"c{number}" for number in range(len(names)))
@@ -268,7 +268,7 @@ def refuse_more_than_reading(run: Run, *, any_function: bool) -> None:
     )
     is_known = function in known["functions"] and relation in known["relations"]
     if not (is_known and known["operators"]):
-        raise UsageError("this Postgres describes queries in words that this Runner does not know")
+        raise UsageError("this Runner cannot check queries on this version of Postgres")
     named = {kind: _listed(numbers) for kind, numbers in _named(run, "runner_question").items()}
     called = _CALLED.format(**named)
 
@@ -276,13 +276,13 @@ def refuse_more_than_reading(run: Run, *, any_function: bool) -> None:
         return ", ".join(sorted(row[0] for row in run(query)))
 
     if secret := names(_SECRET.format(**named)):
-        raise UsageError(f"a question may not read {secret}, which holds passwords")
+        raise UsageError(f"a query may not read {secret}, which holds passwords")
     if volatile := names(f"{called} AND {_DOES_MORE}"):
-        raise UsageError(f"a question may only read: the function {volatile} can do more than that")
+        raise UsageError(f"a query may only read: the function {volatile} can do more than that")
     if not any_function and (foreign := names(f"{called} AND NOT ({_OF_POSTGRES})")):
         raise UsageError(
-            f"nobody knows what {foreign} does, which is not Postgres' own: a question may call such "
-            "a function as a role that is given (--role)"
+            f"{foreign} is not a function of Postgres itself: give --role to call it with only the "
+            "rights of a role"
         )
 
 

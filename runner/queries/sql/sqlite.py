@@ -51,7 +51,7 @@ def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
         connection = _opened(request["sqlite"], request["memory_bytes"] // _HEAP_SHARE)
         cursor = connection.execute(request["sql"])
     if cursor.description is None:
-        raise UsageError("the SQL gives no rows: it has to be a SELECT")
+        raise UsageError("the SQL returns no rows: write a SELECT")
 
     def rows() -> Iterator[list[Any]]:
         with _refusals():

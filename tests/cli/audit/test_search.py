@@ -90,11 +90,11 @@ def test_an_option_that_there_is_not_is_refused(command: Command, told: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["NOT", "tree"], "only what must not be there"),
-        (['"open'], "a phrase has no end"),
-        ([], "nothing to look for"),
+        (["NOT", "tree"], "only words to exclude"),
+        (['"open'], "a phrase has no closing quote"),
+        ([], "the search has no words"),
         (["--exact", "=>"], "give more of the text"),
-        (["walnut", "--in", "dreams"], "'dreams' is none of text, thinking"),
+        (["walnut", "--in", "dreams"], "'dreams' is not one of text, thinking"),
         (["walnut", "--offset", "99999999999999999999"], "is not in the range 0<=x<=2147483647"),
         (["walnut", "--limit", "9999999999999999999999"], "is not in the range 0<=x<=2147483647"),
     ],

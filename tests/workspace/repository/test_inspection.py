@@ -159,7 +159,7 @@ def test_a_base_that_is_not_there_is_refused_with_one_that_is_near(
     assert "branches and tags are: 'feature/search', 'main'" in problem_of(look, base="xyz")[1]
     assert problem_of(look, base="HEAD:a.py") == (
         "base",
-        "'HEAD:a.py' is no commit: name a branch, a tag or a commit",
+        "'HEAD:a.py' is not a commit: name a branch, a tag or a commit",
     )
     assert problem_of(look, base="main..feature/search")[0] == "base"
     assert problem_of(look, base="\x1b[31m")[1].startswith(

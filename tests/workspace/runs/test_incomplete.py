@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_not_delivered_and_says_what_to_do(
         echo 'error: open("a.py"): Permission denied' >&2; exit 128;;
     esac"""
     source = Repository(repository.path, git_that(tmp_path / "bin", refused))
-    with pytest.raises(WorkspaceError, match=r"a\.py.*let its owner read it"):
+    with pytest.raises(WorkspaceError, match=r"a\.py.*make them readable"):
         Worktree(source, host.path(lease)).write_tree()
 
 

@@ -365,10 +365,10 @@ def test_a_link_in_the_place_of_a_workspace_is_not_followed(
         lambda: host.workspaces.restore(lease, tree, Interrupt()),
         lambda: host.workspaces.deliver(lease, DONE, Interrupt()),
     ):
-        with pytest.raises(WorkspaceError, match="a link is in the place of the workspace"):
+        with pytest.raises(WorkspaceError, match="a link has replaced the workspace"):
             work()
     (kept,) = pruned()
-    assert "a link is in the place" in kept.why_kept
+    assert "a link has replaced" in kept.why_kept
     assert repository.git("status", "--porcelain") == ""
     host.prepare(claim_again(store, lease), tree)
     assert not path.is_symlink()
