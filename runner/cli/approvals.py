@@ -14,7 +14,7 @@ from runner.app.humanize import cell, decider, duration, plural
 from runner.cli import exit_codes
 from runner.cli.control import note_unworked
 from runner.cli.options import JOB_OR_RUN, json_option, signed_with, with_app
-from runner.cli.terminal import note, say, say_json, say_table
+from runner.cli.terminal import note, say, say_json, say_outcomes
 from runner.core.commands import Reply
 from runner.core.run import Author
 from runner.core.text import shorten
@@ -164,7 +164,7 @@ def _answer(
         say(f"{one.run_id} ({cell(one.item_key)}): {cell(one.detail)}")
     elif answered:
         columns = ("run", "item", "")
-        say_table(columns, ((e.run_id, e.item_key, e.detail) for e in answered))
+        say_outcomes(columns, ((e.run_id, e.item_key, e.detail) for e in answered))
         named = [each for each in answered if not each.by_rule]
         by_rule = len(answered) - len(named)
         more = f", and {by_rule} more by the rule" if by_rule else ""

@@ -10,7 +10,7 @@ import click
 from runner.app import control, handle, lanes
 from runner.app.humanize import cell, plural
 from runner.cli.options import JOB, JOB_OR_RUN, RUN, changing, seconds, state_option, tokens, usd
-from runner.cli.terminal import note, say_fields, say_json, say_table
+from runner.cli.terminal import note, say_fields, say_json, say_outcomes
 from runner.cli.terminal import say as say_line
 from runner.core.run import ENDED, Author, RunStatus
 from runner.core.shares import LEAST_PRIORITY, MOST_PRIORITY, PRIORITIES
@@ -191,7 +191,7 @@ def _print(
             say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
     elif told:
         columns = ("run", "item", "state", "")
-        say_table(columns, ((c.id, c.item_key, c.state, c.detail) for c in told))
+        say_outcomes(columns, ((c.id, c.item_key, c.state, c.detail) for c in told))
         count, ended = sum(change.changed for change in changes), len(changes) - len(told)
         before = f"; {ended:,} had ended before" if ended else ""
         note(f"{count} of {len(changes)} runs changed{before}")
@@ -231,7 +231,7 @@ def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> 
     if as_json:
         say_json(asdict(change))
     else:
-        say_line(f"{change.id}: {change.detail}")
+        say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
     note_unworked(outcome.unworked_job)
 
 

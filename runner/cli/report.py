@@ -26,6 +26,7 @@ from runner.cli.terminal import note, say, say_bytes, say_json, say_table
 from runner.cli.terminal import output as write_to
 
 _MOST_DENIALS = 10
+_MOST_IDLE = 10  # runs that have not begun and have a line each
 
 
 @click.command()
@@ -105,11 +106,15 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
     return code
 
 
-def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
+def _say_runs(found: Sequence[app_report.ReportedRun]) -> None:
+    """Print a line for each run. Of many that have not begun it prints the number alone."""
+    begun = [each for each in found if each.run["started_at"] or each.run["detail"]]
+    runs = begun if len(found) - len(begun) > _MOST_IDLE else found
     is_verified = ("verified",) if any(each.verified for each in runs) else ()
     is_tree = ("below",) if any(each.run["below"] for each in runs) else ()
     has_changes = ("changes",) if any(each.stat for each in runs) else ()
-    columns = (*has_changes, *is_tree, "turns", "tokens", "time", "denied", "last text")
+    is_denied = ("denied",) if any(each.run["tree_denials"] for each in runs) else ()
+    columns = (*has_changes, *is_tree, "turns", "tokens", "time", *is_denied, "last text")
     say_table(
         ("run", "item", "state", "reason", *is_verified, *columns),
         (
@@ -121,7 +126,7 @@ def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
                 each.run["turns"],
                 tokens_of(each.run["tree_tokens"], each.run["tree_unknown_tokens"]),
                 duration(each.seconds),
-                each.run["tree_denials"] or "",
+                *(each.run["tree_denials"] or "" for _ in is_denied),
                 first_line(each.run["detail"] or each.last_text or ""),
             )
             for each in runs
@@ -129,6 +134,8 @@ def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
         spare=("tokens", "turns", "below", "denied", "changes"),
         excerpt=True,
     )
+    if len(runs) < len(found):
+        say(f"{len(found) - len(runs):,} runs have not begun")
 
 
 def _changes(each: app_report.ReportedRun) -> str:

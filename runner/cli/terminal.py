@@ -40,6 +40,7 @@ _GAP = 2  # cells between columns
 _WIDEST = 32
 _PATIENCE_SECONDS, _BETWEEN_SECONDS = 1.0, 0.2
 _ERASE_LINE = "\r\x1b[K"
+_MOST_ALIKE = 10  # runs with the same outcome that have a row each
 _LEADING = 3  # columns that stay
 _LEAST_COLUMN = 8
 _LEAST_LAST_COLUMN = 24
@@ -184,6 +185,21 @@ def say_table(
     and the last one stay; long texts in them go on below. An ``excerpt`` in the last column, which is cut
     anyway, has one line, and goes where there is no room for it. Without rows it says ``empty``."""
     say_pages(columns, [rows], numbers=numbers, spare=spare, excerpt=excerpt, empty=empty)
+
+
+def say_outcomes(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of what became of runs: each row is a run's id, its item and the outcome. Many runs
+    with the same outcome share a row."""
+    by_outcome: dict[Sequence[str], list[Sequence[str]]] = {}
+    for row in rows:
+        by_outcome.setdefault(tuple(row[2:]), []).append(row)
+    table: list[Sequence[str]] = []
+    for outcome, alike in by_outcome.items():
+        if len(alike) > _MOST_ALIKE:
+            items = f"{alike[0][1]} and {len(alike) - 1:,} more"
+            alike = [(f"{len(alike):,} runs", items, *outcome)]
+        table += alike
+    say_table(columns, table)
 
 
 def say_listing(

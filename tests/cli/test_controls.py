@@ -129,6 +129,38 @@ def test_job_says_what_changed_and_what_did_not(
     assert len(command("pause", job_id, "--json").json) == 2
 
 
+def test_many_runs_with_the_same_outcome_share_a_line(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission(*map(str, range(10, 25))), NOW)
+    for run in list_runs(database, job_id)[:2]:
+        cancel_runs(database, Target("run", run["id"]), NOW)
+    command("pause", list_runs(database, job_id)[2]["id"])
+    result = command("pause", job_id)
+    head, *lines = (line.split() for line in result.out.splitlines())
+    assert head == ["run", "item", "state"]
+    assert lines[0][1:] == ["12", "waiting", "is", "paused", "already"]
+    assert lines[1] == ["12", "runs", "13", "and", "11", "more", "waiting", "paused"]
+    assert len(lines) == 2
+    assert "12 of 15 runs changed; 2 had ended before" in result.err
+    assert len(command("pause", job_id, "--json").json) == 15
+
+
+def test_the_summary_counts_runs_that_have_not_begun(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission(*map(str, range(10, 25))), NOW)
+    first, *_ = list_runs(database, job_id)
+    claim(database, first["id"])
+    cancel_runs(database, Target("job", job_id), NOW)
+    told = command("attach", job_id).out
+    assert [line.split()[0] for line in told.splitlines() if " cancelled  " in line] == [
+        first["id"][-8:]
+    ]
+    assert "\n14 runs have not begun\n" in told
+    assert "denied" not in told
+
+
 def test_job_whose_runs_have_all_ended_is_one_line(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -209,7 +241,7 @@ def test_fresh_run_is_named(command: Callable[..., Result], database: Database) 
 
 def test_message_is_queued(command: Callable[..., Result], database: Database) -> None:
     run_id = submit_one(database)
-    assert command("say", run_id, "Be quick.").out == f"{run_id[-8:]}: message queued\n"
+    assert command("say", run_id, "Be quick.").out == f"{run_id[-8:]} (one): message queued\n"
     assert show_run(database, run_id)["queued_messages"][0]["text"] == "Be quick."
 
 
