@@ -29,7 +29,7 @@ from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
 from runner.store import children, due_runs, leases, notices, pauses, schedules, times
 from runner.store.approvals import apply_new_rules, expire
-from runner.store.budgets import wake_overdue
+from runner.store.budgets import wake_overdue, wake_siblings
 from runner.store.database import Database, DatabaseClock
 from runner.store.depth_first import hold, wake_held
 from runner.store.host_locks import HostLocks
@@ -198,6 +198,7 @@ class Dispatcher:
         self.notices.attend()
         wake_overdue(self.database, self._jobs, self.clock.now())
         wake_held(self.database, self.clock.now())
+        wake_siblings(self.database, self.clock.now())
         times.queue_moved(self.database, self.clock.now())
         pauses.attend(self.database, self.clock.now())
         if self.job_id is None:

@@ -260,6 +260,7 @@ def wake_overdue(database: Database, jobs_read: JobCache, now: float) -> list[st
 WARMING = "warming"  # why a sibling is queued
 MOST_SECONDS = 5.0  # that it waits
 MOST_BATCH_SECONDS = 600.0  # that it waits where the others go into a batch
+_IS_SIBLING = (runs.c.state == "queued") & (runs.c.reason == WARMING)
 
 
 def is_worth_it(submission: Submission) -> bool:
@@ -278,15 +279,21 @@ def longest_wait(spec: JobSpec) -> float:
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:
     """Make the runs that wait for the first run's reply due. Their rows are locked out of the order
-    of ids: rows that someone else holds are left out, and are due soon anyway."""
-    waiting = select(runs.c.id).where(
-        runs.c.job_id == job_id,
-        runs.c.state == "queued",
-        runs.c.reason == WARMING,
-        runs.c.due_at > now,
-    )
+    of ids: rows that someone else holds are left to ``wake_siblings``."""
+    waiting = select(runs.c.id).where(runs.c.job_id == job_id, _IS_SIBLING, runs.c.due_at > now)
     connection.execute(
         update(runs)
         .where(runs.c.id.in_(waiting.with_for_update(skip_locked=True)))
         .values(due_at=now, rung_at=None)
     )
+
+
+def wake_siblings(database: Database, now: float) -> None:
+    """Make the runs due that someone held when the first run's reply came, if they would wait for long.
+    Every dispatcher calls this in each pass."""
+    left = select(runs.c.job_id).where(_IS_SIBLING, runs.c.due_at > now + MOST_SECONDS)
+    for (job_id,) in database.rows(left.distinct()):
+        others = runs.c.job_id == job_id, runs.c.ended_at.is_(None), ~_IS_SIBLING
+        begun = database.rows(select(runs.c.progress).where(*others))
+        if not any(progress["model"]["warms_cache"] for (progress,) in begun):
+            database.write(partial(let_siblings_start, job_id=job_id, now=now))

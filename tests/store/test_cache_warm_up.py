@@ -16,6 +16,7 @@ from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.store import jobs as jobs_store
 from runner.store import leases
+from runner.store.budgets import wake_siblings
 from runner.store.changes import locked_runs
 from runner.store.control import cancel, pause
 from runner.store.database import Database
@@ -157,3 +158,21 @@ def test_first_reply_does_not_wait_for_who_holds_a_sibling(
     with ThreadPoolExecutor(1) as pool:
         database.write(hold)
     assert due(database, [second, third]) == [NOW + 5, NOW]
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_sibling_that_was_held_at_the_first_reply_starts_with_the_next_pass(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """In the lane of batches it would wait for ten minutes."""
+    first, second = submit(database, *"ab", spec=replace(LONG, lane="auto"))
+    attempt = claim(database, first)
+    attempt.database = open_database()
+    wake_siblings(database, NOW)
+    with database.writer.begin() as connection:
+        locked_runs(connection, [second])
+        cancel(attempt.database, Target("run", first), NOW)
+        wake_siblings(attempt.database, NOW)
+        assert due(database, [second]) == [NOW + 600]
+    wake_siblings(database, NOW + 1)
+    assert due(database, [second]) == [NOW + 1]
