@@ -33,7 +33,7 @@ from runner.exchange.session_messages import (
     usage_of,
 )
 
-READER = 6  # this reader's version: files that an older one has read are read again
+READER = 7  # this reader's version: files that an older one has read are read again
 TABLES = ("sessions", "blocks", "tool_calls", "tool_outputs", "model_calls", "compactions")
 
 # The lines of a session's file (named "") and of the files beside it, by name, without line feeds.
@@ -425,14 +425,17 @@ class SessionRun:
         named = {"tool_use_id": block["id"], "name": block["name"]}
         about: dict[str, Any] = {"turn": self.turns, "call_index": position}
         about |= {name: audit.summary(text) for name, text in named.items()}
-        started = {"input": audit.summarise_input(block["input"])}
-        self._add_event(at, "tool_started", about | started)
         place = {"message": message, "position": position}
         row: dict[str, Any] = {**place, "turn": self.turns, **named}
-        row |= {"started_attempt": 1, "started_at": at, "interrupted": result is None}
+        row |= {"started_attempt": None, "started_at": None, "interrupted": result is None}
+        if call.denier is None:
+            started = {"input": audit.summarise_input(block["input"])}
+            self._add_event(at, "tool_started", about | started)
+            row |= {"started_attempt": 1, "started_at": at}
         if result is not None:
             ended_at = max(result.at, at)
-            told = ToolResult(call.shown, call.outcome, duration=ended_at - at)
+            duration = ended_at - at if call.denier is None else 0.0
+            told = ToolResult(call.shown, call.outcome, duration=duration)
             row |= {"denial": None, "ended_at": ended_at, "duration": told.duration}
             row["outcome"] = told.outcome
             if call.denier is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby, islice
@@ -252,10 +253,11 @@ def decision_rows(database: Database, filters: Filters, *, each: bool = False) -
 
     ``verdict`` is what became of a call: ``allowed``, ``denied``, ``waiting`` for an answer,
     ``undecided``, or ``interrupted`` when its run ended or continued first. ``decision`` is what the
-    rules said (allow, ask, deny) and ``rule`` the rule that did, None for the job's default.
-    ``rule_by`` is the person who added the rule, ``rule_from`` its origin: ``job`` (the job file), a
-    settings file, or ``remembered`` (an answer). ``answered_by`` answered the question, if any. With
-    ``each`` every call has a row, the newest first, with the text that the rule matched.
+    rules said (allow, ask, deny) and ``rule`` the rule that did, None where ``why`` names another cause:
+    the job's default, a hook, Claude Code. ``rule_by`` is the person who added the rule, ``rule_from``
+    its origin: ``job`` (the job file), a settings file, ``remembered`` (an answer), ``agent`` …
+    ``answered_by`` answered the question, if any. With ``each`` every call has a row, the newest
+    first, with the text that the rule matched.
     """
     if each:
         calls = _each_call(database, filters)
@@ -272,7 +274,8 @@ def decision_rows(database: Database, filters: Filters, *, each: bool = False) -
 
 @reads
 def _groups(connection: Connection, filters: Filters) -> Counter[tuple[Any, ...]]:
-    calls = _decided_calls(filters).where(~_IS_ALLOWED).subquery()
+    reason = sa.case((tool_calls.c.rule.is_(None), tool_calls.c.decision_reason)).label("reason")
+    calls = _decided_calls(filters, reason).where(~_IS_ALLOWED).subquery()
     query = select(*calls.c, func.count().label("calls")).group_by(*calls.c)
     allowed, others = _allowed(connection, filters), connection.execute(query).all()
     rules = _rules(connection, {key[0] for key in allowed} | {row.job_id for row in others})
@@ -281,8 +284,9 @@ def _groups(connection: Connection, filters: Filters) -> Counter[tuple[Any, ...]
         rule = rules.get((job_id, position), _NO_RULE)
         groups["allowed", "allow", tool, None, None, *rule] += count
     for row in others:
-        by, origin, _, why = rules.get((row.job_id, row.rule_position), _NO_RULE)
+        by, origin, why = _rule_of(row, rules)
         decision = (row.verdict, row.decision, row.tool, row.answer, row.answered_by)
+        why = why or _OF_DEFAULT.sub(r"\1 it", row.reason or "") or _default(row)
         groups[*decision, by, origin, row.rule, why] += row.calls
     return groups
 
@@ -292,6 +296,17 @@ _IS_ALLOWED = and_(
     func.coalesce(tool_calls.c.outcome, "") != "denied",
     tool_calls.c.rule_position.is_not(None),
 )
+# A reason of the job's default, which quotes the part of the call that no rule allows.
+_OF_DEFAULT = re.compile(r"^(no permission rule of .+? allows) .+$", re.DOTALL)
+_NO_RULE_ALLOWS = "no permission rule of this job allows it"
+
+
+def _default(call: Any) -> str | None:
+    """The reason of a decision by the job's default that says no more."""
+    is_default = call.rule is None and call.decision in ("ask", "deny")
+    return _NO_RULE_ALLOWS if is_default else None
+
+
 _SEPARATOR = "\x1e"  # not in any tool's name
 
 
@@ -344,6 +359,17 @@ def _rules(
     }
 
 
+def _rule_of(
+    call: Any, rules: Mapping[tuple[str, int | None], _Rule]
+) -> tuple[str | None, str | None, str | None]:
+    """Who added the rule that decided, its origin (``agent``: the rules of a sub-agent's type have no
+    position in the job's), and what it says of itself."""
+    if call.rule is not None and call.rule_position is None:
+        return None, "agent", None
+    by, origin, _, why = rules.get((call.job_id, call.rule_position), _NO_RULE)
+    return by, origin, why
+
+
 @reads
 def _each_call(connection: Connection, filters: Filters) -> list[dict[str, Any]]:
     reason = func.coalesce(
@@ -355,13 +381,13 @@ def _each_call(connection: Connection, filters: Filters) -> list[dict[str, Any]]
         *(tool_calls.c.matched, tool_calls.c.decision_snapshot.label("snapshot")),
         reason.label("reason"),
     )
-    found = connection.execute(query.order_by(*NEWEST_FIRST).limit(filters.most)).mappings().all()
-    rules = _rules(connection, {call["job_id"] for call in found})
+    found = connection.execute(query.order_by(*NEWEST_FIRST).limit(filters.most)).all()
+    rules = _rules(connection, {call.job_id for call in found})
     calls = []
     for call in found:
-        by, origin, _, why = rules.get((call["job_id"], call["rule_position"]), _NO_RULE)
-        rule = {"rule_by": by, "rule_from": origin, "why": call["reason"] or why}
-        calls.append({**call, **rule})
+        by, origin, why = _rule_of(call, rules)
+        rule = {"rule_by": by, "rule_from": origin, "why": call.reason or why or _default(call)}
+        calls.append({**call._mapping, **rule})
     return calls
 
 

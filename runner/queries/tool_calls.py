@@ -190,7 +190,7 @@ def command_pattern(text: str) -> Pattern:
 
     def matches(command: str) -> bool:
         parts = accesses_of("Bash", {"command": command}, ToolContext())
-        return any(part.catches(parsed) is not None for part in parts)
+        return any(part.required and part.catches(parsed) is not None for part in parts)
 
     start = text.removesuffix(":*").removesuffix(" *")
     pieces = [] if text == UNANALYZABLE else _STARS.split(start)

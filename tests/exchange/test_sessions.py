@@ -141,8 +141,12 @@ def test_what_claude_code_did_not_let_run_was_denied(
     session.user("Go on.")
     session.reply("msg_1", use("toolu_1", "Bash", command="rm"))
     session.result("toolu_1", content, is_error=True, **fields)
-    (call,) = read(session).rows["tool_calls"]
+    run = read(session)
+    (call,) = run.rows["tool_calls"]
     assert call["outcome"] == outcome
+    is_started = outcome != "denied"
+    assert (call["started_at"] is not None, call["duration"] > 0) == (is_started, is_started)
+    assert is_started == any(each.event.type == "tool_started" for each in run.events)
     assert (call["denial"] is not None) == (outcome == "denied")
 
 

@@ -94,7 +94,7 @@ model_calls integer model calls, failed ones included
 tool_calls integer tool calls
 failed_calls integer tool calls with another outcome than `succeeded` and `denied`
 denied_calls integer tool calls that were denied
-stop_reason text why the model stopped
+stop_reason text why the model stopped; NULL: it has not replied
 {_TOKENS}
 {_IN_TREE}
 
@@ -122,7 +122,7 @@ input text its input as JSON, as the model asked for it
 command text `command` of the input, as Bash has it
 path text `file_path` or `path` of the input
 decision text `allow`, `ask` or `deny`; NULL before it was decided
-rule text the rule that decided; NULL: the job's default
+rule text the rule that decided; NULL: none did
 outcome text `succeeded`, `failed`, `denied` …; NULL before it ended
 interrupted integer 1: its run ended before it did
 started_at time when it began
@@ -143,14 +143,14 @@ containment text what contained its processes (`none`: nothing) and held its lim
 input text its input as JSON, as the model asked for it
 at time when the reply that asked for it was stored
 decision text `allow`, `ask` or `deny`
-rule text the rule that decided; NULL: the job's default
+rule text the rule that decided; NULL: none did
 rule_effect text the effect of that rule
-rule_origin text where the rule is from (`job`, `remembered`, `standing` …)
+rule_origin text where the rule is from (`job`, `remembered`, `standing` …); NULL: a sub-agent's type
 rule_author text who wrote it
 rule_why text its own reason (`why`)
 rules_snapshot integer the snapshot of the job's rules that it was decided by
 matched text the text that the rule matched
-decision_reason text more about why
+decision_reason text more about why; of a hook or Claude Code: who denied it
 denial text why it was denied although its decision or the answer allowed it
 approval_id text the question
 asked_at time when it was asked

@@ -12,6 +12,7 @@ from runner.app.report import ReportedRun, failure_groups
 from runner.core.commands import Target
 from runner.core.conversation import ToolOutcome
 from runner.core.prices import BY, By, Spending
+from runner.core.spec import Asking
 from runner.queries.costs import cost_rows, costs_by, model_rows, usd
 from runner.queries.decisions import (
     approval_rows,
@@ -178,6 +179,18 @@ def test_each_decision_is_counted_once(database: Database) -> None:
     assert {
         tuple(row[n] for n in names): row["calls"] for row in decision_rows(database, ALL)
     } == each
+
+
+def test_calls_that_no_rule_allows_are_one_group_that_says_so(database: Database) -> None:
+    spec = replace(PLAYED, asking=Asking(default="deny"))
+    job = submit(database, "a.py", spec=spec)
+    turn(claim(database, job.runs[0]), *bash("curl a && ls b", "ls b; wget c", "nmap", "eval $x"))
+    told = {row["why"]: row["calls"] for row in decision_rows(database, ALL)}
+    why = "the command hides what it runs: eval runs what is not literal"
+    assert told == {"no permission rule of this job allows it": 3, why: 1}
+    each = {row["why"] for row in decision_rows(database, ALL, each=True)}
+    assert len(each) == 4
+    assert "no permission rule of this job allows 'curl a'" in each
 
 
 @pytest.mark.slow

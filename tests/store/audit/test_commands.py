@@ -90,7 +90,7 @@ def test_pattern_that_can_find_nothing_is_refused(database: Database, pattern: s
 
 def test_what_is_spelled_to_hide_is_found_by_unanalyzable(database: Database) -> None:
     attempt = claim(database, submit(database, "a").runs[0])
-    turn(attempt, *bash("$cmd now", "ls -l", "eval $x"))
+    turn(attempt, *bash("$cmd now", "ls -l", "mv a b", "eval $x"))
     assert found(database, ":unanalyzable") == ["eval $x", "$cmd now"]
 
 

@@ -60,3 +60,11 @@ def test_rule_that_no_job_has_decided_all_the_same(database: Database) -> None:
         list(decision_rows(database, ALL, each=True))
     )
     assert {row["rule_by"] for row in counted} == {None}
+
+
+def test_rule_of_a_sub_agents_type_is_from_its_type(database: Database) -> None:
+    play(database)
+    change(database, tool_calls, rule_position=None)
+    for each in (True, False):
+        found = decision_rows(database, ALL, each=each)
+        assert {(row["rule_from"], row["rule_by"]) for row in found} == {("agent", None)}
