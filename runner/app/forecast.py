@@ -44,9 +44,11 @@ class JobForecast:
     @property
     def line(self) -> str:
         """Return the forecast in words: ``about $12.40 ($9.80 to $17.10), … from 12 finished runs``."""
+        # Whoever pays in USD caps in USD, too.
+        tokens = self.tokens if self.usd is None or self.budget_tokens is not None else None
         told = [
             _told(self.usd, self.budget_usd, "", lambda usd: dollars(Decimal(usd)), "its budget"),
-            _told(self.tokens, self.budget_tokens, "", _tokens, "its budget"),
+            _told(tokens, self.budget_tokens, "", _count, "its budget", " tokens"),
             _told(self.ends_at, self.finish_by, "ends ", moment, "its finish_by"),
             f"from {plural(self.finished, 'finished run')}",
         ]
@@ -54,19 +56,24 @@ class JobForecast:
 
 
 def _told(
-    found: Range | None, cap: float | None, verb: str, words: Callable[[float], str], of: str
+    found: Range | None,
+    cap: float | None,
+    verb: str,
+    words: Callable[[float], str],
+    of: str,
+    unit: str = "",
 ) -> str:
     if found is None:
         return ""
-    line = f"{verb}about {words(found.expected)} ({words(found.low)} to {words(found.high)})"
+    line = f"{verb}about {words(found.expected)}{unit} ({words(found.low)} to {words(found.high)})"
     if cap is None or found.high <= cap:
         return line if cap is None else f"{line}, within {of}"
     how = "likely" if found.expected > cap else "perhaps"
-    return f"{line}, {how} over {of} of {words(cap)}"
+    return f"{line}, {how} over {of} of {words(cap)}{unit}"
 
 
-def _tokens(count: float) -> str:
-    return f"{round(count):,} tokens"
+def _count(tokens: float) -> str:
+    return f"{round(tokens):,}"
 
 
 def forecast_of(app: App, job_id: str) -> JobForecast | None:

@@ -19,6 +19,7 @@ from itertools import islice
 from operator import add
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner.core.run import by_life
 from runner.core.text import visible
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def usd_of(billionths: int) -> str:
 
 def counts(by_state: Mapping[str, int]) -> str:
     """Return how many runs are in each state: ``2 queued, 1 failed``."""
-    return ", ".join(f"{count} {state}" for state, count in by_state.items())
+    return ", ".join(f"{count} {state}" for state, count in by_life(by_state))
 
 
 def cost(spending: Spending) -> str:

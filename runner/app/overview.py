@@ -9,7 +9,7 @@ from typing import Any
 from runner.app import forecast, lanes, listing
 from runner.app.handle import App
 from runner.app.report import FailureGroup, failure_groups
-from runner.core.run import ENDED, STATES, UNKNOWN
+from runner.core.run import ENDED, UNKNOWN, by_life
 from runner.errors import NotFoundError
 from runner.queries import batches, decisions, jobs, outcomes
 from runner.queries.run_table import ended_runs, failed_runs
@@ -33,9 +33,7 @@ class JobLine:
     @property
     def shown_runs(self) -> list[tuple[str, int]]:
         """The number of runs by state, in the order of a run's life."""
-        order: dict[str, int] = {state: place for place, state in enumerate(STATES)}
-        counts: dict[str, int] = self.job["shown_runs"]
-        return sorted(counts.items(), key=lambda each: order.get(each[0].split(",")[0], -1))
+        return by_life(self.job["shown_runs"])
 
     @property
     def total(self) -> int:

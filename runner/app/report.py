@@ -131,8 +131,7 @@ class Report:
 
     @property
     def outcomes(self) -> str:
-        counts = Counter(each.run["state"] for each in self.runs)
-        return ", ".join(f"{count} {state}" for state, count in counts.items())
+        return humanize.counts(Counter(each.run["state"] for each in self.runs))
 
     @property
     def failures(self) -> list[FailureGroup]:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from runner.app import times
-from runner.app.humanize import TONES, cell, duration, moment, plural, tokens_of, usd_of
+from runner.app.humanize import TONES, cell, counts, duration, moment, plural, tokens_of, usd_of
 from runner.core.budget import billionths
 from runner.core.events import SIGNED
 from runner.core.run import ENDED, RUNNERS_NAME
@@ -447,11 +447,11 @@ def tokens_in_words(look: Look) -> str:
 
 
 def counter_line(look: Look) -> str:
-    """Return how far a job is: ``3/8 ended, 2 queued, 3 succeeded, 3 running; 12,345 tokens``."""
+    """Return how far a job is: ``3/8 ended, 2 queued, 3 running, 3 succeeded; 12,345 tokens``."""
     runs = look.progress.items
     by_state = Counter(run["state"] for run in runs)
     words = [f"{sum(by_state[state] for state in ENDED)}/{len(runs)} ended"]
-    words += [f"{count} {state}" for state, count in sorted(by_state.items())]
+    words.append(counts(by_state))
     if later := [run for run in runs if times.begins_later(run)]:
         first = min(later, key=lambda run: run["due_at"])
         words.append(f"{len(later)} until {moment(first['due_at'])} ({first['reason']})")

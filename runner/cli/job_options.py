@@ -23,6 +23,14 @@ from runner.jobfile.overrides import Overrides
 from runner.settings import Settings
 
 _MOST_KEYS = 10
+# Options of other programs, and what they mean here.
+_MEANT = {
+    "--budget": "--limits budget_usd=",
+    "--max-budget-usd": "--limits budget_usd=",
+    "--max-turns": "--limits max_turns=",
+    "--limit": "--first ",
+    "-n": "--first ",
+}
 _OVERRIDES = ("only", "first", "sample", "model", "limits", "fields")  # as in ``Overrides``
 
 
@@ -61,9 +69,10 @@ def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         new = NewJob(Overrides(*changes), pilot, is_dry)
         return command(*arguments, new=new, form=form_of(as_json, quiet), **options)
 
-    def refuse_budget(context: click.Context, _parameter: click.Parameter, usd: str | None) -> None:
-        if usd is not None:
-            meant = f"No such option '--budget'. Did you mean '--limits budget_usd={usd}'?"
+    def refuse(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            name = parameter.opts[0]
+            meant = f"No such option {name!r}. Did you mean '{_MEANT[name]}{value}'?"
             raise click.UsageError(meant, context)
 
     count = click.IntRange(1, 1_000_000)
@@ -83,7 +92,7 @@ def new_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--limits", multiple=True, metavar="NAME=VALUE", help=f"Set {limit} (repeatable)."
         ),
-        click.option("--budget", hidden=True, expose_value=False, callback=refuse_budget),
+        *(click.option(name, hidden=True, expose_value=False, callback=refuse) for name in _MEANT),
         click.option("--sample", type=count, metavar="N", help=f"Only N items, {spread}."),
         click.option("--first", type=count, metavar="N", help="Only the first N items."),
         click.option(

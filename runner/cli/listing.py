@@ -77,7 +77,7 @@ def list_(
     found = listing.list_runs(app, job_id, state, whole_trees=whole_trees, after=after)
     pages = (page.runs for page in found) if every else _first_page(app, job_id, found)
     if not as_json:
-        _say_runs(app, job_id, pages, whole_trees)
+        _say_runs(app, job_id, pages, whole_trees, state)
         return
     for runs in pages:
         priced = app_costs.with_costs(app, "run" if whole_trees else "tree", runs)
@@ -93,7 +93,7 @@ def _list_jobs(
     waits = listing.what_jobs_wait_for(app, jobs)
     expected = forecast.forecasts(app, jobs)
     if not as_json:
-        _say_jobs(jobs, waits, expected)
+        _say_jobs(jobs, waits, expected, state)
         if (line := caps.waits(app)) is not None:
             note(f"{line}: runner budget --all")
         return
@@ -122,7 +122,12 @@ def _say_jobs(
     jobs: Sequence[Mapping[str, Any]],
     waits: Mapping[str, str],
     expected: Mapping[str, forecast.JobForecast],
+    state: RunStatus | None,
 ) -> None:
+    empty = "no job to list: start one with `runner run SPEC`, or `runner init` writes a job file"
+    if state:
+        empty = f"no job is {state}; of a job's runs: `runner list JOB --state {state}`"
+
     def detail(job: Mapping[str, Any]) -> str:
         job_id = job["id"]
         found = f"expected: {expected[job_id].line}" if job_id in expected else ""
@@ -142,12 +147,16 @@ def _say_jobs(
             for job in jobs
         ),
         spare=("denied", "turns", "tokens", "submitted"),
-        empty="no job to list: start one with `runner run SPEC`, or `runner init` writes a job file",
+        empty=empty,
     )
 
 
 def _say_runs(
-    app: handle.App, job_id: str, pages: Iterable[Sequence[Mapping[str, Any]]], whole_trees: bool
+    app: handle.App,
+    job_id: str,
+    pages: Iterable[Sequence[Mapping[str, Any]]],
+    whole_trees: bool,
+    state: RunStatus | None,
 ) -> None:
     """Print runs in lines, with advice for waiting ones. Only jobs that verify have a column for
     it, and only jobs with sub-agents one for these. In ``whole_trees`` each run has a line with its
@@ -160,7 +169,8 @@ def _say_runs(
 
     columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
     spare = ("tokens", "turns", "below", "denied", "verified")
-    empty = f"no run to list: `runner show {job_id}` tells about the job"
+    found = f"no run of it is {state}" if state else "no run to list"
+    empty = f"{found}: `runner show {job_id}` tells about the job"
     say_pages(columns, map(rows, pages), spare=spare, empty=empty)
 
 

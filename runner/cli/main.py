@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -84,6 +85,7 @@ _COMMANDS = {
 }
 _COMPLETE = "_RUNNER_COMPLETE"
 _COMPLETION_SECONDS = 5
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Commands(UserDict[str, Any]):
@@ -98,11 +100,16 @@ class _Commands(UserDict[str, Any]):
 
 # Words of other programs, and what they mean here.
 _MEANT = {
-    **dict.fromkeys(("status", "ls", "jobs", "runs", "ps"), "list"),
+    **dict.fromkeys(("status", "ls", "jobs", "runs", "ps", "get", "top"), "list"),
     **dict.fromkeys(("log", "logs"), "transcript"),
     **dict.fromkeys(("stop", "kill", "abort"), "cancel"),
     **dict.fromkeys(("start", "continue"), "run"),
     **dict.fromkeys(("cost", "usage"), "costs"),
+    **dict.fromkeys(("rm", "delete"), "prune"),
+    **dict.fromkeys(("check", "validate", "plan"), "run --dry-run"),
+    "describe": "show",
+    "rerun": "retry",
+    "view": "web",
     "watch": "attach",
     "help": "--help",
 }
@@ -174,6 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader has closed the pipe: write nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = exit_codes.SUCCEEDED
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # What is left in the buffer would be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        refuse(f"the output cannot be written: {error.strerror}")
+        code = exit_codes.FAILED
     except (KeyboardInterrupt, click.Abort):
         code = exit_codes.INTERRUPTED
     except SpecError as error:

@@ -91,7 +91,7 @@ def _say_job(job: dict[str, Any]) -> None:
             *((name, job[name]) for name in ("name", "key")),
             ("state", job["shown_state"]),
             ("runs", counts(job["shown_runs"])),
-            ("waits", job["waits_for"]),
+            ("waits", (job["waits_for"] or "").removeprefix("waits ")),
             ("model", "scripted" if spec["provider"] == "scripted" else spec["model"]),
             ("account", JobSpec.from_json(spec).account),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),

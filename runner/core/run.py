@@ -5,6 +5,7 @@ Who changes something, and why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -13,6 +14,13 @@ EndState = Literal["succeeded", "failed", "cancelled", "stopped"]
 
 STATES: tuple[RunStatus, ...] = get_args(RunStatus)
 ENDED: frozenset[RunStatus] = frozenset(get_args(EndState))
+_SHOWN_STATES = ("queued", "interrupted", *STATES[1:])
+
+
+def by_life(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the numbers of runs by state (or shown state) in the order of a run's life."""
+    return sorted(counts.items(), key=lambda each: _SHOWN_STATES.index(each[0].split(" (")[0]))
+
 
 # The table of legal transitions. ``docs/concepts.md`` draws it; a test compares the two.
 #   queued -> running    a worker claims the run          waiting -> queued   what it waits for came

@@ -187,9 +187,9 @@ def _shown(database: Database, now: float) -> ColumnElement[str]:
     is_held = exists().where(workers.c.id == runs.c.worker_id, is_alive)
     is_lost = and_(runs.c.state == "running", ~is_held)
     return case(
-        (and_(is_lost, ~is_any), f"{INTERRUPTED}, {NO_WORKER}"),
+        (and_(is_lost, ~is_any), f"{INTERRUPTED} ({NO_WORKER})"),
         (is_lost, INTERRUPTED),
-        (and_(*_is_due(now), ~is_any), f"queued, {NO_WORKER}"),
+        (and_(*_is_due(now), ~is_any), f"queued ({NO_WORKER})"),
         else_=runs.c.state,
     )
 

@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, se
 from runner.core.budget import billionths, is_near
 from runner.core.commands import Question
 from runner.core.notices import Channel, NoticeEvent, Notify, about, pause_before
-from runner.core.run import ENDED
+from runner.core.run import ENDED, by_life
 from runner.core.spec import JobSpec
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
@@ -159,8 +159,8 @@ def _happened(
 
 def _outcomes(connection: Connection, job_id: str) -> str:
     counted = select(runs.c.state, func.count()).where(runs.c.job_id == job_id, IS_ITEM_RUN)
-    found = connection.execute(counted.group_by(runs.c.state).order_by(runs.c.state))
-    return ", ".join(f"{count} {state}" for state, count in found)
+    found: dict[str, int] = dict(connection.execute(counted.group_by(runs.c.state)).all())
+    return ", ".join(f"{count} {state}" for state, count in by_life(found))
 
 
 def _store(connection: Connection, job_id: str, rows: Sequence[Any], now: float) -> None:

@@ -41,7 +41,7 @@ def progress(counts: Sequence[tuple[str, int]]) -> Markup:
     label = ", ".join(f"{count:,} {state}" for state, count in counts)
     drawn = Markup().join(
         Markup('<rect class="s-{}" x="{:.2f}" y="0" width="{:.2f}" height="8"/>').format(
-            state.split(",")[0], start, end - start
+            state.split(" (")[0], start, end - start
         )
         for (state, _), (start, end) in zip(counts, pairwise(ends), strict=True)
     )

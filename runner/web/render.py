@@ -51,7 +51,7 @@ def templates() -> Environment:
         "said": tables.shown,
         "short": humanize.short_ids,
         "share": lambda share: f"{share:.0%}",
-        "tone": lambda state: humanize.TONES.get(str(state).split(",")[0], "plain"),
+        "tone": lambda state: humanize.TONES.get(str(state).split(" (")[0], "plain"),
         "usd": lambda usd: humanize.dollars(Decimal(str(usd))),
         "usd_of": humanize.usd_of,
     }

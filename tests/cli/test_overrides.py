@@ -90,6 +90,8 @@ def test_the_job_keeps_and_shows_the_options(command: Command) -> None:
         (["--only", "x"], "--only: no item has the key 'x'; there are a, b, c, d"),
         (["--only", "a", "--first", "1"], "--only, --first and --sample each choose the items"),
         (["--budget", "3"], "No such option '--budget'. Did you mean '--limits budget_usd=3'"),
+        (["--max-turns", "9"], "No such option '--max-turns'. Did you mean '--limits max_turns=9'"),
+        (["--limit", "9"], "No such option '--limit'. Did you mean '--first 9'"),
         (["--limits", "max_turn=5"], "--limits max_turn=5: unknown key 'max_turn'; did you mean"),
         (["--limits", "max_turns=0"], "--limits max_turns=0: must be at least 1, not 0"),
         (["--limits", "max_turns"], "--limits: 'max_turns' is not NAME=VALUE, such as max_turns=5"),

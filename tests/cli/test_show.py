@@ -113,7 +113,8 @@ def test_jobs_are_listed_since_a_time(command: Callable[..., Result], database: 
     assert len(command("list", "--until", "today", "--json").json) == 1
     none = command("list", "--since", "2h", "--state", "failed")
     assert (none.code, none.out) == (0, "")
-    assert "runner run SPEC" in none.err
+    assert "runner list JOB --state failed" in none.err
+    assert "runner run SPEC" in command("list", "--until", "2020-01-01").err
     assert command("list", new, "--since", "2h").code == 2
 
 
@@ -374,7 +375,7 @@ def test_runs_are_listed_a_page_at_a_time_and_all_as_they_come(
     first = command("list", job_id)
     ids = [line.split()[0] for line in first.out.splitlines()[1:]]
     assert len(ids) == 2
-    assert first.err.startswith("2 runs of 3 (3 queued, no worker alive): go on with --after ")
+    assert first.err.startswith("2 runs of 3 (3 queued (no worker alive)): go on with --after ")
     assert ids[-1] in first.err
     second = command("list", job_id, "--after", ids[-1])
     assert len(second.out.splitlines()) == 2
@@ -386,7 +387,7 @@ def test_runs_are_listed_a_page_at_a_time_and_all_as_they_come(
         json.loads(line) for line in command("list", job_id, "--all", "--json").out.splitlines()
     ]
     assert [run["item_key"] for run in in_json] == ["a", "b", "c"]
-    assert {run["shown_state"] for run in in_json} == {"queued, no worker alive"}
+    assert {run["shown_state"] for run in in_json} == {"queued (no worker alive)"}
 
 
 @pytest.mark.slow
@@ -396,11 +397,11 @@ def test_list_and_show_tell_when_no_worker_is_alive_for_what_is_due(
     run_id = submit_one(database)
     job_id = show_run(database, run_id)["job_id"]
     for arguments in (("list",), ("list", job_id), ("show", job_id), ("show", run_id)):
-        assert "queued, no worker alive" in command(*arguments).out, arguments
+        assert "queued (no worker alive)" in command(*arguments).out, arguments
     claim(database, run_id)  # by a worker whose lease has expired for long
     for arguments in (("list",), ("list", job_id), ("show", job_id), ("show", run_id)):
         shown = command(*arguments).out
-        assert "interrupted, no worker alive" in shown, arguments
+        assert "interrupted (no worker alive)" in shown, arguments
         assert "running" not in shown, arguments
     run = command("show", run_id, "--json").json
-    assert (run["state"], run["shown_state"]) == ("running", "interrupted, no worker alive")
+    assert (run["state"], run["shown_state"]) == ("running", "interrupted (no worker alive)")

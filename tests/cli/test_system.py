@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +43,8 @@ def checks(result: Result) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("status", "list"), ("logs", "transcript"), ("help", "--help")]
+    ("typed", "meant"),
+    [("status", "list"), ("logs", "transcript"), ("help", "--help"), ("check", "run --dry-run")],
 )
 def test_a_command_name_of_other_programs_suggests_the_right_one(
     command: Callable[..., Result], typed: str, meant: str
@@ -49,6 +52,15 @@ def test_a_command_name_of_other_programs_suggests_the_right_one(
     told = command(typed)
     assert told.code == 2
     assert f"Did you mean {meant!r}" in told.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_under_the_output_is_one_line(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "runner", "schema"]
+        told = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder)
+    expected = "runner: the output cannot be written: No space left on device\n"
+    assert (told.returncode, told.stderr) == (1, expected)
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_a_run_is_shown_as_interrupted_as_soon_as_its_worker_was_killed(
     assert [job["shown_state"] for job in command("list", "--json").json] == ["running"]
     worker.kill()
     worker.wait()
-    lost = "interrupted, no worker alive"
+    lost = "interrupted (no worker alive)"
     assert [job["shown_state"] for job in command("list", "--json").json] == [lost]
     assert [run["shown_state"] for run in command("list", "last", "--json").json] == [lost]
     assert command("workers", "--json").json == []

@@ -65,7 +65,7 @@ def test_the_end_of_a_job_and_its_first_failure_are_told_once_by_each_channel(
     claim(database, third, NOW).reply(text("Done."))
     told = due(database)
     assert said(told) == [("done", "command"), ("done", "webhook")]
-    assert told[0].data["text"] == "done: 2 failed, 1 succeeded"
+    assert told[0].data["text"] == "done: 1 succeeded, 2 failed"
     assert due(database) == []
     for one in told:
         notices.sent(database, one, NOW)

@@ -43,8 +43,8 @@ def test_only_workers_that_are_alive_are_listed_unless_all_are_wanted(database: 
 def test_a_due_run_is_shown_without_a_worker_as_long_as_none_is_alive(database: Database) -> None:
     run_id = submit_one(database)
     job_id = run_row(database, run_id).job_id
-    assert shown_states(database, NOW, [run_id]) == {run_id: "queued, no worker alive"}
-    assert shown_states_by_job(database, NOW)[job_id] == {("queued", "queued, no worker alive"): 1}
+    assert shown_states(database, NOW, [run_id]) == {run_id: "queued (no worker alive)"}
+    assert shown_states_by_job(database, NOW)[job_id] == {("queued", "queued (no worker alive)"): 1}
     assert shown_states(database, NOW - 1, [run_id]) == {}, "it is not due yet"
     add_worker(database)
     assert shown_states(database, NOW, [run_id]) == {}
@@ -55,7 +55,7 @@ def test_a_run_of_a_dead_worker_is_not_shown_as_running(database: Database) -> N
     run_id = submit_one(database)
     claim(database, run_id)
     assert shown_states(database, NOW, [run_id]) == {}
-    assert shown_states(database, LATER, [run_id]) == {run_id: "interrupted, no worker alive"}
+    assert shown_states(database, LATER, [run_id]) == {run_id: "interrupted (no worker alive)"}
     other = {"hostname": "there", "host_id": "other", "pid": 2, "slots": 1, "version": "1"}
     leases.register(database, "worker_2", now=LATER, **other)
     assert shown_states(database, LATER, [run_id]) == {run_id: "interrupted"}
