@@ -76,20 +76,35 @@ class HostLacks(HostFaultError):  # noqa: N818 - not wrong, only not here
     """This host lacks what a job requires; it can work other jobs."""
 
 
-class KeyRefused(HostLacks):
-    """The API refuses the key of this host; it can work jobs of other providers.
+class ProviderFault(HostLacks):
+    """This host cannot call a provider's API; it can work jobs of other providers.
 
     Args:
-        provider: of the refused key.
-        is_refused: asks the API, at no cost, if it still refuses the key.
+        provider: of the API.
+        why: in the API's words, or the system's.
+        persists: asks the API, at no cost, if it is still so.
     """
 
-    def __init__(self, provider: str, why: str, is_refused: Callable[[], bool]) -> None:
-        super().__init__(
-            f"the API refuses this host's key for {provider} ({why}): start its worker again with a "
-            "valid key"
-        )
-        self.provider, self.is_refused = provider, is_refused
+    said = "{provider}: {why}"
+
+    def __init__(self, provider: str, why: str, persists: Callable[[], bool]) -> None:
+        super().__init__(self.said.format(provider=provider, why=why))
+        self.provider, self.persists = provider, persists
+
+
+class KeyRefused(ProviderFault):
+    """The API refuses the key of this host."""
+
+    said = "the API refuses this host's key for {provider} ({why}): start its worker again with a valid key"
+
+
+class ApiUnreached(ProviderFault):
+    """This host does not reach the API: no name server, no route, no certificates, a proxy in the way."""
+
+    said = (
+        "this host does not reach the API of {provider} ({why}): look at its network, its proxy, its "
+        "certificates and the API's address in its environment"
+    )
 
 
 class SandboxMissing(HostLacks):
@@ -185,6 +200,11 @@ class ModelCallError(RunnerError):
     billed: bool = True
     counted: Mapping[str, int] | None = None  # tokens by kind that the API has counted, if it has
     most_output: int | None = None  # tokens that the reply can have had; None: nothing bounds it
+
+    @property
+    def is_unreached(self) -> bool:
+        """True if the request did not reach the API."""
+        return not self.billed and self.kind in ("connection", "stream_stalled", "call_deadline")
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"

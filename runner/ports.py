@@ -160,8 +160,9 @@ class Model(Protocol):
     def window(self, model: str) -> int | None:
         """Return the size of a model's context window, None if the API does not tell soon."""
 
-    def refuses_key(self) -> bool:
-        """True if the API refuses this host's key, whatever is asked; False if it does not tell soon."""
+    def refuses_host(self) -> bool:
+        """True if this host does not reach the API, or the API refuses its key, whatever is asked; False
+        if it does not tell soon."""
 
 
 class Batches(Protocol):

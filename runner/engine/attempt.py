@@ -36,9 +36,11 @@ from runner.core.state import Call, CountedPrompt, OpenCall, RunState
 from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
     SHUT_DOWN,
+    ApiUnreached,
     HostFaultError,
     KeyRefused,
     ModelCallError,
+    ProviderFault,
     ShutDown,
     StaleState,
     UnreachableError,
@@ -301,10 +303,11 @@ class _Attempt:
             publish = partial(self._ports.live.publish, self._lease.run_id)
             reply = model.complete(request, self._interrupt, publish)
         except ModelCallError as error:
-            fault = None if error.billed else self._fault_of(model, error)
-            failed = self._failed(call, error, is_of_key=isinstance(fault, KeyRefused))
-            if fault is None:
+            failed = self._failed(call, error)
+            if error.billed or (fault := self._fault_of(model, error, failed)) is None:
                 return [failed]
+            if isinstance(fault, ProviderFault):
+                failed = replace(failed, retry_at=failed.at)
             self._store(failed)
             raise fault from error
         except ShutDown:
@@ -312,14 +315,22 @@ class _Attempt:
             return [self._failed(call, cut)]
         return [self._worked_since(began), self._replied(reply)]
 
-    def _fault_of(self, model: Model, error: ModelCallError) -> HostFaultError | None:
+    def _fault_of(
+        self, model: Model, error: ModelCallError, failed: ModelCallFailed
+    ) -> HostFaultError | None:
         """Return the fault of this host that made a call fail; None if the host is not to blame. A 403
-        refuses either one model or the key, so the API is asked which."""
+        refuses either one model or the key, so the API is asked which. An API that was not reached is
+        asked, too, before the run would be put off: another host may reach it."""
+        if (fault := host_fault(error)) is not None:
+            return HostFaultError(fault)
+        provider, retry_at = self._state.spec.provider, failed.retry_at
         refuses_all = error.kind == "authentication_error"
-        if refuses_all or (error.kind in OF_KEY and model.refuses_key()):
-            return KeyRefused(self._state.spec.provider, error.message, model.refuses_key)
-        fault = host_fault(error)
-        return None if fault is None else HostFaultError(fault)
+        if refuses_all or (error.kind in OF_KEY and model.refuses_host()):
+            return KeyRefused(provider, error.message, model.refuses_host)
+        is_put_off = retry_at is None or retry_at - failed.at > retries.IN_HAND_SECONDS
+        if error.is_unreached and is_put_off and model.refuses_host():
+            return ApiUnreached(provider, error.message, model.refuses_host)
+        return None
 
     def _replied(self, reply: ModelReply) -> ModelReplied:
         contexts = tuple[ToolContext, ...]()
@@ -343,9 +354,7 @@ class _Attempt:
             return [summarised(state, reply)]
         return [self._replied(reply) if located else ModelReplied(reply)]
 
-    def _failed(
-        self, call: OpenCall, error: ModelCallError, *, is_of_key: bool = False
-    ) -> ModelCallFailed:
+    def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now, before = self._ports.clock.now(), self._state.model.failure
         retry_at = retries.retry_at(
             error,
@@ -363,7 +372,7 @@ class _Attempt:
             request_id=error.request_id,
             charged=charge.tokens,
             at=now,
-            retry_at=now if is_of_key else retry_at,
+            retry_at=retry_at,
             cost=charge.cost,
             counted=counted,
         )

@@ -23,7 +23,7 @@ from typing import Protocol
 from runner.core.run import LEASE_SECONDS
 from runner.core.shares import JobLoad, Shares
 from runner.engine.governor import Governor
-from runner.engine.host_watch import KeyWatch
+from runner.engine.host_watch import ProviderWatch
 from runner.errors import RunnerError, UnreachableError, host_fault
 from runner.logs import Outage, log_event
 from runner.ports import Clock, Index, Notifier, Observer
@@ -148,7 +148,7 @@ class Dispatcher:
     worker_id: str
     job_id: str | None = None  # work only this job
     report_fault: Callable[[str], None] = lambda fault: None  # of this host, met in a pass
-    keys: KeyWatch | None = None  # keeps it from jobs whose provider refuses the key
+    providers: ProviderWatch | None = None  # keeps it from jobs whose API cannot be called
 
     def __post_init__(self) -> None:
         self.database, self.clock = self.machine.database, self.machine.clock
@@ -264,7 +264,7 @@ class Dispatcher:
                     self.queue.offer(run_id)
 
     def _notify(self) -> None:
-        if self.job_id is not None or (self.keys is not None and self.keys.fault):
+        if self.job_id is not None or (self.providers is not None and self.providers.fault):
             self._offer(self._next_runs(self.queue.free_slots))
             return
         run_ids = self._next_runs(2 * self.queue.free_slots)
@@ -292,8 +292,8 @@ class Dispatcher:
 
     def _hold(self, loads: Sequence[JobLoad], now: float) -> Sequence[JobLoad]:
         loads = [load for load in loads if self.job_id in (None, load.job_id)]
-        if self.keys is not None:
-            loads = [load for load in loads if not self.keys.refuses(load.job_id)]
+        if self.providers is not None:
+            loads = [load for load in loads if not self.providers.refuses(load.job_id)]
         return hold(self.database, self._jobs, loads, now)
 
     def next_instead_of(self, run_id: str) -> str | None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runner.errors import KeyRefused, UnreachableError
+from runner.errors import KeyRefused, ProviderFault, UnreachableError
 from runner.store.database import Database
 from runner.store.specs import JobCache
 
@@ -90,13 +90,13 @@ class HostWatch:
 
 
 @dataclass(eq=False)
-class KeyWatch:
-    """Stops a worker's claims of jobs whose provider refuses this host's key.
+class ProviderWatch:
+    """Stops a worker's claims of jobs whose provider's API this host cannot call.
 
     Args:
         mark, stopping: as in ``HostWatch``.
-        listen: says if the worker is to take messages from the queue. While a key is refused, it would
-            take those of runs that other workers can work.
+        listen: says if the worker is to take messages from the queue. While it cannot call an API, it
+            would take those of runs that other workers can work.
     """
 
     database: Database
@@ -104,30 +104,41 @@ class KeyWatch:
     listen: Callable[[bool], None]
     stopping: threading.Event
     _watches: dict[str, HostWatch] = field(default_factory=dict, init=False)  # by provider
+    _met: dict[str, ProviderFault] = field(default_factory=dict, init=False)  # the newest of each
     _jobs: JobCache = field(default_factory=JobCache, init=False)
 
     @property
     def fault(self) -> str:
-        """The fault in words; empty while no key is refused."""
+        """The fault in words; empty while all APIs can be called."""
         return next((each.fault for each in self._watches.values() if each.fault), "")
 
-    def report(self, refused: KeyRefused, fault: str) -> None:
-        """Claim no runs of the provider's jobs until it takes the key."""
+    @property
+    def refused_key(self) -> str:
+        """The fault in words, if a key is refused; else empty."""
+        refused = [name for name, met in self._met.items() if isinstance(met, KeyRefused)]
+        return next((self._watches[name].fault for name in refused), "")
+
+    def report(self, met: ProviderFault, fault: str) -> None:
+        """Claim no runs of the provider's jobs until its API can be called."""
+        provider = met.provider
         watch = HostWatch(
-            lambda met: met if refused.is_refused() else None,
+            lambda fault: fault if met.persists() else None,
             self.mark,
             lambda: self.listen(False),
             lambda: self.listen(not self.fault),
             self.stopping,
             (
-                f"this worker takes no runs of jobs of {refused.provider} for now",
-                f"this worker tries runs of jobs of {refused.provider} again",
+                f"this worker takes no runs of jobs of {provider} for now",
+                f"this worker tries runs of jobs of {provider} again",
             ),
         )
-        self._watches.setdefault(refused.provider, watch).report(fault)
+        watch = self._watches.setdefault(provider, watch)
+        if not watch.fault:
+            self._met[provider] = met
+        watch.report(fault)
 
     def refuses(self, job_id: str) -> bool:
-        """True if the key for a job is refused. Raises ``UnreachableError``."""
+        """True if the API of a job cannot be called. Raises ``UnreachableError``."""
         return bool(self.fault and (watch := self._watch_of(job_id)) and watch.fault)
 
     def worked(self, job_id: str) -> None:

@@ -17,13 +17,13 @@ from runner.core.run import Assignment, Ended, Lease, Outcome, Requeued
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.batches import Collector
 from runner.engine.dispatcher import Dispatcher, Machine, QueueSide, follow_index
-from runner.engine.host_watch import HostWatch, KeyWatch
+from runner.engine.host_watch import HostWatch, ProviderWatch
 from runner.errors import (
     HostFaultError,
     HostLacks,
     Interrupted,
-    KeyRefused,
     LeaseLost,
+    ProviderFault,
     UnreachableError,
     UsageError,
     host_fault,
@@ -94,12 +94,17 @@ class Worker:
             self._queue_side.resume,
             ports.stopping,
         )
-        self._keys = KeyWatch(
+        self._providers = ProviderWatch(
             machine.database, self._mark_fault, self._queue_side.listen, ports.stopping
         )
         self._collector = None if collector is None else collector(self._may_act)
         self._dispatcher = Dispatcher(
-            machine, self._queue_side, worker_id, assigned.job_id, self._host.report, self._keys
+            machine,
+            self._queue_side,
+            worker_id,
+            assigned.job_id,
+            self._host.report,
+            self._providers,
         )
 
     def start(self) -> None:
@@ -162,13 +167,13 @@ class Worker:
             return "draining"
         if not self._is_registered:
             return "it has not registered yet"
-        faults = self._host.fault or self.refused_key
+        faults = self._host.fault or self._providers.fault
         return self.unhealthy or faults or self._machine.queue_outage.why
 
     @property
     def refused_key(self) -> str:
         """The key that an API refuses, and what to do; empty if none is."""
-        return self._keys.fault
+        return self._providers.refused_key
 
     # --- its threads ------------------------------------------------------------------------------
 
@@ -421,7 +426,7 @@ class Worker:
         try:
             outcome = run_attempt(lease, self._ports, interrupt)
             self._host.worked()
-            self._keys.worked(job_id)
+            self._providers.worked(job_id)
             if isinstance(outcome, Requeued) and outcome.reason == "yielded":
                 self._dispatcher.has_yielded(job_id)
         except (LeaseLost, Interrupted):
@@ -462,8 +467,8 @@ class Worker:
     def _give_back_for_host(self, lease: Lease, job_id: str, fault: str, error: Exception) -> None:
         """Give back a run that met a fault of this host: another host may work it. A host that only lacks
         what its job requires goes on with other jobs."""
-        if isinstance(error, KeyRefused):
-            self._keys.report(error, fault)
+        if isinstance(error, ProviderFault):
+            self._providers.report(error, fault)
         elif not isinstance(error, HostLacks):
             self._host.report(fault)
         elif job_id not in self._refused_jobs:
@@ -474,7 +479,7 @@ class Worker:
             machine.locks.host_id,
             socket.gethostname(),
             machine.hide(fault),
-            fails=not isinstance(error, KeyRefused),
+            fails=not isinstance(error, ProviderFault),
         )
         unbegun = error.unbegun if isinstance(error, HostFaultError) else ()
         now = machine.clock.now()

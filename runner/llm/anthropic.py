@@ -22,7 +22,14 @@ from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.entries import OF_KEY
 from runner.core.media import LoadBlob
 from runner.errors import SHUT_DOWN, ModelCallError, ShutDown
-from runner.llm.api_errors import FAILURES, UNREADABLE, StreamEndedError, failure, request_id_in
+from runner.llm.api_errors import (
+    FAILURES,
+    UNREADABLE,
+    ForeignAnswerError,
+    StreamEndedError,
+    failure,
+    request_id_in,
+)
 from runner.llm.batches import read_result
 from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
 from runner.llm.requests import body_of, call_ids, encoded, request_body, request_headers
@@ -141,13 +148,14 @@ class AnthropicModel:
         tokens, asked_at = self._windows.get(model, (None, float("-inf")))
         return tokens is None and monotonic() - asked_at >= _ASK_AGAIN_SECONDS
 
-    def refuses_key(self) -> bool:
-        """True if the API refuses this host's key; see ``runner.ports.Model``. Platforms do not tell."""
+    def refuses_host(self) -> bool:
+        """True if the API cannot be called from here; see ``runner.ports.Model``. Platforms do not
+        tell."""
         try:
-            self._answer("/v1/models?limit=1", Interrupt())
+            answer = self._answer("/v1/models?limit=1", Interrupt())
         except ModelCallError as error:
-            return error.kind in OF_KEY
-        return False
+            return error.kind in OF_KEY or error.is_unreached
+        return isinstance(answer, str)  # the page of a proxy
 
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
@@ -206,6 +214,8 @@ def _receive(
     watch: Watch,
     on_text: Callable[[str], None],
 ) -> None:
+    if "html" in events.response.headers.get("content-type", ""):
+        raise ForeignAnswerError("a page came instead of the API's answer")
     reply.request_id = request_id_in(events.response.headers)
     watch.progress()
     for event in events:

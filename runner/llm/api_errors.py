@@ -36,6 +36,9 @@ _KINDS = {
     529: "overloaded_error",
 }
 
+# Answers without JSON with these come from a proxy, a portal or a wrong address, not from the API.
+_OF_THE_WAY = {*range(300, 400), 400, 401, 403, 404, 405, 407, 421, 451, 511}
+
 # What AWS calls errors, in a header of an answer or as an exception inside a stream:
 # https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InvokeModelWithResponseStream.html,
 # https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html. Others go by their status.
@@ -74,11 +77,16 @@ class StreamEndedError(Exception):
     """The body ended as it should, and the message in it did not; the SDK says nothing then."""
 
 
+class ForeignAnswerError(Exception):
+    """Something on the way to the API answered instead of it, with a page."""
+
+
 FAILURES = (
     anthropic.AnthropicError,
     httpx2.HTTPError,
     httpx2.StreamError,
     StreamEndedError,
+    ForeignAnswerError,
     *UNREADABLE,
 )
 """The exceptions of a failed call; any other one is a bug of ours."""
@@ -106,7 +114,8 @@ def failure(
     if isinstance(error, StreamEndedError):
         return ModelCallError("stream_cut", line_of(error), request_id=request_id)
     kind = "stream_cut" if started else "connection"
-    return ModelCallError(kind, line_of(cause or error), request_id=request_id, billed=sent)
+    billed = sent and not isinstance(error, ForeignAnswerError)
+    return ModelCallError(kind, line_of(cause or error), request_id=request_id, billed=billed)
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -137,7 +146,7 @@ def _answered(
     kind = _KINDS.get(error.status_code, "api_error" if is_fault else "invalid_request_error")
     if given := error.type or error.response.headers.get(_AWS_HEADER):
         kind = _named(str(given), kind)
-    if error.status_code >= 400:
+    if error.status_code >= 300:
         words, wait = f"HTTP {status}", retry_after(error.response.headers, time.time())
     else:
         status, words, wait = None, "an error event without words", None
@@ -150,6 +159,10 @@ def _answered(
         words = f"{words}, with a body that is not the API's"
     if status == 413:
         kind = "request_too_large"
+    if error.status_code in _OF_THE_WAY and "json" not in error.response.headers.get(
+        "content-type", ""
+    ):
+        kind, status = "connection", None
     return ModelCallError(
         _our_kind(kind, str(message or ""), error.body),
         _shortened(words),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, TypeVar, cast
 
 import anthropic
@@ -126,7 +126,8 @@ class CuttableStream(httpcore2.NetworkStream):
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         line = line_in_hand()
         line.take(self)
-        line.sent = True
+        if buffer and not buffer.startswith(b"CONNECT "):  # which only a proxy gets
+            line.sent = True
         self._inner.write(buffer, timeout)
 
     def close(self) -> None:
@@ -200,7 +201,6 @@ class MessagesClients:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._certificates = httpx2.create_ssl_context()
         # How many calls each client has in flight; guarded by the lock.
         self._calls: Counter[Any] = Counter()
 
@@ -264,7 +264,16 @@ class MessagesClients:
     def _client(self) -> Iterator[Any]:
         with self._lock:
             free = (each for each, calls in self._calls.items() if calls < CALLS_PER_CLIENT)
-            client = next(free, None) or self._new_client()
+            try:
+                client = next(free, None) or self._new_client()
+            except (OSError, ValueError, httpx2.InvalidURL) as error:
+                # Its words can hold the password of a proxy.
+                raise ModelCallError(
+                    "connection",
+                    f"no client can be made ({type(error).__name__}): look at SSL_CERT_FILE, "
+                    "HTTPS_PROXY and ANTHROPIC_BASE_URL",
+                    billed=False,
+                ) from error
             self._calls[client] += 1
         try:
             yield client
@@ -273,12 +282,19 @@ class MessagesClients:
                 if client in self._calls:  # not closed meanwhile
                     self._calls[client] -= 1
 
+    @cached_property
+    def _certificates(self) -> ssl.SSLContext:
+        return httpx2.create_ssl_context()
+
     def _options(self) -> dict[str, Any]:
         """Return the arguments for a new client of the SDK."""
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         http_client = anthropic.DefaultHttpxClient(
-            timeout=timeout, limits=limits, verify=self._certificates
+            timeout=timeout,
+            limits=limits,
+            verify=self._certificates,
+            follow_redirects=False,  # the key would follow to any host
         )
         # Every connection is opened by our backend, to proxies from the environment too. httpx2 has no
         # public way to say so without giving up the SDK's own transports.

@@ -65,8 +65,8 @@ class ScriptedModel:
         """Return None: a script has no window of its own."""
         return None
 
-    def refuses_key(self) -> bool:
-        """Return False: a script needs no key."""
+    def refuses_host(self) -> bool:
+        """Return False: a script needs no API."""
         return False
 
     def _due(self, request: ModelRequest) -> Mapping[str, Any]:

@@ -57,9 +57,10 @@ _LOCK_PAUSE_SECONDS = 0.001  # between two looks at a lock of SQLite
 _LONGEST_TURN_SECONDS = 0.25  # that others wait for the process that is the next to write
 _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
 
-# Classes of Postgres errors that are the server's own trouble: it is full, shutting down, or read-only
-# after a failover (https://www.postgresql.org/docs/current/errcodes-appendix.html).
-_OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58"}
+# Classes of Postgres errors that are the server's own trouble: it is full, shutting down, damaged, or
+# read-only after a failover (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58", "XX"}
+_NO_RIGHTS = "42501"  # somebody has taken them from this user, and can give them back
 # Two transactions cannot both go on, so the server has rolled one back: a deadlock (somebody takes locks in
 # another order than ``store.budgets`` says), or a failed serialization.
 _COLLISIONS = {"40P01", "40001"}
@@ -331,7 +332,7 @@ def reachable(database: Database) -> Iterator[None]:
     except DBAPIError as error:
         is_no_database = type(error.orig) is sqlite3.DatabaseError
         state = str(getattr(error.orig, "sqlstate", None))
-        is_known = state[:2] in _OUTAGE_CLASSES or state in _UNDEFINED
+        is_known = state[:2] in _OUTAGE_CLASSES or state in {*_UNDEFINED, _NO_RIGHTS}
         if error.connection_invalidated or is_no_database or is_known:
             raise _unreachable(database, error) from error
         raise

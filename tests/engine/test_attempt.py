@@ -18,11 +18,12 @@ from sqlalchemy import select, update
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult
 from runner.core.run import BEGUN, Ended, Lease, Outcome, Requeued, Waiting
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, Patience
 from runner.core.times import Moment, Times
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import (
+    ApiUnreached,
     HostFaultError,
     HostLacks,
     Interrupted,
@@ -280,15 +281,15 @@ def test_a_run_that_waits_for_its_jobs_times_needs_no_workspace(
 PERMISSION = "permission_error"
 
 
-def refusing(kind: str, of_key: bool) -> Callable[[JobSpec], Any]:
-    """Models of an API that refuses calls, and their key too if it is ``of_key``."""
+def refusing(kind: str, of_key: bool, status: int | None = 403) -> Callable[[JobSpec], Any]:
+    """Models of an API that refuses calls, and whatever this host asks if it is ``of_key``."""
 
     def refuse(*given: Any) -> Any:
-        raise ModelCallError(kind, "not with this key", status=403, billed=False)
+        raise ModelCallError(kind, "not with this key", status=status, billed=False)
 
     model = SimpleNamespace(
         complete=refuse,
-        refuses_key=lambda: of_key,
+        refuses_host=lambda: of_key,
         window=lambda model: None,
         count=lambda *_: None,
     )
@@ -304,6 +305,29 @@ def test_a_refused_key_is_a_fault_of_the_host(
         run_attempt(lease, replace(ports, models=refusing(kind, of_key)), Interrupt())
     give_back_for_host(database, lease, HostFault("id_a", "a", "refused"), (), time.time())
     assert run_attempt(claim(database), ports, Interrupt()) == Ended("succeeded", "end_turn")
+
+
+def test_a_run_that_a_host_cannot_call_the_api_for_is_left_to_another(
+    database: Database, ports: Ports
+) -> None:
+    lease = claimed(database, replace(scripted({"text": "Done."}), retry=Patience(max_attempts=2)))
+    models = refusing("connection", True, status=None)
+    with pytest.raises(
+        ApiUnreached, match=r"does not reach the API of scripted \(not with this key\)"
+    ):
+        run_attempt(lease, replace(ports, models=models), Interrupt())
+    give_back_for_host(database, lease, HostFault("id_a", "a", "unreached"), (), time.time())
+    assert run_attempt(claim(database), ports, Interrupt()) == Ended("succeeded", "end_turn")
+
+
+def test_a_call_that_failed_though_the_api_answers_this_host_counts_for_the_run(
+    database: Database, ports: Ports
+) -> None:
+    lease = claimed(database, replace(scripted({"text": "Done."}), retry=Patience(max_attempts=1)))
+    models = refusing("connection", False, status=None)
+    outcome = run_attempt(lease, replace(ports, models=models), Interrupt())
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("failed", "connection")
 
 
 def test_a_model_that_the_key_may_not_use_fails_the_run(database: Database, ports: Ports) -> None:

@@ -1,4 +1,4 @@
-"""Workers whose API key is wrong, or revoked while they work."""
+"""Workers whose API key is wrong, or revoked while they work, and workers that do not reach the API."""
 
 from __future__ import annotations
 
@@ -57,6 +57,36 @@ def test_runs_of_a_wrong_key_wait_for_a_worker_with_a_good_one(
     wait_for_success(site, job)
     bad.terminate()
     assert bad.communicate(timeout=PATIENCE)[1].count(REFUSED) == 1
+
+
+def test_a_host_that_does_not_reach_the_api_leaves_runs_to_others_until_it_does(
+    site_of_either: Site, api: MessagesServer
+) -> None:
+    site = site_of_either
+    job = live(site, api, API_KEY)
+    portal = Reply(broken=Break("status", status=403, html=True))
+    page = {"/v1/models": Break("status", status=403, html=True)}
+    answers = [portal]
+    with MessagesServer(lambda request: answers[-1], broken=page) as on_the_way:
+        astray = site.start("worker", "-c", "2", ANTHROPIC_BASE_URL=on_the_way.url)
+        wait_until(lambda: ("queued", "host_fault") in states(site, job), "a run to be back")
+        wait_until(
+            lambda: {state for state, _ in states(site, job)} == {"queued"}, "all to be back"
+        )
+        asked = len(on_the_way.requests)
+        unreached = (
+            "this host does not reach the API of anthropic (HTTP 403, with a body that is not"
+        )
+        for command in ("show", job), ("workers",), ("doctor",):
+            assert unreached in site.run(*command, expect=1 if command == ("doctor",) else 0)
+        site.start("worker", "-c", "1")
+        wait_for_success(site, job)
+        assert len(on_the_way.requests) == asked, "only the API itself is asked for, not by runs"
+        page.clear()
+        answers.append(Reply([text("Done.")]))
+        wait_until(lambda: not site.json("workers")[0]["fault"], "the host to reach the API")
+        astray.terminate()
+        assert astray.communicate(timeout=PATIENCE)[1].count(unreached) == 1
 
 
 def test_a_worker_goes_on_when_a_revoked_key_works_again(site: Site, api: MessagesServer) -> None:

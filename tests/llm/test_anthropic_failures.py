@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -66,6 +67,55 @@ def test_page_of_a_proxy_is_not_quoted(talk, status, kind):
     error = failed(talk(Reply(broken=page)))
     assert (error.kind, error.status, error.billed) == (kind, status, False)
     assert error.message == f"HTTP {status}, with a body that is not the API's"
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 403, 404, 407, 511])
+def test_page_in_place_of_an_answer_means_that_the_api_was_not_reached(talk, status):
+    page = Break("status", status=status, html=True, message="Log in to the network.")
+    here = talk(Reply(broken=page), server={"broken": {"/v1/models": page}})
+    error = failed(here)
+    assert (error.kind, error.status, error.billed) == ("connection", None, False)
+    assert "that is not the API's" in error.message or "a page came instead" in error.message
+    assert error.is_unreached
+    assert here.model.refuses_host()
+
+
+def test_key_does_not_follow_a_redirect(talk):
+    elsewhere = talk(Reply(SAID))
+    moved = {"location": f"{elsewhere.server.url}/v1/messages"}
+    here = talk(Reply(broken=Break("status", status=307, html=True, headers=moved)))
+    assert failed(here).is_unreached
+    assert elsewhere.server.count == 0
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 407 Who are you?\r\ncontent-length: 0\r\n\r\n", b""])
+def test_what_a_proxy_refuses_was_not_billed(monkeypatch, answer):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+
+        def refuse() -> None:
+            connection, _ = proxy.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        model = AnthropicModel(base_url="https://api.example.org", api_key=API_KEY)
+        with pytest.raises(ModelCallError) as caught:
+            model.complete(make_request(), Interrupt(), ignore)
+        refusing.join()
+    assert caught.value.is_unreached
+    model.close()
+
+
+def test_host_without_certificates_does_not_reach_the_api(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    model = AnthropicModel(base_url="https://api.example.org", api_key=API_KEY)
+    with pytest.raises(ModelCallError, match="look at SSL_CERT_FILE") as caught:
+        model.complete(make_request(), Interrupt(), ignore)
+    assert caught.value.is_unreached
+    assert model.refuses_host()
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,16 @@ def test_a_cut_connection_is_an_outage_that_passes(database: Database) -> None:
     assert count(database) == 1
 
 
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("state", ["42501", "XX001", "25006", "53100", "55P03"])
+def test_a_server_that_is_damaged_full_or_refuses_its_user_is_an_outage(
+    database: Database, state: str
+) -> None:
+    trouble = text(f"DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '{state}'; END $$")
+    with pytest.raises(UnreachableError, match="not now"):
+        database.write(lambda connection: connection.execute(trouble))
+
+
 @pytest.mark.parametrize(
     "url", ["nonsense", "mysql://me@host/db", "sqlite://", "sqlite:///:memory:"]
 )
