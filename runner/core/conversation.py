@@ -48,12 +48,16 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 }
 
 
-def check_block(block: Block) -> None:
-    """Raise ``ValueError`` if a block lacks a valid field that readers of its type need."""
-    kind = block["type"]
+def check_block(block: Any) -> Block:
+    """Return a block. Raises ``ValueError`` if it lacks a valid field that readers of its type need."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError("a block has no type")
     for name, of_kind in _FIELDS.get(kind, {}).items():
         if name not in block or not isinstance(block[name], of_kind):
             raise ValueError(f"a block of type {kind} has no valid {name}")
+    checked: Block = block
+    return checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,14 +145,12 @@ def blocks_of(message: Any) -> Iterator[Block]:
         raise ValueError("its message's content is neither text nor a list of blocks")
     for written in content or ():
         block = {"type": "text", "text": written} if isinstance(written, str) else written
-        if not isinstance(block, dict) or not isinstance(kind := block.get("type"), str):
-            raise ValueError("a block of its message has no type")
+        kind = as_object(block).get("type")
         if kind == "tool_use":
             block = {"input": {}, **block}
-        elif kind == "tool_result":
-            block = {**block, "content": "" if block.get("content") is None else block["content"]}
-        check_block(block)
-        yield block
+        elif kind == "tool_result" and block.get("content") is None:
+            block = {**block, "content": ""}
+        yield check_block(block)
 
 
 def _moment(value: Any, before: float) -> float:

@@ -1,16 +1,27 @@
-"""Read jobs and runs for export in one transaction: row by row for Runner's own format, and a run
-as one value for other formats."""
+"""Read jobs and runs for export in one transaction: a run as one value for other formats, and row by
+row for Runner's own. That is a file of lines, each a JSON object:
+
+    {"runner_export": 2, "job": "job_…", "run": null}     the header: a whole job, or one run of it
+    {"table": "jobs", "row": {…}}                         the rows of the job, then of each run
+    {"end": {"rows": 2731, "sha256": "…"}}                the digest of all bytes before this line
+
+The same rows give the same bytes. A file without its last line was cut off.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     ColumnElement,
     Connection,
     Row,
@@ -25,12 +36,12 @@ from sqlalchemy import (
 
 from runner.core.agents import lineage, tree_order
 from runner.core.media import with_bytes
+from runner.core.text import json_line
 from runner.errors import NotFoundError
 from runner.exchange.recorded import Recorded
 from runner.store.blobs import blob_of
 from runner.store.conditions import in_tree
 from runner.store.database import Database, reads
-from runner.store.export_lines import TableFormat, file_lines
 from runner.store.run_state import with_tools_of
 from runner.store.specs import JobCache
 from runner.store.tables import (
@@ -42,6 +53,41 @@ from runner.store.tables import (
     session_lines,
     sessions,
 )
+
+VERSION = 2
+
+
+class TableFormat:
+    """Writes the rows of a table to a file."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        # A database numbers some rows itself; those keep the order that they have in the file.
+        self.columns = [column for column in table.c if column.autoincrement is not True]
+        is_numbered = len(self.columns) < len(table.c)
+        # The columns that order the rows; empty for rows that the database numbers.
+        self.key = () if is_numbered else tuple(column.name for column in table.primary_key)
+        self._json = {column.name for column in self.columns if isinstance(column.type, JSON)}
+
+    def line(self, row: Mapping[str, Any]) -> bytes:
+        """Return a row of the database as a line."""
+        values = {column.name: row[column.name] for column in self.columns}
+        for name, value in values.items():
+            if isinstance(value, bytes):
+                values[name] = base64.b64encode(value).decode("ascii")
+            elif type(value) in (int, float) and name in self._json:
+                values[name] = _as_sqlite_has_it(value)
+        return json_line({"table": self.table.name, "row": values})
+
+
+def _as_sqlite_has_it(number: float) -> float:
+    """Return a JSON number that stands alone as SQLite has it, which makes it a 64-bit integer if it
+    can, else a double. So another database exports the same bytes."""
+    if isinstance(number, int):
+        is_long = -(2**63) <= number < 2**63 or abs(number) > sys.float_info.max
+        return number if is_long else int(float(number))
+    return int(number) if number.is_integer() else number
+
 
 # The tables of a job as a whole, in file order; only rules that hold for all runs.
 JOB_TABLES = (jobs, metadata.tables["purses"], permission_rules, job_events)
@@ -72,9 +118,14 @@ def export(
     ``write``: the same rows give the same bytes. Return the runs' ids. Raises ``NotFoundError`` and
     ``UnreachableError``."""
     of_job, run_ids = _selected(connection, job_id, run_id)
+    header = json_line({"runner_export": VERSION, "job": of_job, "run": run_id})
     of_runs = chain.from_iterable(run_lines(connection, each) for each in run_ids)
-    for line in file_lines(of_job, run_id, chain(job_lines(connection, of_job), of_runs)):
+    digest, count = hashlib.sha256(), -1
+    for line in chain((header,), job_lines(connection, of_job), of_runs):
+        digest.update(line)
         write(line)
+        count += 1
+    write(json_line({"end": {"rows": count, "sha256": digest.hexdigest()}}))
     return run_ids
 
 

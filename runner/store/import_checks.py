@@ -1,17 +1,33 @@
-"""Checks of imported rows, so that readers can rely on them as on rows that Runner wrote.
+"""Checks of a file of Runner's own format, so that readers can rely on its rows as on rows that Runner
+wrote.
 
 Nothing in a file is trusted: ids become parts of paths, and text is shown on terminals.
 """
 
 from __future__ import annotations
 
-import re
+import base64
+import hashlib
+import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
+from sqlalchemy import JSON, BigInteger, Column
 
 from runner.core.agents import DEEPEST, place_columns
 from runner.core.context import CompactionKind
@@ -20,342 +36,432 @@ from runner.core.entries import ToolsListed
 from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec, decoder
-from runner.core.text import LONGEST_LINE, read_json_object, visible
+from runner.core.state import Progress
+from runner.core.text import LONGEST_LINE, is_storable, read_json_object, shorten, visible
 from runner.core.times import MOST_REAL
-from runner.permissions import Effect
+from runner.permissions import Effect, ToolContext
+from runner.store.exports import FORMATS, JOB_TABLES, RUN_TABLES
+from runner.store.run_state import progress_from_row, tool_context_from_json
+from runner.store.tables import job_budgets
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raise ``ValueError`` with the problem of a file unless the condition holds."""
+    if not condition:
+        raise ValueError(problem)
+
 
 # --- Values against their types ---
 
 _LARGEST_NUMBER = 2**60  # sums of a few such numbers still fit into 64 bits
+_STRICT = ConfigDict(strict=True, extra="forbid", revalidate_instances="always")
 
 
-def misfit(value: Any, hint: Any, name: str = "") -> str | None:
-    """Return the name of the first part of a value that is not of its type, or None. The type is a
+@cache
+def _type_of(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(tuple[hint], config=_STRICT)  # a dataclass by itself takes no config
+
+
+def misfit(value: Any, hint: Any, *name: str) -> str | None:
+    """Return the first part of a value that is not of its type, with its problem, or None. The type is a
     dataclass, or what its fields are made of; ``name`` is the value's own."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    parts: Iterable[tuple[str, Any, Any]] = ()  # (the step into the value, the part, its type)
-    if origin in (Union, UnionType):
-        fits = any(misfit(value, each) is None for each in arguments)
-    elif origin is Literal:
-        fits = value in arguments
-    elif origin is not None and issubclass(origin, Mapping):
-        if fits := isinstance(value, Mapping):
-            parts = ((f".{key}", each, arguments[1]) for key, each in value.items())
-    elif origin is not None:
-        fits = isinstance(value, list | tuple)
-        if fits and origin is tuple and arguments[-1] is not Ellipsis:
-            fits = len(value) == len(arguments)
-        else:
-            arguments = (arguments[0],) * (len(value) if fits else 0)
-        if fits:
-            pairs = enumerate(zip(value, arguments, strict=True))
-            parts = ((f"[{at}]", each, inner) for at, (each, inner) in pairs)
-    elif hint in (int, float):
-        is_number = type(value) is int or (hint is float and type(value) is float)
-        fits = is_number and abs(value) <= _LARGEST_NUMBER
-    else:
-        fits = hint is Any or isinstance(value, NoneType if hint is None else hint)
-        if fits and is_dataclass(hint):
-            types = _field_types(cast(type, hint)).items()
-            parts = ((f".{each}", getattr(value, each), inner) for each, inner in types)
-    if not fits:
-        return name
-    found = (misfit(each, inner, f"{name}{step}") for step, each, inner in parts)
-    return next((each.lstrip(".") for each in found if each is not None), None)
+    try:
+        _type_of(hint).validate_python((value,))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return _told((*name, *first["loc"][1:]), first["msg"])
+    where = next(_too_large(value), None)
+    return None if where is None else _told((*name, *where), "Number is too large")
 
 
-@lru_cache(maxsize=64)
-def _field_types(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(cast(Any, kind))}
+def _told(where: Iterable[int | str], problem: str) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in where)
+    problem = problem.removeprefix("Value error, ")
+    return f"{shorten(''.join(steps).lstrip('.'), 80)}: {problem[:1].lower()}{problem[1:]}"
 
 
-def check_value(value: Any, parse: Callable[[Any], Any], hint: Any, what: str) -> Any:
-    """Return what ``parse`` makes of a JSON value. Raises ``ValueError`` if it fails, or if a part
-    of the result is not of the type ``hint``: with ``what``, such as ``jobs.spec is no job's``."""
+def _too_large(value: Any) -> Iterator[tuple[int | str, ...]]:
+    """Yield the places of too large numbers. Lists and mappings, which have any JSON, are left out."""
+    if type(value) in (int, float) and not abs(value) <= _LARGEST_NUMBER:
+        yield ()
+    parts: Any = enumerate(value) if isinstance(value, tuple) else ()
+    if is_dataclass(value):
+        parts = ((each.name, getattr(value, each.name)) for each in fields(value))
+    for step, part in parts:
+        yield from ((step, *rest) for rest in _too_large(part))
+
+
+def _made(value: Any, parse: Callable[[Any], Any], hint: Any, what: str) -> Any:
+    """Return the value of a type that ``parse`` makes of JSON. Raises ``ValueError`` if it fails or the
+    result is not of the type: with ``what``, such as ``jobs.spec is no job's``."""
     try:
         found = parse(value)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{what} ({type(error).__name__}: {error})") from error
-    if (wrong := misfit(found, hint)) is not None:
-        raise ValueError(f"{what} ({wrong} is of another kind)")
+    if (problem := misfit(found, hint)) is not None:
+        raise ValueError(f"{what} ({problem})")
     return found
-
-
-# --- Ids ---
-
-# The id of a sub-agent ends with its number in each run above it.
-_RUN_ID = rf"run_[0-9a-z]{{26}}(?:\.[1-9][0-9]{{0,3}}){{0,{DEEPEST}}}"
-_ID = re.compile(rf"(?:job|apr)_[0-9a-z]{{26}}|{_RUN_ID}", re.ASCII)
-
-
-def check_id(value: str, kind: str) -> None:
-    """Raise ``ValueError`` unless a value is an id of this ``kind``: job, run or apr."""
-    if _ID.fullmatch(value) is None or not value.startswith(f"{kind}_"):
-        raise ValueError(f"{value[:60]!a} is no id of ours ({kind}_ and 26 letters and digits)")
-
-
-# --- Events ---
-
-_LARGEST_COUNT = 2**31 - 1
-_EVENT_TYPE = re.compile(r"[a-z][a-z0-9_]{0,59}", re.ASCII)
-
-# The type of a value by its name, the same in all events.
-_EVENT_VALUES: dict[str, Any] = {
-    name: hint
-    for hint, names in (
-        (str, "approval cause command commit decision error input kind message name"),
-        (str, "outcome output text tool_use_id traceback"),
-        (str | None, "answer by detail reason rule state stop_reason via why worker"),
-        (int, "call_index first last messages turn verification"),
-        (int | None, "call"),
-        (float | None, "at due_at duration latency"),
-        (bool, "edited"),
-        (Mapping[str, Any] | None, "new old"),
-        (Purpose, "purpose"),
-    )
-    for name in names.split()
-}
-# The values that readers need in the data of an event, by its type.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("outcome_asked", "permission_decided", "tool_done", "tool_started"),
-        ("turn", "call_index", "name"),
-    ),
-    "approval_answered": ("turn", "call_index", "name", "answer"),
-    "done": ("state",),
-    "message_added": ("messages",),
-    "message_queued": ("text",),
-    "model_call_started": ("call", "turn"),
-    "retry_scheduled": ("at",),
-    "turn_ended": ("turn",),
-    "turn_started": ("turn",),
-    "waiting": ("reason",),
-}
-
-
-def check_event(table: str, kind: str, data: Any) -> None:
-    """Check the type and the data of an event of a table. A type that this Runner does not know may
-    have any data, but values with a known name must be of the known type. Raises ``ValueError``."""
-    if _EVENT_TYPE.fullmatch(kind) is None:
-        raise ValueError(f"{table}.type is {kind[:60]!a}, which is no type of event")
-    if not isinstance(data, dict):
-        raise ValueError(f"{table}.data is no object")
-    is_reply = kind == "model_call_ended" and data.get("stop_reason") is not None
-    has_turn = is_reply or "call_index" in data
-    for name in (*_NEEDED.get(kind, ()), *(("turn",) if has_turn else ())):
-        if data.get(name) is None:
-            raise ValueError(f"{table}.data of {kind!a}: {name} is missing")
-    for name in filter(_EVENT_VALUES.__contains__, data):
-        value, hint = data[name], _EVENT_VALUES[name]
-        most = MOST_REAL if hint == float | None else _LARGEST_COUNT
-        is_number = type(value) in (int, float)
-        if misfit(value, hint) is not None or (is_number and not 0 <= value <= most):
-            raise ValueError(f"{table}.data of {kind!a}: {name} is of another kind")
 
 
 # --- Rows by themselves ---
 
 Row = Mapping[str, Any]
 
-_Object = Mapping[str, Any] | None
-_Answer = Literal["approved", "denied", "expired", "cancelled"] | None
-_AnsweredVia = Literal["person", "rule", "timeout", "cancel", "end"] | None
-# The types of columns, where they say more than the database, and what to say of other values.
-_COLUMNS: dict[str, tuple[Any, str]] = {
-    "runs.state": (RunStatus, "is {}, which is no state"),
-    "permission_rules.effect": (Effect, "is neither allow, ask nor deny"),
-    "blocks.role": (Role, "is neither user nor assistant"),
-    "tool_calls.updated_input": (_Object, "is no object"),
-    "tool_calls.details": (_Object, "is no object"),
-    "approvals.answer": (_Answer, "is none that there is"),
-    "approvals.answered_via": (_AnsweredVia, "is none that there is"),
-    "approvals.edited_input": (_Object, "is no object"),
-    "model_calls.purpose": (Purpose, "is neither turn nor summary"),
-    "model_calls.cut": (list[Mapping[str, Any]] | None, "is no list of blocks"),
-    "compactions.kind": (CompactionKind, "is neither clip, summary nor prune"),
-    "compactions.text": (str, "is no text"),
-    **dict.fromkeys(("sessions.system", "sessions.notes"), (str, "is no text")),
-    "compactions.clips": (list[tuple[int, int, str]], "is no list of message, position and text"),
-    "verifications.content": (str | None, "is no text"),
-    "hook_runs.event": (HookEvent, "is none at which hooks run"),
-    "hook_runs.decision": (HookDecision | None, "is neither allow, ask, deny nor block"),
+
+def _only(holds: Callable[[Any], bool], problem: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        require(holds(value), problem)
+        return value
+
+    return AfterValidator(check)
+
+
+def _fits_double(value: Any) -> bool:
+    return not isinstance(value, int) or abs(value) <= sys.float_info.max
+
+
+def _id(kind: str, path: str = "") -> Any:
+    return Annotated[str, Field(pattern=rf"^{kind}_[0-9a-z]{{26}}{path}$")]
+
+
+_Object = dict[str, Any]
+_Tools = tuple[Tool, ...]
+_Block = Annotated[Any, AfterValidator(check_block)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Real = Annotated[float, Field(ge=0, le=MOST_REAL)]
+_EventType = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,59}$")]
+_BY_KIND: Mapping[type, Any] = {
+    int: _Count,
+    bool: bool,
+    float: _Real,
+    str: Annotated[str, _only(is_storable, "it has a character that no database can hold")],
+    bytes: Annotated[str, AfterValidator(partial(base64.b64decode, validate=True))],
+    dict: Annotated[Any, _only(_fits_double, "it is a number that is too large for a database")],
+}
+# The types of columns, where they say more than the database.
+_BY_NAME: Mapping[str, Any] = {
+    "jobs.id": _id("job"),
+    # The id of a sub-agent ends with its number in each run above it.
+    "runs.id": _id("run", rf"(\.[1-9][0-9]{{0,3}}){{0,{DEEPEST}}}"),
+    "approvals.id": _id("apr"),
+    "runs.state": RunStatus,
+    "permission_rules.effect": Effect,
+    "blocks.role": Role,
+    "blocks.content": _Block,
+    "approvals.answer": Literal["approved", "denied", "expired", "cancelled"],
+    "approvals.answered_via": Literal["person", "rule", "timeout", "cancel", "end"],
+    "model_calls.purpose": Purpose,
+    "model_calls.cut": list[_Object],
+    "compactions.kind": CompactionKind,
+    "compactions.clips": list[Annotated[tuple[_Count, _Count, str], Strict(False)]],
+    "hook_runs.event": HookEvent,
+    "hook_runs.decision": HookDecision,
+    "hook_runs.exit_code": Annotated[int, Field(ge=-(2**31), lt=2**31)],  # negative for a signal
+    **dict.fromkeys(("events.type", "job_events.type"), _EventType),
+    **dict.fromkeys(("events.data", "job_events.data"), _Object),
+    **dict.fromkeys(("tool_calls.updated_input", "tool_calls.details"), _Object),
+    "approvals.edited_input": _Object,
+    **dict.fromkeys(("sessions.system", "sessions.notes", "compactions.text"), str),
+    "verifications.content": str,
 }
 # Columns of a table that have a value in the same rows.
 _TOGETHER = {
-    "runs": ("fork_turn", "fork_of"),
-    "approvals": ("answered_at", "answer"),
-    "hook_runs": ("position", "message"),
+    "runs": [("fork_turn", "fork_of")],
+    "approvals": [("answered_at", "answer")],
+    "hook_runs": [("position", "message")],
 }
-# Tables about tool calls; rows of hooks may be about none.
-_OF_CALLS = ("tool_outputs", "approvals", "hook_runs")
-_IDS = {"jobs": "job", "runs": "run", "approvals": "apr"}
+
+
+@cache
+def _row_type(table: str) -> type[BaseModel]:
+    columns = {column.name: _field(column) for column in FORMATS[table].columns}
+    make: Any = create_model
+    made: type[BaseModel] = make(table, __config__=_STRICT, **columns)
+    return made
+
+
+def _field(column: Column[Any]) -> tuple[Any, Any]:
+    """Return the type of a column's values, and their default in rows of an older Runner, which do not
+    have the column."""
+    kind = dict if isinstance(column.type, JSON) else column.type.python_type
+    hint = _BY_NAME.get(str(column), _BY_KIND[kind])
+    if isinstance(column.type, BigInteger):
+        # Sums over many rows must stay within 64 bits: tokens and sizes, and a job's billionths of a USD.
+        hint = Annotated[int, Field(ge=0, le=2**60 if column.table is job_budgets else 2**50)]
+    if column.server_default is not None:
+        text = str(column.server_default.arg)  # type: ignore[attr-defined]  # a plain value
+        return hint, kind(int(text)) if kind in (int, bool) else text
+    return (hint | None, None) if column.nullable else (hint, ...)
+
+
+def read_row(table: str, values: Any) -> dict[str, Any]:
+    """Return a file's row as the database takes it. Raises ``ValueError`` with column and problem."""
+    try:
+        return dict(_row_type(table).model_validate(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        newer = ": the file may be of a newer Runner" if first["type"] == "extra_forbidden" else ""
+        raise ValueError(_told((table, *first["loc"]), first["msg"]) + newer) from error
 
 
 def check_row(table: str, row: Row) -> None:
-    """Check what a row says by itself. Raises ``ValueError``."""
-    if table in _IDS:
-        check_id(row["id"], _IDS[table])
-    for column, value in row.items():
-        if known := _COLUMNS.get(f"{table}.{column}"):
-            hint, words = known
-            if misfit(value, hint) is not None:
-                raise ValueError(f"{table}.{column} {words.format(ascii(str(value)[:20]))}")
-    if table in _TOGETHER:
-        one, other = _TOGETHER[table]
-        if (row[one] is None) != (row[other] is None):
-            raise ValueError(f"{table}.{one} goes with {table}.{other}")
-    if table in ("events", "job_events"):
-        check_event(table, row["type"], row["data"])
-    elif table == "blocks":
-        block = row["content"]
-        kind = block.get("type") if isinstance(block, dict) else None
-        # An import of sessions stores the type without control characters.
-        if not isinstance(kind, str) or row["type"] not in (kind, visible(kind)):
-            raise ValueError("blocks.content is no block of that type")
-        check_block(block)
-    elif table == "tool_lists":
-        kind, what = tuple[Tool, ...], "tool_lists.tools are none"
-        tools = check_value(row["tools"], decoder(kind), kind, what)
-        if ToolsListed(tools).sha256 != row["sha256"]:
-            raise ValueError("tool_lists.sha256 is not that of the tools")
-    elif table == "model_calls":
-        if not all(isinstance(block.get("type"), str) for block in row["cut"] or ()):
-            raise ValueError("model_calls.cut is no list of blocks")
-    elif row.get("compressed") is not None:
-        content = _unpacked(table, row)
-        for number, line in enumerate(content.split(b"\n"), 1):
-            if table == "session_lines" and read_json_object(line) is None:
-                raise ValueError(f"session_lines.compressed: line {number} is no object of JSON")
+    """Check a row beyond the types of its columns. Raises ``ValueError``."""
+    for column, other in _TOGETHER.get(table, ()):
+        together = (row[column] is None) == (row[other] is None)
+        require(together, f"{table}.{column} goes with {table}.{other}")
+    match table:
+        case "events" | "job_events":
+            check_event(table, row["type"], row["data"])
+        case "blocks":
+            # An import of sessions stores the type without control characters.
+            kind = row["content"]["type"]
+            require(row["type"] in (kind, visible(kind)), "blocks.content is no block of that type")
+        case "tool_lists":
+            tools = _made(row["tools"], decoder(_Tools), _Tools, "tool_lists.tools are none")
+            is_same = ToolsListed(tools).sha256 == row["sha256"]
+            require(is_same, "tool_lists.sha256 is not that of the tools")
+        case "approvals":
+            what = "approvals.setting is none"
+            _made(row["setting"], tool_context_from_json, ToolContext, what)
+    if row.get("compressed") is not None:
+        for number, line in enumerate(_unpacked(table, row).split(b"\n"), 1):
+            is_object = table != "session_lines" or read_json_object(line) is not None
+            require(is_object, f"session_lines.compressed: line {number} is no object of JSON")
 
 
 def _unpacked(table: str, row: Row) -> bytes:
     """Unpack no more than the row says: it may be a decompression bomb."""
     size = row["size"]
-    if size is None or size > LONGEST_LINE:
-        raise ValueError(f"{table}.size is no size of an output")
+    require(size is not None and size <= LONGEST_LINE, f"{table}.size is no size of an output")
     unpacking = zlib.decompressobj()
     try:
         unpacked = unpacking.decompress(row["compressed"], size + 1)
     except zlib.error as error:
         raise ValueError(f"{table}.compressed is damaged ({error})") from error
-    if len(unpacked) != size or not unpacking.eof or unpacking.unused_data:
-        raise ValueError(f"{table}.compressed does not hold the {size} bytes that the row says")
+    is_whole = len(unpacked) == size and unpacking.eof and not unpacking.unused_data
+    require(is_whole, f"{table}.compressed does not hold the {size} bytes that the row says")
     return unpacked
 
 
-# --- Rows of a job and of a run against each other ---
+# The type of a value in the data of an event by its name, the same in all events.
+_EVENT_VALUES: dict[str, Any] = {
+    name: hint
+    for hint, names in (
+        (str, "approval cause command commit decision error input kind message name"),
+        (str, "outcome output text tool_use_id traceback"),
+        (str | None, "answer by detail reason rule state stop_reason via why worker"),
+        (_Count, "call_index first last messages turn verification"),
+        (_Count | None, "call"),
+        (_Real | None, "at due_at duration latency"),
+        (bool, "edited"),
+        (_Object | None, "new old"),
+        (Purpose, "purpose"),
+    )
+    for name in names.split()
+}
+# The values that readers need in the data of an event, by its type.
+_NEEDED: dict[str, list[str]] = {
+    kind: names.split()
+    for names, kinds in (
+        ("turn call_index name", "outcome_asked permission_decided tool_done tool_started"),
+        ("turn call_index name answer", "approval_answered"),
+        ("state", "done"),
+        ("messages", "message_added"),
+        ("text", "message_queued"),
+        ("call turn", "model_call_started"),
+        ("at", "retry_scheduled"),
+        ("turn", "turn_ended turn_started"),
+        ("reason", "waiting"),
+    )
+    for kind in kinds.split()
+}
+
+
+def check_event(table: str, kind: str, data: Mapping[str, Any]) -> None:
+    """Check the data of an event of a table. A type that this Runner does not know may have any data, but
+    values with a known name must be of the known type. Raises ``ValueError``."""
+    is_reply = kind == "model_call_ended" and data.get("stop_reason") is not None
+    has_turn = is_reply or "call_index" in data
+    for name in (*_NEEDED.get(kind, ()), *(("turn",) if has_turn else ())):
+        require(data.get(name) is not None, f"{table}.data of {kind!a}: {name} is missing")
+    for name in filter(_EVENT_VALUES.__contains__, data):
+        problem = misfit(data[name], _EVENT_VALUES[name], name)
+        require(problem is None, f"{table}.data of {kind!a}: {problem}")
+
+
+# --- Rows against each other ---
 
 Place = tuple[int, int]  # of a tool call: its message, and its position there
 
 
-def spec_of(row: Row) -> JobSpec:
-    """Return the job that a row of ``jobs`` describes. Raises ``ValueError``."""
-    what = "jobs.spec is no job's"
-    spec: JobSpec = check_value(row["spec"], JobSpec.from_json, JobSpec, what)
-    if spec.limits.max_agent_depth > DEEPEST:
-        raise ValueError(f"{what} (limits.max_agent_depth is over {DEEPEST})")
-    return spec
+@dataclass(eq=False)
+class Section:
+    """The rows of a job as a whole, or of one run, in a file."""
+
+    kind: Literal["job", "run"]
+    id: str
+    start: int  # in the file, in bytes
+    rows: int = 0
+    digest: str = ""  # of the rows as lines
+    key: str | None = None  # of a job, if its submitter gave it one
+    # Of a run:
+    has_ended: bool = True  # no part of it goes on or waits
+    approvals: list[str] = field(default_factory=list)  # their ids
 
 
-class RunCheck:
-    """Checks the rows of a run against each other. Raises ``ValueError`` at what does not fit.
-    ``run`` is its own row, checked by itself; ``known`` are the runs before it in the file, with the
-    calls that may have started sub-agents. It adds itself to them."""
+class FileCheck:
+    """Checks the rows of a file in order. Raises ``ValueError``."""
 
-    def __init__(self, run: Row, spec: JobSpec, known: dict[str, set[Place]]) -> None:
-        self._has_open_approvals = False
-        self._run = run
-        self._spec = spec
-        self._events = 0
-        self._uses: dict[int, list[Mapping[str, Any]]] = {}  # tool_use blocks by message
-        self._calls: dict[int, int] = {}  # rows of tool_calls by message
-        self._has_item = False
-        if run["id"] in known:
-            raise ValueError(f"{run['id']} is in the file twice")
-        for name, state in (("worker_id", "running"), ("due_at", "queued")):
-            if (run["state"] == state) != (run[name] is not None):
-                raise ValueError(f"runs.{name} is for a run that is {state}, and only for it")
-        self._check_place(run)
-        for name in ("fresh_of", "fork_of", "parent_run"):
-            if run[name] is not None and run[name] not in known:
-                raise ValueError(f"runs.{name} names no run that is in the file before it")
-        if run["parent_position"] is not None:
-            if run["parent_run"] is None:
-                raise ValueError("runs.parent_position is for sub-agents")
-            if (run["parent_message"], run["parent_position"]) not in known[run["parent_run"]]:
-                raise ValueError("runs.parent_position is of no call of its parent that starts one")
-        self._starts = known[run["id"]] = set[Place]()
+    def __init__(self) -> None:
+        self.sections: list[Section] = []
+        self._spec: JobSpec
+        self._known: dict[str, set[Place]] = {}  # the runs, with the calls that start sub-agents
+        self._delegating: set[str] = set()  # runs whose sub-agent for the whole task is to come
 
-    @property
-    def has_ended(self) -> bool:
-        """True if no part of the run goes on or waits."""
-        return self._run["state"] in ENDED and not self._has_open_approvals
-
-    def add(self, table: str, row: Row) -> None:
-        """Check the next row. Raises ``ValueError``."""
-        if row["run_id"] != self._run["id"]:
-            raise ValueError(f"{table}.run_id is not {self._run['id']}")
-        of_call = row.get("message") is not None and table in _OF_CALLS
-        if of_call and row["position"] >= self._calls.get(row["message"], 0):
-            raise ValueError(f"{table} has a row of no tool call")
+    def add(self, start: int, table: Any, written: Any) -> None:
+        """Check the next row, which begins ``start`` bytes into the file."""
+        known = isinstance(table, str) and table in FORMATS
+        require(known, f"there is no table {str(table)[:60]!a}: the file may be of a newer Runner")
+        row = read_row(table, written)
+        if table in ("jobs", "runs"):
+            self._begin_section(start, table, row["id"])
+        require(bool(self.sections), "the first row is not the job's")
+        job, section = self.sections[0], self.sections[-1]
+        self._rows[table] += 1
+        self._check_order(table, row)
+        check_row(table, row)
+        self._digest.update(FORMATS[table].line(row))
+        ids = {"job_id": job.id, "run_id": None if section is job else section.id}
+        for column, id_ in ids.items():
+            require(row.get(column, id_) == id_, f"{table}.{column} is not {id_ or 'null'}")
         match table:
-            case "run_items":
-                self._has_item = True
+            case "jobs":
+                section.key, self._spec = row["key"], _spec_of(row)
+            case "runs":
+                self._add_run(row)
             case "blocks":
                 # A sub-agent's conversation begins with calls of its parent.
                 is_own = row["turn"] > 0 or self._run["parent_run"] is None
                 if row["type"] == "tool_use" and row["role"] == "assistant" and is_own:
-                    self._uses.setdefault(row["message"], []).append(row["content"])
+                    use, message = row["content"], row["message"]
+                    place = message, self._asked[message]
+                    self._open[place] = visible(use["id"]), visible(use["name"])
+                    self._asked[message] += 1
             case "tool_calls":
                 self._add_call(row)
+            case "tool_outputs" | "approvals" | "hook_runs":
+                of_call = (row["message"], row["position"]) in self._calls
+                of_call |= row["message"] is None  # of a hook
+                require(of_call, f"{table} has a row of no tool call")
+        match table:
             case "approvals":
-                self._has_open_approvals |= row["answer"] is None
+                section.approvals.append(row["id"])
+                section.has_ended &= row["answer"] is not None
             case "hook_runs":
-                hooks = self._spec.hooks
-                if row["hook"] >= len(hooks) or hooks[row["hook"]].event != row["event"]:
-                    raise ValueError("hook_runs.hook is no hook that the job has at that event")
+                hooks = [(number, hook.event) for number, hook in enumerate(self._spec.hooks)]
+                is_one = (row["hook"], row["event"]) in hooks
+                require(is_one, "hook_runs.hook is no hook that the job has at that event")
             case "events":
-                self._events += 1
-                if row["number"] != self._events:
-                    raise ValueError(
-                        f"events.number is not {self._events}: they are numbered without gaps"
-                    )
+                count = self._rows[table]
+                without_gap = row["number"] == count
+                require(
+                    without_gap, f"events.number is not {count}: they are numbered without gaps"
+                )
 
     def end(self) -> None:
-        """Check the run as a whole. Raises ``ValueError``."""
-        if not self._has_item:
-            raise ValueError("the run has no row in run_items")
-        if self._events != self._run["event_count"]:
+        """Check the file as a whole."""
+        require(bool(self.sections), "there is no row in it")
+        self._end_section()
+        for run_id in self._delegating:
             raise ValueError(
-                f"the run has {self._events} events, and its row says {self._run['event_count']}"
+                f"{run_id} has given its whole task to a sub-agent, which is not in the file"
             )
-        for message, uses in self._uses.items():
-            if self._calls.get(message, 0) != len(uses):
-                raise ValueError(f"a call of message {message} has no row in tool_calls")
-        calls = len(self._uses[max(self._uses)]) if self._uses else 0
-        if len(self._run["progress"]["hooks"]["decided"]) not in (0, calls):
-            raise ValueError("runs.progress is no run's (hooks.decided is not of its last calls)")
 
-    def _check_place(self, run: Row) -> None:
+    def _begin_section(self, start: int, table: str, id_: str) -> None:
+        if self.sections:
+            self._end_section()
+        is_first = not self.sections
+        require((table == "jobs") == is_first, "a file has one job, and its row comes first")
+        self.sections.append(Section("job" if is_first else "run", id_, start))
+        self._digest = hashlib.sha256()
+        self._last: tuple[int, list[Any]] = (-1, [])  # the table and the key of the last row
+        self._rows = Counter[str]()  # by table
+        self._run: Row = {}
+        self._asked = Counter[int]()  # tool calls by message
+        self._open: dict[Place, tuple[str, str]] = {}  # the id and name of those without a row
+        self._calls = set[Place]()  # those with one
+
+    def _end_section(self) -> None:
+        section, run = self.sections[-1], self._run
+        section.digest, section.rows = self._digest.hexdigest(), self._rows.total()
+        if not run:
+            return
+        section.has_ended &= run["state"] in ENDED
+        require(self._rows["run_items"] == 1, "the run has no row in run_items")
+        count, stated = self._rows["events"], run["event_count"]
+        require(count == stated, f"the run has {count} events, and its row says {stated}")
+        for message, _ in self._open:
+            raise ValueError(f"a call of message {message} has no row in tool_calls")
+        calls = self._asked[max(self._asked, default=0)]
+        is_of_last = len(run["progress"]["hooks"]["decided"]) in (0, calls)
+        what = "runs.progress is no run's (hooks.decided is not of its last calls)"
+        require(is_of_last, what)
+
+    def _check_order(self, table: str, row: Row) -> None:
+        """Check that a row is in its section once and in the order in which exports are written."""
+        tables = JOB_TABLES if self.sections[-1].kind == "job" else RUN_TABLES
+        format = FORMATS[table]
+        require(format.table in tables, f"a row of {table} does not belong here")
+        # The database numbers the rows without a key.
+        key = [row[name] for name in format.key] or [self._rows[table]]
+        at = (tables.index(format.table), key)
+        require(self._last < at, f"the row of {table} is there twice, or is not in its place")
+        self._last = at
+
+    def _add_run(self, run: Row) -> None:
+        parent, place = run["parent_run"], (run["parent_message"], run["parent_position"])
+        require(run["id"] not in self._known, f"{run['id']} is in the file twice")
+        for name, state in (("worker_id", "running"), ("due_at", "queued")):
+            is_so = (run["state"] == state) == (run[name] is not None)
+            require(is_so, f"runs.{name} is for a run that is {state}, and only for it")
         for name, value in place_columns(run["id"]).items():
-            if run[name] != value:
-                raise ValueError(f"runs.{name} is not what the run's id says")
-        is_child = run["parent_run"] is not None
-        types = [agent.name for agent in self._spec.agents] if is_child else [None]
-        is_session = not self._spec.tools  # of Claude Code: its job has no types either
-        if run["agent_type"] not in types and not (is_child and is_session):
-            raise ValueError("runs.agent_type is no type of sub-agent that the job has")
+            require(run[name] == value, f"runs.{name} is not what the run's id says")
+        types = [agent.name for agent in self._spec.agents] if parent else [None]
+        # A session of Claude Code has agents, and its job has neither their types nor tools.
+        is_session = parent is not None and not self._spec.tools
+        is_type = is_session or run["agent_type"] in types
+        require(is_type, "runs.agent_type is no type of sub-agent that the job has")
+        for name in ("fresh_of", "fork_of", "parent_run"):
+            is_before = run[name] is None or run[name] in self._known
+            require(is_before, f"runs.{name} names no run that is in the file before it")
+        if place[1] is None:
+            self._delegating.discard(parent)
+        else:
+            starts = parent is not None and place in self._known[parent]
+            require(starts, "runs.parent_position is of no call of a parent that starts one")
+        what = "runs.progress is no run's"
+        progress: Progress = _made(SimpleNamespace(**run), progress_from_row, Progress, what)
+        if progress.children.split == "whole":
+            self._delegating.add(run["id"])
+        self._run, self._known[run["id"]] = run, set()
 
     def _add_call(self, row: Row) -> None:
-        message, position = row["message"], row["position"]
-        uses = self._uses.get(message, [])
-        if position >= len(uses) or position != self._calls.get(message, 0):
-            raise ValueError(f"tool_calls has a row that no block of message {message} asks for")
-        use = uses[position]
-        if row["tool_use_id"] != visible(use["id"]) or row["name"] != visible(use["name"]):
-            raise ValueError("tool_calls names another call than its block")
-        self._calls[message] = position + 1
+        place = row["message"], row["position"]
+        call = self._open.pop(place, None)
+        require(
+            call is not None, f"tool_calls has a row that no block of message {place[0]} asks for"
+        )
+        is_same = call == (row["tool_use_id"], row["name"])
+        require(is_same, "tool_calls names another call than its block")
+        self._calls.add(place)
         # A call of a tool that the job does not have is refused before anything waits for it.
         if self._spec.tool(row["name"]) is None or self._spec.starts_children(row["name"]):
-            self._starts.add((message, position))
+            self._known[row["run_id"]].add(place)
+
+
+def _spec_of(row: Row) -> JobSpec:
+    what = "jobs.spec is no job's"
+    spec: JobSpec = _made(row["spec"], JobSpec.from_json, JobSpec, what)
+    is_flat = spec.limits.max_agent_depth <= DEEPEST
+    require(is_flat, f"{what} (limits.max_agent_depth is over {DEEPEST})")
+    return spec

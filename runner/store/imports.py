@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
-from types import SimpleNamespace
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -22,20 +21,18 @@ from sqlalchemy.exc import IntegrityError
 from runner.core.events import signed_event
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
-from runner.core.state import Progress
-from runner.core.text import read_json_line, shorten
+from runner.core.text import LONGEST_LINE, read_json_line, shorten
 from runner.errors import UsageError
-from runner.permissions import ToolContext
 from runner.store.blobs import store_bytes
 from runner.store.changes import store_change, tell_of_job
 from runner.store.control import cancel_locked
 from runner.store.database import Database
-from runner.store.export_lines import Reader
-from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
-from runner.store.import_checks import Place, RunCheck, check_id, check_row, check_value, spec_of
+from runner.store.exports import FORMATS, IMPORTED, VERSION, job_lines, run_lines
 from runner.store.jobs import insert_shares
-from runner.store.run_state import progress_from_row, tool_context_from_json
 from runner.store.tables import approvals, events, job_events, jobs, runs
+
+if TYPE_CHECKING:
+    from runner.store.import_checks import Section
 
 ImportOutcome = Literal["imported", "there", "continued"]
 
@@ -49,136 +46,72 @@ class ImportedRun:
     state: str  # here
 
 
-# --- Checking a file ---
-
-
-@dataclass(eq=False)
-class Section:
-    """The rows of a job as a whole, or of one run, in a file."""
-
-    kind: Literal["job", "run"]
-    id: str
-    start: int  # in the file, in bytes
-    rows: int = 0
-    digest: str = ""  # of the rows as lines
-    key: str | None = None  # of a job, if its submitter gave it one
-    # Of a run:
-    has_ended: bool = True
-    approvals: list[str] = field(default_factory=list)  # their ids
+# --- Reading a file ---
 
 
 def _check_file(file: IO[bytes], source: str) -> list[Section]:
     """Check a file, and return its job and then its runs. Raises ``UsageError`` with the line."""
+    from runner.store.import_checks import FileCheck, require  # late: pydantic is slow to import
+
+    check, digest, number, is_whole = FileCheck(), hashlib.sha256(), 0, False
     file.seek(0)
-    reader: Reader | None = None
     try:
-        reader = Reader(file)
-        check = _FileCheck(reader)
-        for start, table, row in reader.rows():
-            check.add(start, table, row)
-        check.end()
+        while not is_whole:
+            number += 1
+            start, before = file.tell(), digest.hexdigest()
+            line = file.readline(LONGEST_LINE + 1)
+            is_line = len(line) > LONGEST_LINE or line.endswith(b"\n")
+            require(is_line, "it is missing or cut off: the export is not whole")
+            digest.update(line)
+            value = read_json_line(line)
+            if number == 1:
+                _check_header(value)
+            elif isinstance(value, dict) and value.keys() == {"table", "row"}:
+                check.add(start, value["table"], value["row"])
+            else:
+                is_whole = value == {"end": {"rows": number - 2, "sha256": before}}
+                require(
+                    is_whole, "it is not the end of these rows: the file was changed or damaged"
+                )
+                check.end()
+        number += 1
+        require(not file.read(1), "it comes after the end of the export")
     except ValueError as error:
-        number = 1 if reader is None else reader.number
-        raise UsageError(f"{source}, line {number}: {error}; nothing was imported") from error
+        where = f"{source}, line {number}"
+        raise UsageError(f"{where}: {error}; nothing was imported") from error
     return check.sections
 
 
-class _FileCheck:
-    """Checks the rows of a file in order. Raises ``ValueError``."""
-
-    def __init__(self, reader: Reader) -> None:
-        check_id(reader.job_id, "job")
-        self._reader = reader
-        self.sections: list[Section] = []
-        self._spec: JobSpec | None = None
-        self._run: RunCheck | None = None  # of the section that is read
-        self._known: dict[str, set[Place]] = {}  # the runs, with the calls that start sub-agents
-        self._delegating: set[str] = set()  # runs whose sub-agent for the whole task is to come
-        self._digest = hashlib.sha256()
-        self._last: tuple[int, list[Any]] = (-1, [])  # the table and the key of the last row
-
-    def add(self, start: int, table: str, written: Any) -> None:
-        if table not in FORMATS:
-            raise ValueError(f"there is no table {table[:60]!a}: the file may be of a newer Runner")
-        row = FORMATS[table].row(written)
-        if table in ("jobs", "runs"):
-            self._begin_section(start, table, row["id"])
-        elif not self.sections:
-            raise ValueError("the first row is not the job's")
-        self._check_order(table, row)
-        check_row(table, row)
-        if row.get("job_id", self._reader.job_id) != self._reader.job_id:
-            raise ValueError(f"{table}.job_id is not {self._reader.job_id}")
-        if table == "jobs":
-            if row["id"] != self._reader.job_id:
-                raise ValueError(f"it is of another job than {self._reader.job_id}")
-            self.sections[-1].key, self._spec = row["key"], spec_of(row)
-        elif table == "runs":
-            self._add_run(row)
-        elif self._run is not None:
-            self._run.add(table, row)
-        elif row.get("run_id") is not None:
-            raise ValueError(f"{table}.run_id does not belong here")
-        section = self.sections[-1]
-        if table == "approvals":
-            section.approvals.append(row["id"])
-            what = "approvals.setting is none"
-            check_value(row["setting"], tool_context_from_json, ToolContext, what)
-        section.rows += 1
-        self._digest.update(FORMATS[table].line(row))
-
-    def end(self) -> None:
-        self._end_section()
-        if not self.sections:
-            raise ValueError("there is no row in it")
-        wanted = self._reader.run_id
-        if wanted is not None and wanted not in self._known:
-            raise ValueError(f"the run {wanted[:60]!a} that it is of is not in it")
-        if self._delegating:
-            run_id = min(self._delegating)
-            raise ValueError(
-                f"{run_id} has given its whole task to a sub-agent, which is not in the file"
-            )
-
-    def _begin_section(self, start: int, table: str, id_: str) -> None:
-        self._end_section()
-        if (table == "jobs") == bool(self.sections):
-            raise ValueError("a file has one job, and its row comes first")
-        self.sections.append(Section("job" if table == "jobs" else "run", id_, start))
-        self._last = (-1, [])
-        self._digest = hashlib.sha256()
-
-    def _end_section(self) -> None:
-        if not self.sections:
-            return
-        section = self.sections[-1]
-        section.digest = self._digest.hexdigest()
-        if self._run is not None:
-            self._run.end()
-            section.has_ended = self._run.has_ended
-
-    def _check_order(self, table: str, row: dict[str, Any]) -> None:
-        """Check that a row is in its section once and in the order in which exports are written."""
-        tables = JOB_TABLES if self.sections[-1].kind == "job" else RUN_TABLES
-        format = FORMATS[table]
-        if format.table not in tables:
-            raise ValueError(f"a row of {table} does not belong here")
-        last, last_key = self._last
-        place, key = tables.index(format.table), [row[name] for name in format.key]
-        if place < last or (place == last and key and key <= last_key):
-            raise ValueError(f"the row of {table} is there twice, or is not in its place")
-        self._last = (place, key)
-
-    def _add_run(self, row: dict[str, Any]) -> None:
-        assert self._spec is not None, "the job's row comes first"
-        self._run = RunCheck(row, self._spec, self._known)
-        progress: Progress = check_value(
-            SimpleNamespace(**row), progress_from_row, Progress, "runs.progress is no run's"
+def _check_header(value: Any) -> None:
+    if not (isinstance(value, dict) and "runner_export" in value):
+        raise ValueError("it is not the first line of an export of Runner's")
+    if (version := value["runner_export"]) != VERSION:
+        raise ValueError(
+            f"it is of an export of version {str(version)[:20]!a}, and this Runner knows {VERSION}: "
+            "import it with the Runner that wrote it"
         )
-        if progress.children.split == "whole":
-            self._delegating.add(row["id"])
-        if row["parent_position"] is None:
-            self._delegating.discard(row["parent_run"])
+
+
+def _rows_of(
+    file: IO[bytes], section: Section, source: str
+) -> Iterator[tuple[Table, dict[str, Any]]]:
+    """Yield the rows of a section as the database takes them. Raises ``UsageError`` at the end unless
+    they are the ones that were checked."""
+    from runner.store.import_checks import read_row
+
+    digest = hashlib.sha256()
+    file.seek(section.start)
+    try:
+        for _ in range(section.rows):
+            value = read_json_line(file.readline())
+            format = FORMATS[value["table"]]
+            row = read_row(format.table.name, value["row"])
+            digest.update(format.line(row))
+            yield format.table, row
+    except (ValueError, KeyError, TypeError):
+        digest.update(b"changed")
+    if digest.hexdigest() != section.digest:
+        raise UsageError(f"{source}: the file changed while it was imported: import it again")
 
 
 # --- Storing an export ---
@@ -279,26 +212,6 @@ def _is_same(connection: Connection, section: Section) -> bool:
     table, key = (job_events, job_events.c.job_id) if is_job else (events, events.c.run_id)
     query = select(table.c.data).where(key == section.id, table.c.type == IMPORTED)
     return any(data.get("sha256") == section.digest for data in connection.scalars(query))
-
-
-def _rows_of(
-    file: IO[bytes], section: Section, source: str
-) -> Iterator[tuple[Table, dict[str, Any]]]:
-    """Yield the rows of a section as the database takes them. Raises ``UsageError`` at the end unless
-    they are the ones that were checked."""
-    digest = hashlib.sha256()
-    file.seek(section.start)
-    try:
-        for _ in range(section.rows):
-            value = read_json_line(file.readline())
-            format = FORMATS[value["table"]]
-            row = format.row(value["row"])
-            digest.update(format.line(row))
-            yield format.table, row
-    except (ValueError, KeyError, TypeError):
-        digest.update(b"changed")
-    if digest.hexdigest() != section.digest:
-        raise UsageError(f"{source}: the file changed while it was imported: import it again")
 
 
 def _cancel(connection: Connection, section: Section, author: Author, now: float) -> None:

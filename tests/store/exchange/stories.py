@@ -52,7 +52,7 @@ def _is_event(of: tuple[str, dict[str, Any]]) -> bool:
 
 
 # A type and its data. What Runner's own events hold is not just anything.
-_kinds = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12)
+_kinds = st.from_regex("[a-z][a-z_]{0,11}", fullmatch=True)
 happenings = st.tuples(_kinds, objects).filter(_is_event)
 
 

@@ -58,7 +58,7 @@ def test_the_specs_of_job_files_fit(path: Path) -> None:
     ],
 )
 def test_the_first_part_that_does_not_fit_is_named(value: Any, where: str) -> None:
-    assert misfit(value, JobSpec) == where
+    assert str(misfit(value, JobSpec)).startswith(where)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,16 @@ def test_the_first_part_that_does_not_fit_is_named(value: Any, where: str) -> No
         (Progress(), None),
         (Progress(worked=3, context=ContextState(measured=None)), None),
         (Progress(turns=2**61), "turns"),
-        (Progress(model=ModelState(failure=Failure("1", 0.0, None, "x", "y"))), "model.failure"),  # type: ignore[arg-type]
-        (Progress(model=ModelState(open_call=OpenCall(1, 1, None))), "model.open_call"),  # type: ignore[arg-type]
+        (
+            Progress(model=ModelState(failure=Failure("1", 0.0, None, "x", "y"))),
+            "model.failure.count: ",
+        ),  # type: ignore[arg-type]
+        (
+            Progress(model=ModelState(open_call=OpenCall(1, 1, None))),
+            "model.open_call.reservation: ",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_progress_fits_or_the_part_is_named(value: Progress, where: str | None) -> None:
-    assert misfit(value, Progress) == where
+    problem = misfit(value, Progress)
+    assert problem is None if where is None else str(problem).startswith(where)

@@ -20,7 +20,8 @@ from runner.store.database import Database
 from runner.store.due_runs import due_to_notify
 from runner.store.exports import export
 from runner.store.fork import fork
-from runner.store.imports import Section, import_file
+from runner.store.import_checks import Section
+from runner.store.imports import import_file
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.tables import approvals, events, job_budgets, job_events, jobs, run_items, runs
@@ -88,7 +89,7 @@ def test_an_item_that_no_database_can_hold_is_refused(database: Database) -> Non
     lines = renamed(lines_of(database, run_row(database, run_id).job_id))
     rows_of_item = [line["row"] for line in lines if line.get("table") == "run_items"]
     rows_of_item[0]["item"] = 10**400
-    with pytest.raises(UsageError, match=r"run_items\.item is a number that is too large"):
+    with pytest.raises(UsageError, match=r"run_items\.item: it is a number that is too large"):
         brought(database, signed(lines))
 
 

@@ -125,7 +125,7 @@ def _set(name: str, value: Any) -> Callable[[Lines, str], None]:
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        (_set("id", "run_x.1"), "no id of ours"),
+        (_set("id", "run_x.1"), "id: string should match pattern"),
         (_set("parent_run", None), "parent_run is not what the run's id says"),
         (_set("root_run", None), "root_run is not what the run's id says"),
         (_set("depth", 2), "depth is not what the run's id says"),
@@ -162,7 +162,7 @@ def test_a_sub_agent_that_no_call_of_its_parent_started_is_refused(
     run_id = start(first, asks(1), asks(2), tool_use(3, "Read", file_path="a")).state.run_id
     lines = lines_of(first, run_row(first, run_id).job_id)
     _set(column, value)(lines, f"{run_id}.2")
-    with pytest.raises(UsageError, match="of no call of its parent that starts one"):
+    with pytest.raises(UsageError, match="of no call of a parent that starts one"):
         brought(second, signed(lines))
 
 
@@ -249,7 +249,7 @@ def test_an_id_that_no_sub_agent_can_have_is_refused(make_database: MakeDatabase
     parent, child, _ = parent_with_two(first)
     lines = lines_of(first, run_row(first, parent).job_id)
     _row(lines, child)["id"] = parent + end
-    with pytest.raises(UsageError, match="no id of ours"):
+    with pytest.raises(UsageError, match="id: string should match pattern"):
         brought(second, signed(lines))
 
 
