@@ -17,12 +17,12 @@ from runner.app.outputs import file_names
 from runner.app.session_files import session_files, session_of, sessions_in, whole_lines
 from runner.core.agents import place_of, tree_order
 from runner.core.run import Author
-from runner.core.text import LONGEST_LINE, json_line, read_json_object
+from runner.core.text import LONGEST_LINE, as_ascii, json_line, read_json_object
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.exchange.recorded import Recorded
-from runner.exchange.session_lines import UnreadableLineError, as_ascii
+from runner.exchange.session_lines import UnreadableLineError
 from runner.exchange.sessions import EmptySessionError
 from runner.queries.costs import known_costs
 from runner.queries.names import Found

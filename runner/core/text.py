@@ -122,12 +122,11 @@ _ANY = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 _ONCE = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_each_once)
 
 
-# --- Lines of JSON ---
-
 LONGEST_LINE = 256 * 1024 * 1024  # bytes; a tool's whole output is at most 10 MB
 # A value in a row may be as deep as JSON can be, and the objects around it add to that.
 _DEEPEST_LINE = DEEPEST + 20
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_NOT_ASCII = re.compile(r"[^\x20-\x7e\t]")
 
 
 def json_line(value: Any) -> bytes:
@@ -135,27 +134,35 @@ def json_line(value: Any) -> bytes:
     return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
-def read_json_line(line: bytes) -> Any:
-    """Return the value of a line of JSON, not too long for a file. Raises ``ValueError``."""
+def as_ascii(line: bytes) -> bytes:
+    """Return a line with all but plain ASCII escaped, so that no terminal obeys it."""
+    found = _NOT_ASCII.sub(lambda each: json.dumps(each[0])[1:-1], line.decode("utf-8"))
+    return found.encode("ascii").replace(b"\x7f", b"\\u007f") + b"\n"
+
+
+def read_json_line(line: bytes) -> dict[str, Any]:
+    """Return the object in a line of JSON, not too long for a file. Raises ``ValueError``."""
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
     try:
-        return read_json(line.decode("utf-8"), _DEEPEST_LINE)
+        value = read_json(line.decode("utf-8"), _DEEPEST_LINE)
     except UnicodeDecodeError as error:
         raise ValueError("it is not UTF-8") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")
+    return value
 
 
 def read_json_object(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object in a line, or None if there is none."""
     try:
-        value = read_json_line(line)
+        return read_json_line(line)
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.core.conversation import Block
-from runner.exchange.recorded import Recorded, Row, iso, usage_of
+from runner.core.conversation import Block, Usage
+from runner.exchange.recorded import Recorded, Row, iso
 
 VERSION = "ATIF-v1.7"
 _NOTES = (
@@ -137,7 +137,7 @@ class _Steps:
         if call is not None:
             cost, metrics = self._recorded.costs.get(call["number"]), {}
             if call["input_tokens"] is not None:
-                usage = usage_of(call)
+                usage = Usage(*(call[kind] or 0 for kind in Usage.__slots__))
                 metrics = {
                     "prompt_tokens": usage.prompt_tokens,
                     "completion_tokens": usage.output_tokens,

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 from runner.core.agents import place_of
-from runner.core.conversation import Usage
 from runner.core.spec import JobSpec
 
 Row = Mapping[str, Any]
@@ -69,11 +68,6 @@ class Recorded:
             for call in self.model_calls
             if call["purpose"] == "turn" and call["stop_reason"] is not None
         }
-
-
-def usage_of(call: Row) -> Usage:
-    """Return the tokens of a model call whose usage is known."""
-    return Usage(*(call[kind] or 0 for kind in Usage.__slots__))
 
 
 def iso(seconds: float) -> str:

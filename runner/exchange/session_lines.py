@@ -7,7 +7,6 @@ missing ones have defaults. Content that cannot be read is an error, as it would
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,8 +93,6 @@ def read_lines(file: str, raw: Iterable[bytes]) -> Iterator[Line]:
     for number, content in enumerate(raw, 1):
         try:
             value = read_json_line(content)
-            if not isinstance(value, dict):
-                raise ValueError("it is no object")
             at = _moment(value.get("timestamp"), at)
             value |= {
                 ours: value[theirs]
@@ -272,12 +269,3 @@ def denier_of(kind: str | None, shown: str, is_error: bool) -> str | None:
     shown = shown.removeprefix("<tool_use_error>").removeprefix("Error: ")
     told = (_DENIERS[name] for name, words in _TOLD if re.match(words, shown, re.DOTALL))
     return next(told, None)
-
-
-_NOT_ASCII = re.compile(r"[^\x20-\x7e\t]")
-
-
-def as_ascii(line: bytes) -> bytes:
-    """Return a line with all but plain ASCII escaped, so that no terminal obeys it."""
-    found = _NOT_ASCII.sub(lambda each: json.dumps(each[0])[1:-1], line.decode("utf-8"))
-    return found.encode("ascii").replace(b"\x7f", b"\\u007f") + b"\n"

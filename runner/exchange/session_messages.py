@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -46,6 +46,10 @@ def usage_of(stated: Any) -> Usage:
     """Return the tokens that a message's usage, or a whole session's, states."""
     usage, told = as_object(stated), _TOKENS.items()
     return Usage(**{kind: max(tokens_of(usage.get(n)) for n in names) for kind, names in told})
+
+
+def _first(lines: Iterable[Line], name: str) -> str | None:
+    return next((text for line in lines if (text := line.text(name))), None)
 
 
 def _usage_in(line: Line) -> Usage:
@@ -137,16 +141,14 @@ class SessionMessage:
 
     @property
     def request_id(self) -> str | None:
-        return next((text for line in self.lines if (text := line.text("requestId"))), None)
+        return _first(self.lines, "requestId")
 
     @property
     def hour_cache(self) -> bool:
         """True if most of what it wrote to the cache lives for an hour."""
-        usage = as_object(self.lines[-1].message.get("usage"))
-        written = as_object(usage.get("cache_creation"))
-        hour, minutes = (
-            tokens_of(written.get(f"ephemeral_{n}_input_tokens")) for n in ("1h", "5m")
-        )
+        written = as_object(as_object(self.lines[-1].message.get("usage")).get("cache_creation"))
+        names = ("ephemeral_1h_input_tokens", "ephemeral_5m_input_tokens")
+        hour, minutes = (tokens_of(written.get(name)) for name in names)
         return hour > minutes
 
     @property
@@ -237,10 +239,10 @@ class Conversation:
                 call.denier = call.denier or "the permission mode"
 
     def last(self, name: str) -> str | None:
-        return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
+        return _first(reversed(self.lines), name)
 
     def first(self, name: str) -> str | None:
-        return next((text for line in self.lines if (text := line.text(name))), None)
+        return _first(self.lines, name)
 
     def end_of(self) -> tuple[str, str]:
         """Return the state and the reason that it ended with."""

@@ -66,17 +66,13 @@ class Session:
     time. Raises ``UnreadableLineError`` or ``EmptySessionError``."""
 
     def __init__(self, files: Files, modified: float = 0.0) -> None:
-        is_meta = {name: name.endswith(".json") for name in files}
-        self._meta = {
-            name: read_json_object(b"\n".join(raw)) or {}
-            for name, raw in files.items()
-            if is_meta[name]
-        }
-        lines = {
-            name: _timed(list(kept.read_lines(name, raw)), modified)
-            for name, raw in files.items()
-            if not is_meta[name]
-        }
+        self._meta: dict[str, Mapping[str, Any]] = {}
+        lines: dict[str, list[Line]] = {}
+        for name, raw in files.items():
+            if name.endswith(".json"):
+                self._meta[name] = read_json_object(b"\n".join(raw)) or {}
+            else:
+                lines[name] = _timed(list(kept.read_lines(name, raw)), modified)
         shown = ("user", "attachment")
         texts = {shown_text(line.blocks) for line in chain(*lines.values()) if line.kind in shown}
         self._main = Conversation(None, texts)
@@ -179,11 +175,8 @@ class Session:
         for one in self._conversations:
             for use_id, call in one.calls.items():
                 asked, given = call.asked.block, as_object(call.asked.block["input"])
-                types = (
-                    given.get("subagent_type"),
-                    given.get("agent_type"),
-                    call.raw.get("agentType"),
-                )
+                types = [given.get("subagent_type"), given.get("agent_type")]
+                types.append(call.raw.get("agentType"))
                 start = _Start(one.agent, call, next(filter(None, map(as_text, types)), ""))
                 agent = visible(as_text(call.raw.get("agentId")) or use_id)
                 by_id |= {use_id: start, agent: start}
@@ -211,9 +204,8 @@ def _timed(lines: list[Line], modified: float) -> list[Line]:
     the file was changed, less what the session took."""
     first = next((line.at for line in lines if line.at), None)
     if first is None:
-        took = sum(
-            tokens_of(line.fields.get("duration_ms")) for line in lines if line.kind == "result"
-        )
+        results = [line.fields for line in lines if line.kind == "result"]
+        took = sum(tokens_of(each.get("duration_ms")) for each in results)
         first = max(modified - took / 1000, 0.0)
         lines[-1:] = [replace(lines[-1], at=modified)] if took and lines else lines[-1:]
     return [line if line.at else replace(line, at=first) for line in lines]
@@ -413,11 +405,9 @@ class SessionRun:
             **usage.by_kind(),
         )
         if reply is not None:
-            told = {
-                "stop_reason": audit.summary(reply.stop_reason),
-                "request_id": row["request_id"],
-            }
-            told |= {"latency": round(row["latency"], 3), "turn": self.turns, "call": row["number"]}
+            told = {"stop_reason": audit.summary(reply.stop_reason), "turn": self.turns}
+            told |= {"request_id": row["request_id"], "latency": round(row["latency"], 3)}
+            told["call"] = row["number"]
             self._add_event(at, "model_call_ended", told | {"usage": audit.usage_of(usage)})
 
     def _add_call(self, message: int, position: int, call: Call) -> None:

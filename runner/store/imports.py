@@ -8,7 +8,7 @@ off is done again: stored rows do not change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -66,13 +66,12 @@ def _check_file(file: IO[bytes], source: str) -> list[Section]:
             value = read_json_line(line)
             if number == 1:
                 _check_header(value)
-            elif isinstance(value, dict) and value.keys() == {"table", "row"}:
+            elif value.keys() == {"table", "row"}:
                 check.add(start, value["table"], value["row"])
             else:
                 is_whole = value == {"end": {"rows": number - 2, "sha256": before}}
-                require(
-                    is_whole, "it is not the end of these rows: the file was changed or damaged"
-                )
+                what = "it does not fit what is before it: the file was changed or damaged"
+                require(is_whole, f"{what} (export it anew)")
                 check.end()
         number += 1
         require(not file.read(1), "it comes after the end of the export")
@@ -82,8 +81,8 @@ def _check_file(file: IO[bytes], source: str) -> list[Section]:
     return check.sections
 
 
-def _check_header(value: Any) -> None:
-    if not (isinstance(value, dict) and "runner_export" in value):
+def _check_header(value: Mapping[str, Any]) -> None:
+    if "runner_export" not in value:
         raise ValueError("it is not the first line of an export of Runner's")
     if (version := value["runner_export"]) != VERSION:
         raise ValueError(

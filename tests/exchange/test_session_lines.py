@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from runner.core.text import as_ascii
 from runner.exchange import sessions
-from runner.exchange.session_lines import as_ascii
 from runner.exchange.sessions import Files, SessionRun
 from runner.store.import_checks import check_row
 from tests.exchange.samples import SESSION, Line, Session, raw_of, text, use, usual
