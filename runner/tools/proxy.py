@@ -79,6 +79,10 @@ class _Refused(Exception):  # noqa: N818 - an answer
         self.status, self.outcome, self.why = status, outcome, why
 
 
+class _Closed(OSError):
+    """The proxy was closed, and every connection with it."""
+
+
 def _addresses(name: str, port: int) -> list[str]:
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
@@ -100,6 +104,7 @@ class Proxy:
         self._resolve, self._may_dial = resolve, may_dial
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
         self._resolvers = ThreadPoolExecutor(_LOOKUP_THREADS, "proxy lookup")
 
     @contextmanager
@@ -118,27 +123,36 @@ class Proxy:
                     entrance.bind(str(folder / "socket"))
                     entrance.listen(1)
                     entrance.setblocking(False)
-                    self._do(served.begin(entrance.dup(), folder))
+                    self._do(served.begin(entrance, folder))
             except OSError as error:
                 why = error.strerror or str(error) or "its thread does not answer"
                 raise HostFaultError(f"the proxy of a call cannot be opened: {why}") from error
-            held.callback(lambda: self._do(served.end()))
+            held.callback(self._end, served)
             yield Door(folder / "socket", served)
 
     def close(self) -> None:
-        """End the thread, and every connection with it."""
+        """End the thread, and every connection with it. No door is opened any more."""
         with self._starting:
-            loop, self._loop = self._loop, None
+            loop, self._loop, self._is_closed = self._loop, None, True
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
+    def _end(self, served: _Served) -> None:
+        with suppress(_Closed):
+            self._do(served.end())
+
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work`` in the proxy's thread. Raises ``_Closed`` after ``close``."""
         with self._starting:
+            if self._is_closed:
+                work.close()
+                raise _Closed("the worker ends")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_run, args=(self._loop,), name="proxy", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_END_SECONDS)
+            doing = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return doing.result(_END_SECONDS)
 
     async def _find(self, name: str, port: int, slots: asyncio.Semaphore) -> list[str]:
         """Return the addresses of a name that may be dialled. Raises ``_Refused``. A lookup that nobody
@@ -164,8 +178,8 @@ class Proxy:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # at its end it cancels all tasks
+        runner.get_loop().run_forever()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +234,7 @@ class _Served:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, entrance: socket.socket, folder: Path) -> None:
-        self._start(self._serve(entrance, folder))
+        self._start(self._serve(entrance.dup(), folder))
 
     async def end(self) -> None:
         while tasks := list(self._tasks):

@@ -143,6 +143,17 @@ def test_the_address_that_was_checked_is_dialled_and_the_name_looked_up_once(ser
     assert looked_up == ["a.test"]
 
 
+def test_a_closed_proxy_starts_no_thread_for_a_call_that_ends_or_begins_later() -> None:
+    before, proxy = set(threading.enumerate()), Proxy()
+    with proxy.door(["a.test"]):
+        proxy.close()
+    with pytest.raises(HostFaultError, match="cannot be opened: the worker ends"):
+        proxy.door(["a.test"]).__enter__()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+    assert set(threading.enumerate()) <= before
+
+
 def test_a_name_or_host_that_cannot_be_reached_fails() -> None:
     def resolve(name: str, port: int) -> list[str]:
         if name == "gone.test":
