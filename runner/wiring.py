@@ -232,8 +232,8 @@ def start_worker(
 
 def _collector(
     worker_id: str, machine: Machine, ports: Ports, prices: PriceList, opened: ExitStack
-) -> Callable[[Callable[[], bool]], Collector]:
-    """Return a function that makes the collector of batches, given whether the worker may act."""
+) -> Callable[..., Collector]:
+    """Return a function that makes the collector of batches, given the rest of its arguments."""
     from runner.core.model_calls import tariffs_of
     from runner.engine.batches import Collector
     from runner.store.blobs import load_blob
@@ -246,20 +246,17 @@ def _collector(
         opened.callback(found.close)
         return found
 
-    def make(may_act: Callable[[], bool]) -> Collector:
-        return Collector(
-            database=machine.database,
-            worker_id=worker_id,
-            clock=machine.clock,
-            api=api,
-            look=ports.journal.look,
-            tariffs=partial(tariffs_of, prices=prices),
-            stopping=ports.stopping,
-            outage=machine.database_outage,
-            may_act=may_act,
-        )
-
-    return make
+    return partial(
+        Collector,
+        database=machine.database,
+        worker_id=worker_id,
+        clock=machine.clock,
+        api=api,
+        look=ports.journal.look,
+        tariffs=partial(tariffs_of, prices=prices),
+        stopping=ports.stopping,
+        outage=machine.database_outage,
+    )
 
 
 def _serve_metrics(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeGuard
 
 from runner.core import batches as core
 from runner.core.agents import lineage
@@ -25,7 +26,7 @@ from runner.core.retries import delay, is_retried
 from runner.core.run import RUNNER
 from runner.core.spec import JobSpec
 from runner.core.state import RunState
-from runner.errors import ModelCallError, RunnerError, UnreachableError
+from runner.errors import KeyRefused, ModelCallError, RunnerError, UnreachableError
 from runner.logs import Outage, log_event
 from runner.ports import Batches, Clock
 from runner.store import batches as store
@@ -37,11 +38,15 @@ logger = logging.getLogger(__name__)
 PASS_SECONDS = 1.0
 _ERROR_SECONDS = 10.0  # after which an API that did not answer is asked again
 _STORED_AT_ONCE = 200  # results
-_KEY_REFUSED = "authentication_error"
 
 
 class _Stopped(RunnerError):  # noqa: N818 - not wrong
     """The worker ends, or another one collects by now."""
+
+
+def _is_of_key(error: Exception) -> TypeGuard[ModelCallError]:
+    """True if an error says that the API refuses the key."""
+    return isinstance(error, ModelCallError) and error.kind == "authentication_error"
 
 
 @dataclass(eq=False)
@@ -53,6 +58,7 @@ class Collector:
         look: returns the state of a run that waits for a batch; None if the run does not wait.
         tariffs: returns the prices of a job's models, by model.
         may_act: returns whether the worker's leases are valid.
+        key_refused: told, with words, that the API refuses the key; it asks when to try again.
         grace: seconds after which a batch that the API does not list counts as not made.
     """
 
@@ -65,6 +71,7 @@ class Collector:
     stopping: threading.Event
     outage: Outage
     may_act: Callable[[], bool] = lambda: True
+    key_refused: Callable[[KeyRefused, str], None] = lambda refused, fault: None
     grace: float = core.GRACE_SECONDS
     _account: str = field(default="", init=False)  # the organization
     _is_known: bool = field(default=False, init=False)  # the API has confirmed it
@@ -87,7 +94,11 @@ class Collector:
             except UnreachableError as error:
                 self.outage.failed(error)
             except Exception as error:  # any error: what calls the API one by one goes on
-                self._warn("the lane of batches", error)
+                if _is_of_key(error):
+                    refused = KeyRefused("anthropic", error.message, self._refuses_key)
+                    self.key_refused(refused, str(refused))
+                else:
+                    self._warn("the lane of batches", error)
                 wait = _ERROR_SECONDS
 
     def collect(self) -> None:
@@ -107,6 +118,13 @@ class Collector:
                     self._attend(batch, now)
         self._send()
         store.wake(self.database, self.clock.now())
+
+    def _refuses_key(self) -> bool:
+        try:
+            self.api().organization()
+        except ModelCallError as error:
+            return _is_of_key(error)
+        return False
 
     def _correct_charges(self) -> None:
         jobs = set[str | None]()
@@ -138,11 +156,12 @@ class Collector:
         except (_Stopped, UnreachableError):
             raise
         except Exception as error:  # any error: see above
+            if _is_of_key(error):
+                # A pass begins with the account again: it ends there, and another worker collects.
+                self._is_known = False
+                raise
             self._warn(what, error)
-            if isinstance(error, ModelCallError) and error.kind in ("connection", _KEY_REFUSED):
-                # A pass begins with the account again: with a refused key it ends there, and another
-                # worker collects.
-                self._is_known &= error.kind != _KEY_REFUSED
+            if isinstance(error, ModelCallError) and error.kind == "connection":
                 raise
         else:
             self._said.pop(what, None)
@@ -370,7 +389,7 @@ class Collector:
         log_event(logger, "sent a batch", batch=batch.id, api_id=found.id, calls=len(calls))
 
     def _refused(self, kind: str, batch: StoredBatch, error: ModelCallError, now: float) -> None:
-        if error.kind == _KEY_REFUSED:
+        if _is_of_key(error):
             store.not_made(self.database, batch, str(error), now)
             raise error
         if error.kind == SPEND_LIMIT or not is_retried(error):

@@ -56,7 +56,7 @@ class Worker:
     Args:
         queue_side: makes the queue's side, given what to do with a run id and whom to tell that a slot
             is free.
-        collector: makes what collects batches, given whether the leases are good.
+        collector: makes what collects batches, given ``may_act`` and ``key_refused``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Worker:
         slots: int,
         queue_side: Callable[[Callable[[str], None], Callable[[], None]], QueueSide],
         assigned: Assignment,
-        collector: Callable[[Callable[[], bool]], Collector] | None = None,
+        collector: Callable[..., Collector] | None = None,
     ) -> None:
         self.id = worker_id
         self.failure: BaseException | None = None
@@ -97,7 +97,11 @@ class Worker:
         self._providers = ProviderWatch(
             machine.database, self._mark_fault, self._queue_side.listen, ports.stopping
         )
-        self._collector = None if collector is None else collector(self._may_act)
+        self._collector = (
+            None
+            if collector is None
+            else collector(may_act=self._may_act, key_refused=self._providers.report)
+        )
         self._dispatcher = Dispatcher(
             machine,
             self._queue_side,

@@ -79,7 +79,7 @@ class _Refused(Exception):  # noqa: N818 - an answer
         self.status, self.outcome, self.why = status, outcome, why
 
 
-class _Closed(OSError):
+class _ClosedError(OSError):
     """The proxy was closed, and every connection with it."""
 
 
@@ -139,15 +139,15 @@ class Proxy:
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, served: _Served) -> None:
-        with suppress(_Closed):
+        with suppress(_ClosedError):
             self._do(served.end())
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do ``work`` in the proxy's thread. Raises ``_Closed`` after ``close``."""
+        """Do ``work`` in the proxy's thread. Raises ``_ClosedError`` after ``close``."""
         with self._starting:
             if self._is_closed:
                 work.close()
-                raise _Closed("the worker ends")
+                raise _ClosedError("the worker ends")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_run, args=(self._loop,), name="proxy", daemon=True).start()

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from runner.core.budget import Budget
 from runner.core.commands import Target
-from runner.errors import ModelCallError
+from runner.errors import KeyRefused, ModelCallError
 from runner.store import control
 from runner.store.tables import jobs as jobs_table
 from runner.store.tables import runs as run_table
@@ -232,6 +232,28 @@ def test_a_worker_whose_key_is_revoked_fails_no_call_and_leaves_the_batches_to_o
             collector.collect()
     office.finish("worker_b")
     assert office.states() == ALL_SUCCEEDED
+
+
+def test_a_key_that_is_refused_to_the_collector_is_told_to_the_worker(office: Office) -> None:
+    office.submit(COUNT)
+    office.work()
+    office.clock.turn(120.0)
+    wrong = ModelCallError("authentication_error", "revoked", status=401, billed=False)
+    collector, told = office.collector(), list[tuple[KeyRefused, str]]()
+    apis = [Faulty(office.api, **{name: fails(wrong)}) for name in ("create", "organization")]
+    collector.api = lambda: apis[0]  # type: ignore[assignment, return-value]
+
+    def tell(refused: KeyRefused, fault: str) -> None:
+        told.append((refused, fault))
+        office.ports.stopping.set()
+
+    collector.key_refused = tell
+    collector.run()
+    ((refused, fault),) = told
+    assert fault.startswith("the API refuses this host's key for anthropic (revoked): ")
+    assert not refused.persists()
+    apis.pop(0)
+    assert refused.persists()
 
 
 @pytest.mark.slow

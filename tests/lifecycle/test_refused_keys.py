@@ -8,6 +8,7 @@ import pytest
 
 from tests.lifecycle.site import PATIENCE, Site, done, wait_until
 from tests.messages_api import API_KEY, Break, MessagesServer, Reply, text
+from tests.messages_api.batches import CreateFault
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,25 @@ def test_a_worker_goes_on_when_a_revoked_key_works_again(site: Site, api: Messag
     api.api_key = API_KEY
     wait_for_success(site, job)
     assert site.json("workers")[0]["fault"] is None
+
+
+def test_a_key_that_only_a_batch_meets_is_a_fault_of_the_host_too(
+    site: Site, api: MessagesServer
+) -> None:
+    site.environment |= {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": API_KEY}
+    options = {"lane": "batch", "batch_linger": "1s"}
+    job = site.submit(site.live_job(ITEMS, options=options, sandbox={"mode": "off"}))
+    busy = Break("status", status=429, headers={"retry-after": "2"})
+    api.shelf.faults.append(CreateFault(busy, made=False))
+    worker = site.start("worker", "-c", "8")
+    wait_until(lambda: not api.shelf.faults, "a batch to be refused for a moment")
+    api.api_key = "another"
+    wait_until(lambda: site.json("workers")[0]["fault"] == REFUSED, "the fault to be shown")
+    api.api_key = API_KEY
+    wait_for_success(site, job)
+    assert site.json("workers")[0]["fault"] is None
+    worker.terminate()
+    assert worker.communicate(timeout=PATIENCE)[1].count(REFUSED) == 1
 
 
 def test_a_run_in_the_foreground_ends_with_the_error_and_goes_on_with_a_good_key(
