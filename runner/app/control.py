@@ -12,7 +12,7 @@ from runner.core.commands import Change, Raised, Target
 from runner.core.run import Author, RunStatus
 from runner.queries.jobs import job_of, show_job
 from runner.queries.transcript import show_run
-from runner.store import control, jobs, pauses
+from runner.store import jobs, pauses
 from runner.store import retry as ended
 from runner.store.database import Database
 from runner.store.fork import fork as fork_run
@@ -33,7 +33,7 @@ class Outcome:
 
 def cancel(app: App, name: str, author: Author) -> Outcome:
     """End the runs of a job, or a run, that have not ended, with their sub-agents."""
-    return _changed(app, _target(app, name), control.cancel, author=author)
+    return _changed(app, _target(app, name), pauses.cancel, author=author)
 
 
 def pause(app: App, name: str, author: Author) -> Outcome:

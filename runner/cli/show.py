@@ -21,6 +21,7 @@ from runner.cli.drawing import TONES
 from runner.cli.options import JOB_OR_RUN, filters, json_option, with_app
 from runner.cli.terminal import (
     MARGIN,
+    MOST_ALIKE,
     Line,
     note,
     print_lines,
@@ -341,12 +342,17 @@ def events(
     if as_json:
         say_json(found)
         return
-    for event in found:
-        if kind == "run":
+    if kind == "run":
+        for event in found:
             _say_event(event)
-        else:
-            of, type_ = event["run_id"] or event["job_id"], cell(event["type"])
-            say(f"{moment(event['at'])}  {of}  {type_:<18}  {_data(event)}".rstrip())
+        return
+    alike: dict[tuple[str, str, str], list[str]] = {}  # the ids of runs, by the rest of the line
+    for event in found:
+        key = moment(event["at"]), cell(event["type"]), _data(event)
+        alike.setdefault(key, []).append(event["run_id"] or event["job_id"])
+    for (at, type_, data), ids in alike.items():
+        for of in ids if len(ids) <= MOST_ALIKE else [f"{len(ids):,} runs"]:
+            say(f"{at}  {of:<8}  {type_:<18}  {data}".rstrip())
 
 
 def _follow(app: handle.App, id: str, *, whole_tree: bool, as_json: bool) -> None:

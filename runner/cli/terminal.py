@@ -40,7 +40,7 @@ _GAP = 2  # cells between columns
 _WIDEST = 32
 _PATIENCE_SECONDS, _BETWEEN_SECONDS = 1.0, 0.2
 _ERASE_LINE = "\r\x1b[K"
-_MOST_ALIKE = 10  # runs with the same outcome that have a row each
+MOST_ALIKE = 10  # runs of which the same is told, a line each
 _LEADING = 3  # columns that stay
 _LEAST_COLUMN = 8
 _LEAST_LAST_COLUMN = 24
@@ -195,7 +195,7 @@ def say_outcomes(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         by_outcome.setdefault(tuple(row[2:]), []).append(row)
     table: list[Sequence[str]] = []
     for outcome, alike in by_outcome.items():
-        if len(alike) > _MOST_ALIKE:
+        if len(alike) > MOST_ALIKE:
             items = f"{alike[0][1]} and {len(alike) - 1:,} more"
             alike = [(f"{len(alike):,} runs", items, *outcome)]
         table += alike

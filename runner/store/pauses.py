@@ -78,6 +78,17 @@ def pause(
     return changes
 
 
+def cancel(
+    database: Database, target: Target, now: float, *, author: Author = UNKNOWN
+) -> list[Change]:
+    """End runs. A whole job is then no longer paused: a retry goes on, and its breaker counts anew."""
+    changes = control.cancel(database, target, now, author=author)
+    if target.kind == "job":
+        is_done = job_pauses.c.job_id == target.id, job_pauses.c.pending.is_(None)
+        database.execute(update(job_pauses).where(*is_done).values(reason=None, counted_from=now))
+    return changes
+
+
 def is_paused(database: Database, job_id: str) -> bool:
     """True if a whole job is paused, but for a pilot."""
     reason = select(job_pauses.c.reason).where(job_pauses.c.job_id == job_id)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, select, tuple_, update
 
 from runner.core.agents import AGENT_TOOL
 from runner.core.commands import Question, Target
@@ -192,8 +192,9 @@ def _event(question: Row[Any], given: Given) -> Event:
 
 
 def announce(database: Database, now: float, most: int = 200, job_id: str | None = None) -> None:
-    """Store notices of new questions, one for each job: of one job, or of all jobs that want them. Each
-    question is announced once; a call announces at most ``most``."""
+    """Store notices of new questions, one for each job: of one job, or of all jobs that want them. A
+    question is announced once, and not if an announced one that asks for the same still waits: one answer
+    settles both. A call looks at ``most`` of them."""
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -210,10 +211,14 @@ def announce(database: Database, now: float, most: int = 200, job_id: str | None
         # An answer locks a run and then its questions: waiting for them here could be a deadlock.
         locked = untold.with_for_update(skip_locked=True, of=approvals)
         these = approvals.c.id.in_(connection.execute(locked).scalars().all())
+        is_told = and_(IS_OPEN_APPROVAL, approvals.c.notified_at.is_not(None))
+        request = select(approvals.c.job_id, approvals.c.tool, approvals.c.group_key).distinct()
+        told = {tuple(row) for row in connection.execute(request.where(is_told))}
         connection.execute(update(approvals).where(these).values(notified_at=now))
         by_job: dict[str, list[Question]] = {}
         for asked in load_asked(connection, these):
-            by_job.setdefault(asked.job_id, []).append(asked)
+            if asked.asked_again or (asked.job_id, asked.tool, asked.group_key) not in told:
+                by_job.setdefault(asked.job_id, []).append(asked)
         query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(by_job))
         for job in connection.execute(query.order_by(jobs.c.id)).all():
             of_questions(connection, JobSpec.from_json(job.spec).notify, by_job[job.id], now)

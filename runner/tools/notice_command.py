@@ -38,7 +38,7 @@ def run_command(
     except OSError as error:
         return f"could not be run: {error.strerror or error}"
     try:
-        process.communicate(json.dumps(about).encode(), timeout=most_seconds + _MORE_SECONDS)
+        process.communicate(f"{json.dumps(about)}\n".encode(), timeout=most_seconds + _MORE_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -136,7 +136,7 @@ def test_many_runs_with_the_same_outcome_share_a_line(
     for run in list_runs(database, job_id)[:2]:
         cancel_runs(database, Target("run", run["id"]), NOW)
     command("pause", list_runs(database, job_id)[2]["id"])
-    result = command("pause", job_id)
+    result = command("pause", job_id, "--reason", "Not now.")
     head, *lines = (line.split() for line in result.out.splitlines())
     assert head == ["run", "item", "state"]
     assert lines[0][1:] == ["12", "waiting", "is", "paused", "already"]
@@ -144,6 +144,8 @@ def test_many_runs_with_the_same_outcome_share_a_line(
     assert len(lines) == 2
     assert "12 of 15 runs changed; 2 had ended before" in result.err
     assert len(command("pause", job_id, "--json").json) == 15
+    told = [line.split()[2:5] for line in command("events", job_id).out.splitlines()]
+    assert [line for line in told if "runs" in line] == [["12", "runs", "paused"]]
 
 
 def test_the_summary_counts_runs_that_have_not_begun(

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.budget import Budget, billionths
-from runner.core.commands import Target
+from runner.core.commands import Reply, Target
 from runner.core.notices import MOST_TRIES, Notify
 from runner.core.pauses import Breaker
 from runner.core.run import Author
 from runner.core.spec import Asking
 from runner.store import control, notices
+from runner.store.approvals import answer
 from runner.store.budgets import set_budget
 from runner.store.database import Database
 from runner.store.jobs import submit
@@ -26,7 +27,7 @@ from runner.store.prune import erase, old_jobs
 from runner.store.questions import announce
 from runner.store.retry import retry
 from runner.store.tables import job_budgets
-from tests.store.asked import ask_all, run_ids, submit_asking
+from tests.store.asked import ask, ask_all, run_ids, submit_asking
 from tests.store.attempts import claim, text
 from tests.store.examples import NOW, SPEC, submission
 
@@ -169,6 +170,21 @@ def test_new_questions_are_told_together_and_each_once(database: Database) -> No
     assert told[0].data["text"] == "needs an approval: Bash uv lock of a (and 1 more)"
     announce(database, NOW + 1)
     assert due(database, NOW + 1) == []
+
+
+def test_a_question_like_one_that_waits_is_not_told(database: Database) -> None:
+    job_id = submit_asking(database, "a", "b", "c", asking=Asking("ask"), notify=TOLD)
+    a, b, c = run_ids(database, job_id)
+    (first,) = ask(database, a, "uv lock")
+    announce(database, NOW)
+    assert len(due(database)) == len(TOLD.channels)
+    same, other = ask(database, b, "uv lock", "git push")
+    announce(database, NOW + 1)
+    assert [each["id"] for each in due(database, NOW + 1)[0].data["questions"]] == [other]
+    answer(database, [first, same], Reply("approved", "ada"), NOW + 2)
+    (new,) = ask(database, c, "uv lock")
+    announce(database, NOW + 3)
+    assert [each["id"] for each in due(database, NOW + 3)[0].data["questions"]] == [new]
 
 
 def test_a_notice_that_is_not_sent_comes_again_after_pauses_and_then_no_more(

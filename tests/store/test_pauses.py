@@ -23,6 +23,7 @@ from runner.store.due_runs import claim as claim_run
 from runner.store.due_runs import due_to_notify, look_at
 from runner.store.jobs import submit
 from runner.store.pauses import Breakers, attend, resume, stop_spending
+from runner.store.retry import retry
 from runner.store.tables import job_events, runs
 from tests.store.asked import run_ids
 from tests.store.attempts import claim, event_types, run_row, text, tool_use
@@ -62,6 +63,17 @@ def succeed(database: Database, *ids: str) -> None:
 def fail(database: Database, *ids: str, why: str = "no model is called x", at: float = NOW) -> None:
     for run_id in ids:
         claim(database, run_id, at).fail("not_found_error", why)
+
+
+def test_a_job_that_was_paused_and_cancelled_goes_on_after_a_retry(database: Database) -> None:
+    job_id, ids = submit_with(database, "a", "b", "c", breaker=Breaker(same_failure=2))
+    job, breakers = Target("job", job_id), Breakers(database)
+    pauses.pause(database, job, NOW, author=ADA)
+    pauses.cancel(database, job, NOW + 1, author=ADA)
+    retry(database, job, NOW + 2, author=ADA)
+    assert (states(database, job_id), pause_of(database, job_id)) == (["queued"] * 3, None)
+    fail(database, *ids[:2], at=NOW + 3)
+    assert breakers.look(job_id, NOW + 4) is not None
 
 
 # --- The pilot ---
