@@ -124,10 +124,7 @@ class Report:
     containment: Mapping[str, int]  # tool calls by what contained them
     forecast: JobForecast | None  # of a job that goes on
     losses: Losses
-
-    @property
-    def spending(self) -> Spending:
-        return sum((each.spending for each in self.runs), Spending())
+    spending: Spending  # of all runs of the job, those begun afresh and sub-agents included
 
     @property
     def outcomes(self) -> str:
@@ -257,6 +254,7 @@ def report_on(app: App, job: str, now: float, *, with_changes: bool | None) -> R
         containment=containments(database, job_id),
         forecast=forecast_of(app, job_id),
         losses=losses_of(app, job_id),
+        spending=sum((each.spending for each in costs), Spending()),
     )
 
 

@@ -86,6 +86,7 @@ def _run_details(app: App, run_id: str) -> dict[str, Any]:
         **tree_of(app, run_id),
         "spending": spending_of(app, run_id=run_id),
         "window": window or DEFAULT_WINDOW,
+        "session": transcript.session_of_run(database, run_id),
         "left_out": asdict(jobs.pruned_turns(database, run["job_id"], run_id)),
         "waits_for": what_runs_wait_for(app, [run]).get(run_id),
         "denied_calls": decisions.denied_calls(database, run_id),

@@ -73,8 +73,9 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
         say_json(report.as_json())
         return code
     _say_runs(report.runs)
-    names = ("tree_turns", "tree_tokens", "tree_unknown_tokens", "below")
-    turns, tokens, unknown, below = (sum(run[name] for run in runs) for name in names)
+    names = ("turns", "charged_tokens", "unknown_tokens")
+    turns, tokens, unknown = (report.job[name] for name in names)
+    below = sum(run["below"] for run in runs)
     started = f" and {plural(below, 'sub-agent')}" if below else ""
     used = f"{plural(turns, 'turn')}, {tokens_of(tokens, unknown)} tokens"
     say(f"\n{report.outcomes}{started}; {used}")

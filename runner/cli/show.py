@@ -135,6 +135,8 @@ def _sandbox(job: Mapping[str, Any]) -> str:
 
 
 def _say_run(run: dict[str, Any]) -> None:
+    limits = f" of {run['max_turns']}", f" of {run['token_ceiling']:,}"
+    of_turns, of_tokens = limits if run["session"] is None else ("", "")  # a session had none
     told = {
         "run": run["id"],
         "item": run["item_key"],
@@ -145,8 +147,9 @@ def _say_run(run: dict[str, Any]) -> None:
         "detail": run["waits_for"] or run["detail"],
         "pausing": "pauses at its next step" if run["pause_requested"] else None,
         "model": run["model"],
-        "turns": f"{run['turns']} of {run['max_turns']}",
-        "tokens": f"{_tokens(run)} of {run['token_ceiling']:,}",
+        **dict(transcript.session_facts(run["session"])),
+        "turns": f"{run['turns']}{of_turns}",
+        "tokens": f"{_tokens(run)}{of_tokens}",
         "cost": cost_line(run["spending"]),
         "its tree": app_show.tree_line(run),
         **_used(run),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.commands import Reply, Target
+from runner.core.conversation import Usage
 from runner.core.entries import RunSettled
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
@@ -261,6 +262,21 @@ def test_runs_begun_afresh_are_left_out(command: Callable[..., Result], database
     page = command("report", job_id(database, run_id)).out
     assert run_id[-8:] not in page
     assert "1 queued, of 1" in page
+
+
+def test_cost_is_that_of_runs_begun_afresh_too(
+    command: Callable[..., Result],
+    database: Database,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder / "prices.toml").write_text(PRICED)
+    monkeypatch.setenv("RUNNER_PRICES", "prices.toml")
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("No."), stop="refusal", usage=Usage(output_tokens=100_000))
+    retry(database, Target("run", run_id), NOW, fresh=True)
+    for shown in ("report", "costs"):
+        assert "$0.50" in command(shown, job_id(database, run_id)).out
 
 
 @pytest.mark.slow

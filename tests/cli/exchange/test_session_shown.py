@@ -50,6 +50,8 @@ def test_the_transcript_has_what_is_to_be_known(command: Command, session: Path)
     ):
         assert words in shown
     assert "aGk=" not in shown
+    facts = command("show", SESSION).out.splitlines()
+    assert {f"session    {SESSION}", "turns      3"} <= set(facts)  # a session had no limits
     refused = command("transcript", SESSION, "--as-sent", "1")
     assert (refused.code, "does not say what Claude Code sent" in refused.err) == (2, True)
 
