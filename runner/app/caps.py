@@ -30,7 +30,7 @@ class CapStatus:
     until: float | None = None  # when the first of them goes on
     changes: Sequence[Mapping[str, Any]] = ()  # by people, the newest last
     days: Sequence[Mapping[str, Any]] = ()  # before, the newest first
-    woken: Sequence[Change] = ()  # runs that go on since it was changed
+    woken: Sequence[Change] = ()  # runs that the change queued
     unworked_job: str | None = None  # a job with such runs, while no worker is alive
 
     @property

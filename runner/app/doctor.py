@@ -102,13 +102,13 @@ def diagnose(settings: Settings) -> list[Check]:
         "cap": (_cap, "see the database"),
         "queue": (
             _queue,
-            "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server",
+            "start Redis, correct RUNNER_REDIS_URL, or unset it to use the embedded server",
         ),
         "key": (_key, ""),
-        "prices": (_prices, "mend the file, or unset RUNNER_PRICES"),
+        "prices": (_prices, "correct the file, or unset RUNNER_PRICES"),
         "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
         "shell": (lambda _: _program("bash"), "install bash: the tool Bash runs it"),
-        "sandbox": (_sandbox, 'mend that: jobs with sandbox.mode = "required" are not worked here'),
+        "sandbox": (_sandbox, 'fix that: jobs with sandbox.mode = "required" are not worked here'),
         "limits": (lambda _: _limits(), ""),
         "versions": (_versions, ""),
     }
@@ -135,7 +135,7 @@ def _home(settings: Settings) -> str:
 
 def _database(settings: Settings) -> str:
     if not migrate.is_created(settings.database_url):
-        return "none yet; `runner run` makes it"
+        return "none yet; `runner run` creates it"
     with closing(Database(settings.database_url)) as database:
         status = migrate.check(database)
         where = database.url.render_as_string(hide_password=True)
@@ -171,7 +171,7 @@ def _workers(settings: Settings) -> str:
     alive = [worker for worker in found if worker["state"] in ("alive", "draining", "faulty")]
     mine = f"{runner.__version__}/{migrate.HEAD}"
     amiss = {
-        f"fault on {worker['hostname']}: {worker['fault']}": "mend that host: its workers try again"
+        f"fault on {worker['hostname']}: {worker['fault']}": "fix that host: its workers retry"
         for worker in alive
         if worker["fault"] is not None
     }
@@ -216,7 +216,7 @@ def _cap(settings: Settings) -> str:
     with handle.open_app(settings) as app:
         found = caps.status(app)
     if found is None or not found.cap.is_set:
-        return "no day has one (see `runner budget --all`)"
+        return "none (see `runner budget --all`)"
     return "; ".join(filter(None, (found.used, found.waits)))
 
 
@@ -300,10 +300,10 @@ def _sandbox(settings: Settings) -> str:
 
 def _limits() -> str:
     if held := cgroups.offered():
-        return f"the kernel holds {', '.join(held)}, if no other process is in the worker's cgroup"
+        return f"the kernel enforces {', '.join(held)}, if a worker's cgroup has no other process"
     if sys.platform != "linux":
-        return "Runner holds disk, nobody holds the others: they need Linux"
-    return "Runner holds all of them: no cgroup (version 2) with controllers is delegated"
+        return "Runner enforces disk; the others need Linux"
+    return "Runner enforces all: no cgroup (version 2) with controllers is delegated to it"
 
 
 def _versions(settings: Settings) -> str:

@@ -100,7 +100,7 @@ def _note_on_attempt(type_: str, data: Mapping[str, Any], attempt: int | None) -
         return Note(f"attempt {attempt} ended in a bug: {last}", "bad") if last else None
     match data.get("why"):
         case "host_fault":
-            words = f"host {after('', data, 'host')} could not work it: {after('', data, 'detail')}"
+            words = f"host {after('', data, 'host')} could not work on the run: {after('', data, 'detail')}"
             return Note(words, "wait")
         case "lease_lost":
             return Note(f"attempt {attempt} was lost with its worker", "bad")
@@ -158,7 +158,7 @@ def _note_on_change(type_: str, data: Mapping[str, Any]) -> Note | None:
             kind, side = ("new", "new") if type_ == "rule_added" else ("revoked", "old")
             changed = data.get(side) or {}
             of = changed.get("run_id")
-            scope = "for the whole job" if of is None else f"for {of} and all below it"
+            scope = "for the whole job" if of is None else f"for {of} and its sub-agents"
             said = f"{kind} rule {after('', changed, 'effect')} {after('', changed, 'rule')}"
             return Note(f"{scope}: {said}{_who(data)}")
     details = ", ".join(

@@ -379,7 +379,7 @@ def compaction_notes(compaction: StoredCompaction) -> tuple[Note, ...]:
     summary = f"this summary{'' if made_by is None else f', the reply to model call {made_by}'}"
     kinds = {
         "summary": f"{messages} are sent as {summary}",
-        "prune": f"{messages} are left out, this is sent in their place",
+        "prune": f"{messages} are left out; this is sent instead",
     }
     results = plural(compaction["clips"], "result of a tool is", "results of tools are")
     shortened = f"{results} sent shortened" if compaction["clips"] else None

@@ -73,6 +73,6 @@ def _words(call: BatchedCall) -> str:
     if call.count is None:
         return f"waits for others to share a batch, {since}"
     if call.api_id is None:
-        return f"is in a batch that may not have been made, {since}: the API is being asked"
+        return f"is in a batch that may not exist, {since}: Runner is asking the API"
     until = "" if call.expires_at is None else f", at most until {moment(call.expires_at)}"
     return f"is in {call.api_id} of {plural(call.count, 'call', 'calls')}, {since}{until}"

@@ -31,8 +31,8 @@ def list_jobs(
 
 
 def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
-    """Return, by job id, what it waits for, in words: a resume, an answer, more budget, the times
-    of its model calls (those of the first run to go on), or what keeps items from beginning."""
+    """Return, by job id, what the job waits for, in words: a person, the budget, the times of its model
+    calls, or the reason why no more items start."""
     may_wait = [job["id"] for job in found if job["runs"].keys() & {"queued", "waiting"}]
     idle = {job["id"]: job["state"] for job in found if job["state"] in ("queued", "waiting")}
     first: dict[str, dict[str, Any]] = {}
@@ -45,7 +45,7 @@ def what_jobs_wait_for(app: App, found: Sequence[JobSummary]) -> dict[str, str]:
             how = how_to_raise(job_id, budget_of(app, job_id))
             answers.setdefault(job_id, f"runs wait for the budget: {how}")
         elif wait["reason"] == "host_fault" and job_id in idle:
-            answers.setdefault(job_id, f"no host has worked them: {wait['detail']}")
+            answers.setdefault(job_id, f"no host can work on its runs: {wait['detail']}")
         if wait["state"] == idle.get(job_id):
             first[job_id] = min(first.get(job_id, wait), wait, key=lambda each: each["due_at"] or 0)
     waits = [{**wait, "id": job_id} for job_id, wait in first.items()]
@@ -69,7 +69,7 @@ def pause_line(job: Mapping[str, Any]) -> str:
 
 
 def what_holds_back(app: App, job_ids: Collection[str]) -> dict[str, str]:
-    """Return, by job, how many items do not begin, why, and what to do about it."""
+    """Return, by job, how many items do not start, why, and what to do about it."""
     limited = jobs.that_may_wait(app.database, job_ids)
     if not limited:
         return {}
@@ -80,14 +80,14 @@ def what_holds_back(app: App, job_ids: Collection[str]) -> dict[str, str]:
 
 
 def _held_line(app: App, job_id: str, count: int, by: str) -> str:
-    items = plural(count, "item does not begin", "items do not begin")
+    items = plural(count, "item does not start", "items do not start")
     if by == "budget":
         how = how_to_raise(job_id, budget_of(app, job_id))
-        return f"{items}: what is left of the budget covers the begun ones: {how}"
+        return f"{items}: the rest of the budget is for started items: {how}"
     if by == "cap":
         how = "raise it with `runner budget --all --usd N`, or wait for midnight"
-        return f"{items}: what is left of the cap of the day covers the begun ones: {how}"
-    why = f"{items}: an item is expected to take longer than is left before"
+        return f"{items}: the rest of the day's cap is for started items: {how}"
+    why = f"{items}: an item would probably not end before"
     return (
         f"{why} finish_by: {times.how_to_move(job_id)}"
         if by == "finish_by"

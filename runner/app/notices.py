@@ -42,7 +42,7 @@ def send_trial(
 ) -> Iterator[tuple[Channel, str]]:
     """Send a trial of a notice by each channel, from this process. Yields the channel and what went
     wrong; nothing if it was sent."""
-    data = about(event, _TRIAL_ID, name, f"this is a trial of `{event}`", trial=True)
+    data = about(event, _TRIAL_ID, name, f"this is a test of `{event}`", trial=True)
     for channel in notify.channels:
         notice = DueNotice(_TRIAL_ID, event, "", channel, 1, data, notify)
         try:

@@ -21,7 +21,7 @@ from runner.tools.sandbox_mounts import TMP
 from runner.workspace import leftovers
 from runner.workspace.snapshot_store import collect, forget, store_id, store_of, stores_in
 
-_GOES_ON = "one of its runs goes on"
+_GOES_ON = "one of its runs continues"
 
 
 def prune(

@@ -138,7 +138,7 @@ class Report:
     def oddities(self) -> list[tuple[str, list[ReportedRun]]]:
         """Return problems that a success may hide, each with its runs."""
         tests: tuple[tuple[str, Callable[[ReportedRun], object]], ...] = (
-            ("with tool calls whose outcome nobody knows", lambda each: each.unknown),
+            ("with tool calls of unknown outcome", lambda each: each.unknown),
             ("although tool calls were denied", lambda each: each.run["tree_denials"]),
             ("and changed nothing", lambda each: each.stat is not None and not each.stat.files),
             ("only when verified again", lambda each: each.verifications > 1),

@@ -114,8 +114,8 @@ def model_notes(spec: JobSpec, prices: PriceList) -> Iterator[str]:
     if spec.provider != "scripted" and not prices.price(spec.model) and not _meant(spec, prices):
         window = spec.context.window or DEFAULT_WINDOW
         yield (
-            f"{shown(spec.model)} is not in the price list: its cost will not be known, and its "
-            f"window is taken to have {window:,} tokens (see RUNNER_PRICES)"
+            f"{shown(spec.model)} is not in the price list: Runner does not know its cost, and "
+            f"assumes a window of {window:,} tokens (see RUNNER_PRICES)"
         )
 
 

@@ -166,7 +166,7 @@ def _work(
             interruption.give_back = None
             worker.drain()
             if interruption.cut_short:
-                note("stopping: the steps in hand are ended or left to resume")
+                note("stopping: steps end now, or resume later")
             work.wait_for_end(worker)
     if worker.refused_key and not interruption.happened:
         work.pause_unworked(app, job_id, Author(RUNNERS_NAME, worker.refused_key))

@@ -107,7 +107,7 @@ def retry(
     state = "failed" if failed else state
     outcome = control.retry(app, id, author, limits, fresh=fresh, state=state)
     what = f"is {state}" if state else "has failed, was cancelled or stopped at a limit"
-    _print(outcome, as_json, f"no run of it {what}", with_ended=True)
+    _print(outcome, as_json, f"none of its runs {what}", with_ended=True)
 
 
 def _weight(text: str) -> float:
@@ -180,7 +180,7 @@ def _print(
     **more: Any,
 ) -> None:
     for path in outcome.mended:
-        note(f"the workspace {path} had lost its id: it is written again")
+        note(f"the workspace {path} had lost its id file: Runner has written it again")
     target, changes = outcome.target, outcome.changes
     told = [each for each in changes if each.changed or with_ended or each.state not in ENDED]
     if as_json:

@@ -75,7 +75,11 @@ def costs(
     found = app_costs.costs(app, job, by)
     if as_json:
         say_json(found.as_json())
-        return
+    else:
+        _say_costs(found)
+
+
+def _say_costs(found: app_costs.Costs) -> None:
     label = {"job": ["name"], "run": ["item"], "tree": ["item"]}.get(found.by, [])
     counts = ("calls", "input", "cache writes", "cache reads", "output")
     say_table(
@@ -177,7 +181,7 @@ def budget(
     if status.woken:
         note(plural(len(status.woken), "run goes on", "runs go on"))
     if status.is_overdrawn:
-        note("calls in hand may still use what they have reserved, over this budget; none begins")
+        note("running calls may still use what they reserved, over this budget; no new call starts")
     note_unworked(status.unworked_job)
 
 

@@ -24,7 +24,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 _STDIN = "-"
-_SECRETS = "what was said and read is in it, secrets among it"
+_SECRETS = "it contains the conversation and what tools read, secrets included"
 
 
 @click.command("import")

@@ -50,18 +50,16 @@ def init(settings: Settings, template: app_init.Template, output: Path | None) -
     found = app_init.look_at(Path.cwd())
     task, pattern = app_init.TASKS[template], found.pattern
     verify = app_init.default_verify(found, template)
-    what = f"{found.language} code" if found.language else "no language that it knows"
+    what = f"{found.language} code" if found.language else "no known language"
     note(f"{cell(found.root)}: {plural(len(found.files), 'file')}, {what}")
     if sys.stdin.isatty() and sys.stdout.isatty():
-        task = click.prompt("What is to be done", task)
+        task = click.prompt("What should be done", task)
         matching = 0
         while found.files and not matching:
             pattern = click.prompt("To which files (a pattern)", pattern or "**/*")
             matching = app_init.files_matching(found, str(pattern))
-            note(
-                f"{plural(matching, 'file')}, a run each" if matching else "no file here matches it"
-            )
-        verify = click.prompt("Which command says that it is right", verify or "true")
+            note(f"{plural(matching, 'file')}, a run each" if matching else "no file matches")
+        verify = click.prompt("Which command checks the work", verify or "true")
     text = app_init.render(found, template, task=task, pattern=pattern, verify=verify, file=file)
     make_folder(file.parent)
     write_file(file, text.encode(errors="surrogateescape"))

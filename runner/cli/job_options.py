@@ -126,7 +126,7 @@ def say_plan(settings: Settings, submission: Submission, *, as_json: bool) -> No
         say_table(columns, ((d["decision"], d["call"], d["reason"]) for d in plan.decisions))
     else:
         say("no rule has examples (match, not_match): try calls with `runner rules check`")
-    note("\nnothing was stored or run: the same without --dry-run does it")
+    note("\nnothing was stored or run: leave out --dry-run to do it")
 
 
 def _fields(plan: dry_run.Plan) -> list[tuple[str, Any]]:

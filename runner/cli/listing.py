@@ -169,8 +169,8 @@ def _say_runs(
 
     columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
     spare = ("tokens", "turns", "below", "denied", "verified")
-    found = f"no run of it is {state}" if state else "no run to list"
-    empty = f"{found}: `runner show {job_id}` tells about the job"
+    found = f"none of its runs is {state}" if state else "no run to list"
+    empty = f"{found}: `runner show {job_id}` shows the job"
     say_pages(columns, map(rows, pages), spare=spare, empty=empty)
 
 

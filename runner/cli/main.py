@@ -116,7 +116,7 @@ _MEANT = {
 
 
 class _Runner(click.Group):
-    """The command whose subcommands are told by what they are for, without loading them."""
+    """The top command. It lists its subcommands without importing their modules."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if (meant := _MEANT.get(args[0])) is not None:

@@ -64,9 +64,9 @@ def check(
     else:
         columns = ("position", "effect", "rule", "from", "why")
         say_table(columns, (tuple(rule.values()) for rule in rows))
-        say(f"what no rule matches: {checking.spec.asking.default}")
+        say(f"calls that no rule matches: {checking.spec.asking.default}")
         if checking.allows_only:
-            say(f"what no rule of {cell(checking.agent and checking.agent.name)} allows: deny")
+            say(f"calls that no rule of {cell(agent)} allows: deny")
 
 
 def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:

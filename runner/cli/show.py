@@ -200,7 +200,7 @@ def _used(run: Mapping[str, Any]) -> dict[str, str]:
     if full is not None:
         used["context"] = (
             f"about {full['tokens']:,} of {run['window']:,} tokens "
-            f"({full['correction']:.2f} real ones for each that was estimated)"
+            f"({full['correction']:.2f} real tokens for each estimated one)"
         )
     why = f" (no summary: {cell(run['left_out']['why'])})" if run["left_out"]["why"] else ""
     kinds = ", ".join(f"{count} × {kind}" for kind, count in run["compactions"].items())
@@ -219,7 +219,7 @@ def _files(before: str | None, after: str | None) -> str | None:
 def _say_children(run: Mapping[str, Any]) -> None:
     if not run["children"]:
         return
-    say("\nsub-agents, each with all below it in its cost:")
+    say("\nsub-agents (the cost of each includes its own sub-agents):")
     names = ("id", "agent_type", "shown_state", "reason", "turns")
     say_table(
         ("run", "type", "state", "reason", "turns", "tokens", "cost", "description"),
@@ -282,7 +282,7 @@ def _say_call(call: dict[str, Any]) -> None:
         say(f"\n{heading}:")
         say_content(json.dumps(value, indent=2, ensure_ascii=False))
     if call["original"] is not None:
-        say("\nthe model was shown this instead, by a hook:")
+        say("\na hook showed the model this instead:")
         say_content(transcript.text_of(call["result"]))
     if call["output"] is not None:
         say("\noutput:")

@@ -160,7 +160,7 @@ class Session:
 
 
 class _PanelTerminal(Terminal):
-    """Lines from a person who types them into the panel of a screen, which goes on meanwhile."""
+    """Reads lines that a person types into a panel of the screen, while the screen updates."""
 
     is_ours = True
 

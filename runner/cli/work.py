@@ -104,7 +104,7 @@ def run(
         else:
             job_id, mended = work.take_up(app, str(resumed), author)
             for path in mended:
-                note(f"the workspace {path} had lost its id: it is written again")
+                note(f"the workspace {path} had lost its id file: Runner has written it again")
         if detach:
             return leave_to_worker(app, job_id, slots)
         return work_here(app, job_id, slots, form, author, asks=not no_input)

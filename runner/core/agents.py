@@ -84,7 +84,7 @@ class Child:
     number: int
     index: int | None  # as in ``NewChild``
     agent_type: str
-    reserved: Charged  # what it may use; once it has ended, what it and its children were charged
+    reserved: Charged  # what it may use; after its end: what it and its children were charged
     result: ToolResult | None = None  # that its call gives; None until it has ended
 
 

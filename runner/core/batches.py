@@ -27,16 +27,15 @@ MOST_BYTES = 16 * 1024 * 1024
 
 GRACE_SECONDS = 300.0  # after which a batch that is not listed is taken for not made
 CLOCKS_DIFFER_SECONDS = 60.0  # between this machine and the API, at most
-LOST_SECONDS = (
-    26 * 3600.0
-)  # after which a batch that the API does not know is lost: it ends after 24 hours
+# The seconds after which a batch that the API does not know is lost: batches end after 24 hours.
+LOST_SECONDS = 26 * 3600.0
 RESULTS_SECONDS = 29 * 24 * 3600.0  # that the API keeps results
 
 # Model options that the API does not take in a batch.
 BATCHES_REFUSE = ("speed",)
 
-# The results of calls that no batch has, beside those of the API.
-LOST: Mapping[str, Any] = {"type": "lost"}  # nobody knows if it was made, or what became of it
+# The results that Runner gives to calls, beside the API's.
+LOST: Mapping[str, Any] = {"type": "lost"}  # its batch may not exist, or its outcome is unknown
 WITHDRAWN: Mapping[str, Any] = {"type": "withdrawn"}  # it was not sent
 GOES_ALONE: Mapping[str, Any] = {"type": WARMS_CACHE}  # it was not sent
 
@@ -165,8 +164,8 @@ def is_worth_warming(shared_tokens: int, prompt_tokens: int, others: int) -> boo
 def candidates(
     batch: StoredBatch, listed: Iterable[ListedBatch], known: Collection[str]
 ) -> list[str]:
-    """Return the API's ids of batches that may be one whose creation has an unknown outcome: those made
-    since then with as many requests, without the ones that are ``known`` or were not ours."""
+    """Return the ids of the API's batches that may be ``batch``, whose creation has an unknown outcome: as
+    many requests, made since then, and neither in ``known`` nor found to be another."""
     since = batch.asked_at - CLOCKS_DIFFER_SECONDS
     return [
         each.id

@@ -114,7 +114,8 @@ def _continue_model_call(state: RunState) -> Step | None:
 
 
 def _continue_tools(state: RunState) -> Step | None:
-    """Continue the calls of a group that this attempt started, if others of it have a result by now."""
+    """Continue the tool calls that this attempt has started and that have no result yet, or return
+    None."""
     mine = tuple(
         call
         for call in state.calls
@@ -217,9 +218,7 @@ def _after_failure(state: RunState) -> Step | None:
         detail, begin = failure.message + request, state.messages[0].blocks
         if failure.kind == entries.MEDIA_REFUSED and len(state.messages) == 1:  # the item's own
             names = " or ".join(media_line(each) for block in begin for each in media_blocks(block))
-            why = (
-                f"the API refused {names} of the item; mend the file, and submit it again: {detail}"
-            )
+            why = f"the API refused {names} of the item; correct the file and submit it again: {detail}"
             return end("failed", "media_refused", why)
         return end("failed", failure.kind, detail)
     if failure.retry_at <= state.now:

@@ -52,7 +52,7 @@ class Item:
     tokens: float
     seconds: float  # since it began
     began: float  # seconds since the epoch
-    in_hand: bool = False  # it goes on by itself, and waits for nobody
+    in_hand: bool = False  # it is in progress and waits for no person
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Forecast:
     finished: int  # the items that it rests on
     usd: Range
     tokens: Range
-    seconds: Range  # until the last item ends that waits for nobody, while the work goes on as now
+    seconds: Range  # until the last item ends, at the present speed, without items that wait for a person
 
 
 def forecast(

@@ -58,7 +58,7 @@ class EndedRun:
 
 
 def tripped(breaker: Breaker, newest: Sequence[EndedRun]) -> str | None:
-    """Return why the job is to pause, given its newest ended runs, the newest first; None: it goes on."""
+    """Return why the job should pause, or None. ``newest`` are its last ended runs, the newest first."""
     most, failures = breaker.same_failure, [run.failure for run in newest]
     alike = most is not None and len(newest) >= most and len({*failures[:most]}) == 1
     if most is not None and alike and failures[0] is not None:
@@ -134,7 +134,7 @@ class Pilot:
         if self.forecast_usd is None:
             return None
         if result.expected_cost is None:
-            return f"{result}; too few for a forecast have finished"
+            return f"{result}; too few have finished for a forecast"
         if result.expected_cost > (most := billionths(self.forecast_usd)):
             expected = in_usd(result.expected_cost)
             return f"{result}; all items may cost {expected}, more than {in_usd(most)}"

@@ -202,8 +202,8 @@ _VERSION = re.compile(r"claude-(?:([a-z]+)-(\d+)|(\d+)(?:-\d+)?-([a-z]+))(?![a-z
 
 
 def group_of(model: str, fast: bool = False) -> str:
-    """Return the group of models that share limits: those of a family and main version (``sonnet-5``);
-    a model with an unknown name is on its own. Fast mode has limits of its own."""
+    """Return the group of models that share rate limits: family and main version (``sonnet-5``), or the
+    model alone if its name has another form. Fast mode is a group of its own."""
     group = model
     if found := _VERSION.search(model):
         family, version, old_version, old_family = found.groups()

@@ -264,7 +264,7 @@ class Submission:
     text: str  # as submitted
     spec: JobSpec
     runs: tuple[NewRun, ...]
-    notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
+    notes: tuple[str, ...] = ()  # for the person who submits it: what was left out, a line each
     examples: tuple[str, ...] = ()  # calls that its rules name as examples
     media: tuple[Media, ...] = ()  # the media that its runs' attached blocks name
     workspace_notes: tuple[str, ...] = ()  # those of its notes that are about its workspace
@@ -275,12 +275,13 @@ _LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time", "de
 
 
 def spec_of(spec: JobSpec, *types: str) -> JobSpec:
-    """Return a sub-agent's spec, given the names of its types from the child of an item's run down
-    to its own: it has only tools that all of them have. Without names, the job's spec."""
+    """Return the spec of a sub-agent. ``types`` are the agent types from the child of an item's run down
+    to the sub-agent itself, which has only the tools that all of them have. Without types: the job's
+    spec."""
     if not spec.agents:  # an imported session's agents have no types in its job
         return spec
     if unknown := [name for name in types if spec.agent(name) is None]:
-        raise LookupError(f"the job {spec.name!r} has no type of sub-agent {unknown[0]!r}")
+        raise LookupError(f"the job {spec.name!r} has no agent type {unknown[0]!r}")
     lineage = [agent for name in types if (agent := spec.agent(name)) is not None]
     if not lineage:
         return spec

@@ -107,7 +107,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    calls: int = 0  # model calls started, those for summaries among them
+    calls: int = 0  # model calls started, including summaries
     tries: int = 0  # of the next turn: calls since the last reply
     open_call: OpenCall | None = None
     stop: Stop | None = None  # how the last reply ended, until that is answered

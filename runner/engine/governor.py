@@ -93,7 +93,7 @@ class _Share:
 
     @property
     def is_of_job(self) -> bool:
-        """True if its limits are a job's own: Runner counts what is used of them, not the API."""
+        """True if the limits come from a job: then Runner counts their use itself, instead of the API."""
         return not self.key.organisation
 
     def may_begin(self, now: float) -> bool:
@@ -106,7 +106,7 @@ class _Share:
             self.news = replace(self.news, used=plus(self.news.used, amounts, times))
 
     def held(self, call: _Call, now: float) -> Amounts:
-        """The part of a call under way that the API has not counted yet; output comes little by little."""
+        """The part of a running call that the API has not counted yet; it counts output as it comes."""
         if self.is_of_job:
             return NOTHING
         left = max(0.0, 1.0 - (now - call.began_at) / max(self.mean_seconds, LEAST_SECONDS))

@@ -82,7 +82,7 @@ def _check_lane(top: Section) -> None:
     for section in (top["model_options"], top["model_options"]["extra_body"]):
         for name in BATCHES_REFUSE:
             if section and name in section.written:
-                section.note('batches do not take it: leave it out, or say lane = "realtime"', name)
+                section.note('batches do not take it: leave it out, or set lane = "realtime"', name)
 
 
 def _check_folder(top: Section) -> None:
@@ -118,7 +118,7 @@ def _check_workspace(section: Section) -> None:
     if section["uncommitted"] and "base" in section:
         section.note("is HEAD when uncommitted = true: leave one of the two out", "base")
     if section["uncommitted"] and is_url(section["repo"] or ""):
-        section.note("means nothing for a URL: nobody works in it", "uncommitted")
+        section.note("has no meaning for a URL: nobody works in it", "uncommitted")
 
 
 def _check_agents(top: Section) -> None:
@@ -136,7 +136,7 @@ def _check_agents(top: Section) -> None:
         if agent["snapshot"] and agent.written.get("tools") == [] and not has_schema:
             # https://github.com/BerriAI/litellm/issues/4689
             agent.note(
-                "needs tools: the API takes no conversation with calls of tools from who has none",
+                "needs tools: the API refuses a conversation with tool calls if no tools are listed",
                 "snapshot",
             )
 
@@ -146,7 +146,7 @@ def _check_coordinator(top: Section, section: Section) -> None:
     agent, agents = section["agent"], top.written.get("agents") or {}
     if agent is not None and agent not in agents:
         there = f"there are {', '.join(agents)}" if agents else f"add a section [agents.{agent}]"
-        section.note(f"no type of sub-agent is called {shown(agent)}; {there}", "agent")
+        section.note(f"there is no agent type {shown(agent)}; {there}", "agent")
     limits = {key: top["limits"][key] for key in ("max_agents_at_once", "max_agents")}
     held_by, held = min(limits.items(), key=itemgetter(1))
     fewest, most = section["fewest"], section["most"]

@@ -75,7 +75,7 @@ def note_taken_keys(at: Node, keyed: Sequence[Keyed], *, scripted: bool, has_age
             if scripted and key.startswith("@"):
                 message = "begins with '@', as do the keys of sub-agents' replies in a script"
             elif has_agents and parent is not None:
-                message = f"is also that of a sub-agent of the item {shown(parent)}"
+                message = f"is also the key of a sub-agent of the item {shown(parent)}"
             else:
                 continue
             node = at.at(index) if at.path[-1] == "list" else at
@@ -88,7 +88,7 @@ def _with_keys(found: Iterable[_Found]) -> list[Keyed]:
     for at, where, item in found:
         key, problem = _key_of(item)
         if problem is None and key in keyed:
-            problem = f"the key {shown(key)} is that of {places[key]} too; keys are unique in a job"
+            problem = f"the key {shown(key)} is also that of {places[key]}: give each its own key"
         if problem is None:
             keyed[key] = item
             places[key] = where.removesuffix(": ") or at.place

@@ -136,6 +136,9 @@ def load(
 
 
 def _sandbox(section: Section) -> Sandbox:
+    for key in ("mode", "caches", "writable_caches") if section["image"] else ():
+        if section[key] == "off" or (key != "mode" and section[key]):
+            section.note("does not go with image: leave one of them out", key)
     network = section["network"]
     return section.fill(Sandbox, network=None if network == "on" else network)
 
@@ -338,11 +341,6 @@ class _Job:
         limits, asking = top["limits"], top["permissions"]
         if asking["trust"] and top["sandbox"]["mode"] != "required":
             asking.note('needs the sandbox: give mode = "required" in [sandbox] too', "trust")
-        sandbox = top["sandbox"]
-        if sandbox["image"]:
-            for key in ("mode", "caches", "writable_caches"):
-                if sandbox[key] == "off" or (key != "mode" and sandbox[key]):
-                    sandbox.note("does not go with image: leave one of them out", key)
         verify = Verify(
             top["verify"], top["on_failure"], top["verify_rounds"], top["verify_timeout"]
         )
@@ -548,7 +546,7 @@ class _Job:
         def said(what: str, name: str, there: Collection[str]) -> str:
             near = get_close_matches(name, there, 1, 0.8)
             has = f"did you mean {near[0]}?" if near else f"it has {', '.join(there) or 'none'}"
-            return f"no {what} of this job is called {shown(name)}; {has}"
+            return f"this job has no {what} {shown(name)}; {has}"
 
         if self._lacks_tools_by_mistake():
             return
@@ -560,12 +558,12 @@ class _Job:
             if not any(concerns(rule.text, tool) for tool in self.listed):
                 node.note(said("tool", name_of(rule.text), self.listed))
             elif isinstance(specifier, AgentPattern) and specifier.agent_type not in self.types:
-                node.note(said("type of sub-agent", specifier.agent_type, self.types))
+                node.note(said("agent type", specifier.agent_type, self.types))
             elif isinstance(specifier, ArgumentPattern):
                 tools = (tool for tool in self.tools if covers(name, tool.name))
                 there = {key for tool in tools for key in tool.input_schema.get("properties", ())}
                 if there and specifier.key not in there:
-                    node.note(said(f"argument of {name}", specifier.key, sorted(there)))
+                    node.note(said(f"tool {name} with the argument", specifier.key, sorted(there)))
 
     def _lacks_tools_by_mistake(self) -> bool:
         """True if a problem with ``tools``, or a key that could be meant for it, is noted already."""

@@ -128,7 +128,7 @@ class ArgumentPattern:
 
 
 def _texts_of(value: Any) -> list[str]:
-    """Return an argument's texts: of a list those of each element, of what is no text its JSON."""
+    """Return the texts of an argument: a text itself, each text of a list, else its JSON."""
     if value is None:
         return []
     if isinstance(value, list):
@@ -358,10 +358,9 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 def with_copies(rules: Sequence[Rule], folders: Sequence[str], home: str | None) -> list[Rule]:
-    """Return the rules, each that leads into the workspace by an absolute path followed by what it
-    means in a copy of it. ``folders`` are the workspace's absolute path with symlinks resolved, then
-    other names of it: by those, too, rules deny and ask, but never allow. ``home`` is the user's, for
-    ``~``, symlinks resolved."""
+    """Return the rules. After each one with an absolute path into the workspace comes the same rule for
+    the run's copy. ``folders`` are the workspace's real path, then its other names: by those, rules deny
+    and ask, but never allow. ``home`` is the real path of the user's home, for ``~``."""
     found: list[Rule] = []
     for rule in rules:
         names = folders[:1] if rule.effect == "allow" else folders

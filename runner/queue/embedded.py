@@ -134,7 +134,7 @@ def server_binary() -> Path:
 
 
 def _open_private(folder: Path) -> int:
-    """Open the folder, made if missing, and make sure that nobody else can touch what is in it."""
+    """Open the folder (made if missing) and check that no other user can change anything in it."""
     while True:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)  # whose it is, is looked at below
@@ -255,4 +255,4 @@ def _ensure_running(folder: Path) -> None:
 
 def _not_started(binary: Path, output: str) -> UnreachableError:
     last = (output.strip().splitlines() or ["it said nothing"])[-1]
-    return UnreachableError(f"{binary} did not start ({last.strip()}): mend that, {_REMEDY}")
+    return UnreachableError(f"{binary} did not start ({last.strip()}): fix that, {_REMEDY}")

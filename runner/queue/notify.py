@@ -1,4 +1,4 @@
-"""Put queue messages into RQ, and read them without trusting them."""
+"""Writes queue messages to RQ, and reads them as untrusted data."""
 
 from __future__ import annotations
 

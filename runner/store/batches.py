@@ -138,8 +138,8 @@ def intend(
     bodies: Mapping[WaitingCall, bytes],
     now: float,
 ) -> tuple[StoredBatch, list[WaitingCall]] | None:
-    """Store that a batch of these calls is about to be made. Returns it with the calls that are in it:
-    not those that have ended meanwhile. None if there are none left."""
+    """Store the intent to make a batch. Returns it with its calls, without those that have ended since
+    they were read; None if no call is left."""
     batch_id = ids.new("bat", now)
 
     def work(connection: Connection) -> list[WaitingCall]:

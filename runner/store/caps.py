@@ -144,7 +144,7 @@ def set_cap(
 def wake(
     database: Database, author: Author, now: float, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> list[Change]:
-    """Queue the runs at once that wait for the cap, after it or what is spent of it changed."""
+    """Queue all runs that wait for the cap, after the cap or its spent part has changed."""
     event = signed_event("resumed", author, {"reason": "cap"}, old=old, new=new)
     waiting = [run.id for run in database.rows(select(runs.c.id).where(_WAITS).order_by(runs.c.id))]
 

@@ -202,8 +202,9 @@ def store_connections(
     made: Iterable[HostConnection],
     now: float,
 ) -> bool:
-    """Store a run's connections that have no events yet; ``about`` says who made them. Returns False, and
-    stores nothing, while a worker has the run: its result may still bring them."""
+    """Store the connections of a run that have no events yet; ``about`` says which call made them. Returns
+    False, and stores nothing, while a worker works on the run, because its result may still contain
+    them."""
     for run in locked_runs(connection, [run_id]):
         if run.state == "running":
             return False

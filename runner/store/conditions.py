@@ -64,5 +64,5 @@ def is_live(now: float) -> ColumnElement[bool]:
 
 
 def superseded_runs(job_id: str) -> Select[Any]:
-    """The ids of the runs of a job that were started afresh: their successors stand for them."""
+    """The ids of a job's runs that a fresh run has replaced."""
     return select(runs.c.fresh_of).where(runs.c.job_id == job_id, runs.c.fresh_of.is_not(None))

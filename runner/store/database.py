@@ -126,8 +126,8 @@ def connections_for(slots: int) -> int:
 
 
 class _Lent:
-    """Turns of threads that share connections, in the order in which they ask. SQLAlchemy's pool lets the
-    thread that has just given one back have it again, and one that waits may starve."""
+    """Gives connections to threads in the order in which they ask. SQLAlchemy's pool may give one back to
+    the thread that has just returned it, and let a waiting thread starve."""
 
     def __init__(self, connections: int) -> None:
         self._free = connections
@@ -576,7 +576,7 @@ class _SharedCommits:
             return [self._waiting.popleft() for _ in range(min(len(self._waiting), most))]
 
     def _commit(self, most: int = _WRITES_PER_COMMIT) -> None:
-        """Commit what waits in one transaction, or each write in its own if one of them fails."""
+        """Commit the waiting writes in one transaction, or each one alone if one of them fails."""
         batch: list[_Write] = []
         try:
             if self._connection is None:

@@ -104,11 +104,12 @@ class ItemsOfJob:
 
     @property
     def go_on(self) -> bool:
-        """True if an item in progress goes on by itself."""
+        """True if an item in progress has a run that is running, queued or in a batch."""
         return any(item.goes_on for item in self.begun)
 
     def may_begin(self, budget: JobBudget, concurrency: int | None, before: int = 0) -> bool:
-        """True if what is left of the budget lets one more item begin, after so many ``before`` it."""
+        """True if the rest of the budget has room for one more item, after ``before`` others have
+        begun."""
         return all(
             most is None or self._covered(name, most - spent, concurrency, before)
             for name, most, spent in (
@@ -118,8 +119,8 @@ class ItemsOfJob:
         )
 
     def may_begin_today(self, left: int, before: int = 0) -> bool:
-        """True if what is left of the day's cap lets one more item begin, after so many ``before`` it. What
-        does not fit goes on the next day: until more is known, items begin."""
+        """True if the rest of the day's cap has room for one more item, after ``before`` others have
+        begun. True too while few items have finished: runs that no longer fit continue the next day."""
         return len(self.finished) < LEARNED or self._covered("cost", left, None, before)
 
     def _covered(self, name: str, left: int, concurrency: int | None, before: int) -> bool:
@@ -130,8 +131,8 @@ class ItemsOfJob:
         return may_begin(left, finished, [*begun, *[Begun(0)] * before], concurrency)
 
     def have_time(self, left: float) -> bool:
-        """True if an item that begins now is expected to end within so many seconds. Time passes whether
-        items begin or not: until more is known, they begin."""
+        """True if an item that begins now should end within ``left`` seconds, or too few have finished to
+        tell: time passes even if no item begins."""
         finished = [item.worked for item in self.finished]
         return len(finished) < LEARNED or covers(left, finished, [0.0])
 
@@ -170,7 +171,7 @@ HeldBy = Literal["budget", "cap", "finish_by", "window"]
 
 MOST_TO_BEGIN = 64  # items of a job in one pass
 
-_DETAIL = "it does not begin: what is left of the budget covers the items that have begun"
+_DETAIL = "it does not start: the rest of the budget is for started items"
 _IS_HELD = (runs.c.state == "waiting") & (runs.c.reason == "budget") & runs.c.started_at.is_(None)
 _IS_FRESH = (runs.c.state == "queued") & (runs.c.rank == FRESH)
 

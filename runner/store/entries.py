@@ -109,22 +109,10 @@ class Rows:
                 self._start_hook(state, entry)
             case entries.HookFinished():
                 self._finish_hook(state, entry)
-            case entries.InstructionsRead(files):
-                first = () if state.files.instructed else files  # later ones are in a message
-                for position, file in enumerate(first):
-                    size = len(file.text.encode())
-                    columns = {"path": file.path, "sha256": file.sha256, "text": file.text}
-                    self._insert(tables.run_instructions, position, size=size, **columns)
-            case entries.ToolsListed(tools):
-                self._insert(
-                    tables.tool_lists,
-                    state.model.tool_lists + 1,
-                    turn=state.turns,
-                    first_sent_in=state.model.calls + 1,
-                    sha256=entry.sha256,
-                    tools=[asdict(tool) for tool in tools],
-                    created_at=self._now,
-                )
+            case entries.InstructionsRead():
+                self._add_instructions(state, entry)
+            case entries.ToolsListed():
+                self._add_tool_list(state, entry)
             case entries.CallsDecided(decisions):
                 for index, decision in decisions.items():
                     self._decide_call(state, index, decision)
@@ -146,6 +134,25 @@ class Rows:
                 self._add_user_message(state, entry)
             case entries.RunSettled(outcome):
                 self._settle(state, outcome)
+
+    def _add_instructions(self, state: RunState, entry: entries.InstructionsRead) -> None:
+        if state.files.instructed:
+            return  # these are in a message
+        for position, file in enumerate(entry.files):
+            columns = {"path": file.path, "sha256": file.sha256, "text": file.text}
+            size = len(file.text.encode())
+            self._insert(tables.run_instructions, position, size=size, **columns)
+
+    def _add_tool_list(self, state: RunState, entry: entries.ToolsListed) -> None:
+        self._insert(
+            tables.tool_lists,
+            state.model.tool_lists + 1,
+            turn=state.turns,
+            first_sent_in=state.model.calls + 1,
+            sha256=entry.sha256,
+            tools=[asdict(tool) for tool in entry.tools],
+            created_at=self._now,
+        )
 
     def _start_model_call(self, state: RunState, entry: entries.ModelCallStarted) -> None:
         reserved = entry.reservation

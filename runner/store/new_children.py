@@ -71,8 +71,8 @@ def start_children(
 def place_with_children(
     connection: Connection, before: RunState, after: RunState
 ) -> dict[str, str | None]:
-    """The changed columns of where a run can be worked on. With a remote that is anywhere, but not while
-    sub-agents change files of its folder: nobody records those then."""
+    """The changed columns that say where a run can be worked on. With a remote that is any host, except
+    while sub-agents change files in the run's folder, because no snapshot has those changes."""
     workspace = after.spec.workspace
     if workspace is None or workspace.remote is None or not workspace.is_recorded:
         return {}
@@ -171,15 +171,15 @@ def _opening(state: RunState, spec: JobSpec, child: NewChild) -> tuple[int, Mess
 
 
 def _names_outputs(text: str, run_id: str) -> bool:
-    """True if a text names outputs of a run: one of them, or all of them, as the text that tells a
-    snapshot or a fork its folders does."""
+    """True if a text names an output file of a run, or the folder of its outputs, as the first text of a
+    snapshot or fork does."""
     of_fork = f"yours have {run_id.removeprefix('run_')} in"
     return any(each in text for each in (f"outputs/{run_id}/", f"outputs/{run_id},", of_fork))
 
 
 def _context(state: RunState, spec: JobSpec, own: Message) -> ContextState:
-    """The first prompt, measured by the real tokens of the parent's last one if the same model counted
-    them, and by what is new in this one."""
+    """The context with the size of the first prompt: the real tokens of the parent's last one, if the same
+    model counted them, plus an estimate of what is new."""
     kept = state.messages
     if not _keeps_thinking(state, spec):
         kept = tuple(

@@ -214,7 +214,7 @@ def of_questions(
 
 
 def take_due(database: Database, now: float, job_id: str | None = None) -> list[DueNotice]:
-    """Take notices that are to be sent, of one job or of all: for two minutes nobody else gets them."""
+    """Take due notices of one job or of all. No other worker gets them for two minutes."""
     is_due: ColumnElement[bool] = _notice.due_at <= now
     if job_id is not None:
         is_due &= _notice.job_id == job_id

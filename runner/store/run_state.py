@@ -196,8 +196,8 @@ def load_compacted(
     sent_in: int | None = None,
     until_turn: int | None = None,
 ) -> Compacted:
-    """All compactions of a run in one: those that the model call ``sent_in`` was sent, or those up
-    to ``until_turn``."""
+    """The merged compactions of a run: those that the model call ``sent_in`` used, or those up to
+    ``until_turn``."""
     query = _COMPACTIONS.where(compactions.c.run_id == run_id)
     if sent_in is not None:
         query = query.where(compactions.c.first_sent_in <= sent_in)

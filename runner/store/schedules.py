@@ -56,7 +56,7 @@ class Cron:
         raise UsageError(f"the cron expression {self.expression[:100]!a} names no future time")
 
     def times_after(self, now: float) -> Iterator[float]:
-        """Yield the times to come. Raises ``UsageError`` if the expression is none."""
+        """Yield all future times. Raises ``UsageError`` for a bad expression."""
         start = datetime.fromtimestamp(now, ZoneInfo(self.zone))
         try:
             if len(self.expression.split()) != 5:
@@ -77,29 +77,16 @@ def add(
     now: float,
     author: Author,
 ) -> str:
-    """Store a schedule, and return its id. Raises ``UsageError`` for an expression that is none, times of
-    the job that are on one day only, and a text that no database can hold."""
+    """Store a schedule, and return its id. Raises ``UsageError`` for a bad expression, for a job with a
+    time on one day only, and for text that no database can store."""
     jobs.check_storable(submission)
-    times = submission.spec.times
-    for name, moment in (("not_before", times.not_before), ("finish_by", times.finish_by)):
-        if moment is not None and moment.at is not None:
-            raise UsageError(
-                f"{name} {moment} is on one day only: give a scheduled job a time of day, such as 07:00"
-            )
+    _check_repeatable(submission)
+    submission.spec.times.at_submission(now)
     data = {each.sha256: each.data for each in submission.media}
     attached = [
         [with_bytes(each, data.__getitem__, "name") for each in run.attached]
         for run in submission.runs
     ]
-    size = sum(
-        len(data[each["source"]["sha256"]]) for run in submission.runs for each in run.attached
-    )
-    if size > _MOST_MEDIA:
-        raise UsageError(
-            f"a schedule keeps at most {_MOST_MEDIA // 10**6} MB of files, and its items have "
-            f"{size // 10**6} MB: leave out `images`, and let the runs Read them"
-        )
-    times.at_submission(now)
     row = {
         "id": (schedule_id := ids.new("sch", now)),
         "name": submission.spec.name,
@@ -122,8 +109,25 @@ def add(
     return schedule_id
 
 
+def _check_repeatable(submission: Submission) -> None:
+    """Raise ``UsageError`` if a job cannot run more than once, or is too large to be stored."""
+    times = submission.spec.times
+    for name, moment in (("not_before", times.not_before), ("finish_by", times.finish_by)):
+        if moment is not None and moment.at is not None:
+            raise UsageError(
+                f"{name} {moment} is on one day only: give a scheduled job a time of day, such as 07:00"
+            )
+    sizes = {each.sha256: len(each.data) for each in submission.media}
+    size = sum(sizes[each["source"]["sha256"]] for run in submission.runs for each in run.attached)
+    if size > _MOST_MEDIA:
+        raise UsageError(
+            f"a schedule keeps at most {_MOST_MEDIA // 10**6} MB of files, and its items have "
+            f"{size // 10**6} MB: leave out `images`, and let the runs Read them"
+        )
+
+
 def listed(database: Database, *, removed: bool = False) -> list[dict[str, Any]]:
-    """All schedules, with ``removed`` those too that were removed, the oldest first."""
+    """All schedules, the oldest first; with ``removed`` the removed ones, too."""
     query = select(*(schedules.c[name] for name in _SHOWN)).order_by(schedules.c.id)
     if not removed:
         query = query.where(schedules.c.removed_at.is_(None))
@@ -131,12 +135,12 @@ def listed(database: Database, *, removed: bool = False) -> list[dict[str, Any]]
 
 
 def pause(database: Database, schedule_id: str, now: float, author: Author) -> None:
-    """Let a schedule submit nothing until it is resumed."""
+    """Pause a schedule: it submits nothing until it is resumed."""
     _change(database, schedule_id, "paused", author, now, lambda row: {"paused_at": now})
 
 
 def resume(database: Database, schedule_id: str, now: float, author: Author) -> None:
-    """Let a paused schedule go on with its next time: those meanwhile are left out."""
+    """Resume a paused schedule. It skips the times that it missed."""
 
     def new(row: Row[Any]) -> dict[str, Any]:
         return {"paused_at": None, "next_at": Cron(row.cron, row.zone).next_after(now)}
@@ -145,7 +149,7 @@ def resume(database: Database, schedule_id: str, now: float, author: Author) -> 
 
 
 def remove(database: Database, schedule_id: str, now: float, author: Author) -> None:
-    """Let a schedule submit nothing any more. It stays on record, and so do the jobs that it submitted."""
+    """Remove a schedule: it submits nothing more. Its row and its jobs stay."""
     _change(database, schedule_id, "removed", author, now, lambda row: {"removed_at": now})
 
 
@@ -158,7 +162,8 @@ def _change(
     now: float,
     new: Callable[[Row[Any]], dict[str, Any]],
 ) -> None:
-    """Change a schedule that is not removed, and record who did it; what is so already stays."""
+    """Change a schedule and record who did it. Do nothing if it is removed, or has the new state
+    already."""
     is_there = schedules.c.id == schedule_id, schedules.c.removed_at.is_(None)
     query = select(schedules).where(*is_there).with_for_update()
     for row in connection.execute(query):

@@ -233,7 +233,7 @@ class _Import:
         return found
 
     def _make_again(self, session_id: str) -> None:
-        """Make the rows of a fork again, now that its origin is imported, and those of its own forks."""
+        """Rebuild the rows of a fork after the import of its origin, and those of its own forks."""
         known, kept = self._known(session_id)
         if kept:
             session = Session({"": (), **kept})

@@ -282,7 +282,7 @@ class Containers:
         elif "bash" not in has:
             wrong = "it has no bash, which calls need"
         elif "seccomp" not in has:
-            wrong = f"{engine.name} starts it without a seccomp filter: mend its configuration"
+            wrong = f"{engine.name} starts it without a seccomp filter: correct its configuration"
         else:
             return Image(name, engine, has)
         raise SandboxMissing(f"the image {name} cannot be used: {wrong}")

@@ -37,9 +37,9 @@ _ASKED_FOR = Rule("allow", _READ)
 def run_hook(
     call: HookCall, host: Starter, environment: Mapping[str, str], interrupt: Interrupt
 ) -> Said:
-    """Run a hook to its end, whatever that is. It works in the run's workspace, or, in a job
-    without one, where the run's long outputs are; it sees what tools see. Raises ``Interrupted`` if
-    it was cut, and ``HostFaultError`` if it cannot be started on this host; no process of it is left."""
+    """Run a hook and return its outcome, also of a failed one. It works in the run's workspace, else in
+    the folder of the run's long outputs, and sees what tools see. Raises ``Interrupted`` if it was cut,
+    and ``HostFaultError`` if this host cannot start it; no process of it is left."""
     began = time.monotonic()
     try:
         ended = host.call(_start(call, environment), interrupt)
@@ -49,7 +49,7 @@ def run_hook(
         return Said(ended.end, output=ended.limit.encode(), duration=time.monotonic() - began)
     said = Said(ended.end, ended.exit_code, ended.output, ended.errors, ended.cut)
     if call.hook.function is not None:
-        # What a function gave is what a command prints; what it raised, what one that failed says.
+        # A function's return value counts as a command's output, its exception as a command's failure.
         word, newline, text = ended.output.partition(b"\n")
         if ended.end != "exited" or not newline or word not in (b"succeeded", b"failed"):
             said = replace(said, exit_code=ended.exit_code or 1)

@@ -71,13 +71,13 @@ class CallLimits:
         return {name: each for name, each in zip(names, values, strict=True) if each is not None}
 
     def holders(self, held: Collection[str]) -> str:
-        """Return who held a call to its limits, for its record: ``; the kernel holds memory; Runner
-        holds disk``. Without proc(5), as on macOS, Runner cannot count what processes use."""
+        """Return who enforced a call's limits, for its record: ``; the kernel enforces memory; Runner
+        enforces disk``. Without proc(5), as on macOS, Runner cannot count what processes use."""
         by: dict[str, list[str]] = {"the kernel": [], "Runner": [], "nobody": []}
         for name in self.asked():
             counts = name == DISK or sys.platform == "linux"
             by["the kernel" if name in held else "Runner" if counts else "nobody"].append(name)
-        return "".join(f"; {who} holds {', '.join(each)}" for who, each in by.items() if each)
+        return "".join(f"; {who} enforces {', '.join(each)}" for who, each in by.items() if each)
 
     def explain(self, limit: str) -> str:
         """Return why a call was ended that has passed a limit, in words for the model."""

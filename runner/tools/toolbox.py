@@ -1,4 +1,4 @@
-"""The tools port of the engine: runs any call, and makes a result of whatever comes of it."""
+"""The tools port of the engine: runs any call, and makes a result of each outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from runner.tools.sandbox import Contained, Sandboxes
 
 BUILTIN_SOURCE = "builtin"
 _OUTPUT_SUFFIX = ".txt"
-# What a file tool meets of these is no answer to the model. That a folder is read-only can be one.
+# Faults of this host, which no tool reports to the model. A read-only folder is not among them.
 _HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _WRITING_TOOLS = {"Write": files.write, "Edit": files.edit}
 _SEARCH_TOOLS = {"Glob": search.glob, "Grep": search.grep}

@@ -32,8 +32,8 @@ _at_once = threading.BoundedSemaphore(2)  # questions in SQL; each has a process
 
 
 class _Search(threading.Thread):
-    """A search that may take long, because it has to index first: a page waits for it a while, then says
-    how far it is, and loads itself again."""
+    """A search that may have to build its index first. A page waits for it a while, then shows its
+    progress and reloads itself."""
 
     running: ClassVar[dict[str, _Search]] = {}
     _lock = threading.Lock()
@@ -47,7 +47,7 @@ class _Search(threading.Thread):
 
     @classmethod
     def found(cls, key: str, look: Callable[..., audit.Found]) -> audit.Found | _Search:
-        """Return what a search found, or the search itself if it goes on. Raises what it raises."""
+        """Return the result of a search, or the search itself if it is still running. Raises its error."""
         with cls._lock:
             oldest = time.monotonic() - _KEPT_SECONDS
             for each, one in list(cls.running.items()):

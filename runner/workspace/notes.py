@@ -43,9 +43,9 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class MadeNotes:
-    """A workspace's notes, beside it, as an agent may change its content. Each attempt has a file,
-    and reads the newest of attempts up to itself: one that has lost its run writes nothing that
-    counts for later ones. While the workspace is made, its note says that there is none."""
+    """The notes on a workspace. They are beside it, because an agent may change its content. Each attempt
+    has a file and reads the newest one of its own and earlier attempts, so an attempt that has lost the
+    run cannot mislead later ones. While the workspace is made, its note says that there is none."""
 
     folder: Path
     attempt: int

@@ -199,7 +199,7 @@ class Survey:
     unrecorded: set[bytes] = field(default_factory=set)
 
     def manifest(self, note: str) -> Manifest:
-        """Return what a snapshot of it says beside its files."""
+        """Return the manifest of a snapshot of the surveyed files."""
         return Manifest(
             frozenset(self.directories), frozenset(self.large), frozenset(self.unrecorded), note
         )
@@ -290,7 +290,7 @@ class Surveyor:
     def _sort_folders(
         self, waiting: Iterable[bytes], held: Set[bytes], nested: Set[bytes], found: Survey
     ) -> None:
-        """Find the folders without a recorded file in or below them; ``held`` are those with one."""
+        """Find the folders that have no recorded file at any depth; ``held`` are those that have one."""
         while below := {folder: found.view.folders_in(folder) for folder in waiting}:
             inner = {
                 each for inners in below.values() if isinstance(inners, list) for each in inners

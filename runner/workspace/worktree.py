@@ -84,7 +84,7 @@ class Worktree:
 
     @property
     def git_folder(self) -> Path:
-        """The folder of its own repository: beside it, where an agent is not at work."""
+        """The folder of the worktree's own repository: beside it, so that an agent does not work in it."""
         return self.path.with_name(f".{self.path.name}.git")
 
     @property
@@ -94,8 +94,8 @@ class Worktree:
 
     @property
     def git(self) -> Git:
-        """git on its files and its own repository, whatever is in the place of ``.git``. Raises
-        ``GitError`` if one of them is gone, or a link is in the place of the files."""
+        """git for the files and the own repository of the worktree, without reading its ``.git``. Raises
+        ``GitError`` if one of them is gone, or a link has replaced the files."""
         if not self.has_repository():
             raise GitError(f"{self.path} is not a worktree of {self.repository.folder} any more")
         if self.path.is_symlink():

@@ -104,7 +104,7 @@ def test_a_budget_below_what_calls_in_hand_have_reserved_says_so(
     claim(database, run_id)
     lowered = command("budget", run_row(database, run_id).job_id, "--tokens", "10")
     assert lowered.code == 0
-    assert "calls in hand may still use what they have reserved" in lowered.err
+    assert "running calls may still use what they reserved" in lowered.err
 
 
 def test_a_job_without_a_budget_says_so_and_gets_none(
@@ -258,15 +258,15 @@ def test_list_and_show_say_how_many_items_do_not_begin_and_what_to_do(
     job_id, ids = submit(database, 12)
     finish(database, *ids[:9])
     half_done(database, ids[9])
-    left = "what is left of the budget covers the begun ones: runner budget {} --tokens N"
+    left = "the rest of the budget is for started items: runner budget {} --tokens N"
     said = left.format(job_id)
     shown = command("show", job_id).out
-    assert f"2 items do not begin: {left.format(job_id[-8:])}" in shown
-    assert command("show", job_id, "--json").json["held_back"].startswith("2 items do not begin")
+    assert f"2 items do not start: {left.format(job_id[-8:])}" in shown
+    assert command("show", job_id, "--json").json["held_back"].startswith("2 items do not start")
     listed = {job["id"]: job["waits_for"] for job in command("list", "--json").json}
-    assert listed == {job_id: f"2 items do not begin: {said}"}
+    assert listed == {job_id: f"2 items do not start: {said}"}
     assert command("budget", job_id, "--tokens", str(30 * ITEM)).code == 0
-    assert "do not begin" not in command("show", job_id).out
+    assert "do not start" not in command("show", job_id).out
 
 
 def test_show_says_that_items_would_take_longer_than_until_finish_by(
@@ -277,7 +277,7 @@ def test_show_says_that_items_would_take_longer_than_until_finish_by(
     half_done(database, ids[3])
     of_job = update(jobs).where(jobs.c.id == job_id)
     database.execute(of_job.values(finish_by=time.time() + 3_600))
-    said = f"is left before finish_by: runner finish-by {job_id[-8:]} TIME"
+    said = f"before finish_by: runner finish-by {job_id[-8:]} TIME"
     shown = command("show", job_id).out
-    assert "1 item does not begin: an item is expected to take longer than" in shown
+    assert "1 item does not start: an item would probably not end" in shown
     assert said in shown

@@ -82,7 +82,7 @@ def test_a_transcript_shows_compactions_where_they_happened_and_the_whole_conver
     assert "[1 result of a tool is sent shortened]" in lines
     assert "[messages 1 to 4 are sent as this summary, the reply to model call 3]" in lines
     assert "[Earlier conversation summary] " in shown
-    assert "[messages 1 to 6 are left out, this is sent in their place]" in lines
+    assert "[messages 1 to 6 are left out; this is sent instead]" in lines
     assert "  left out" in lines
     assert lines.count("  ok") == 3
 

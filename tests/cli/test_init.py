@@ -158,11 +158,11 @@ def test_a_person_is_asked_three_questions(folder: Path) -> None:
     repository(folder, "python")
     with at_terminal(folder, "init") as (process, person):
         for words, answer in (
-            ("What is to be done [", 'Say "hi"\\n in {{ item }}.\n'),
+            ("What should be done [", 'Say "hi"\\n in {{ item }}.\n'),
             ("To which files (a pattern) [shop/**/[!_]*.py]", "lib/*.py\n"),
-            ("no file here matches it", ""),
+            ("no file matches", ""),
             ("To which files (a pattern) [lib/*.py]", "shop/a.*\n"),
-            ("Which command says that it is right [", "make a && sh -c 'b; c'\n"),
+            ("Which command checks the work [", "make a && sh -c 'b; c'\n"),
         ):
             person.wait_for(words)
             person.type(answer)

@@ -281,7 +281,7 @@ def test_without_calls_all_rules_are_listed_in_order(
     header, first, *_, last = result.out.splitlines()
     assert header.split() == ["position", "effect", "rule", "from", "why"]
     assert first.split() == ["0", "deny", "Bash(git", "push", "*)", "job", "pushed", "by", "hand"]
-    assert last == "what no rule matches: deny"
+    assert last == "calls that no rule matches: deny"
 
 
 def test_a_mode_is_listed_as_the_rules_that_it_stands_for(
@@ -356,7 +356,7 @@ def test_a_call_is_checked_as_a_sub_agent_s(command: Command, job: Callable[...,
     assert "reviewer has no tool 'Edit'" in result.json[-1]["reason"]
     listed = command("rules", "check", path, "--agent", "reviewer")
     assert "agents.reviewer" in listed.out
-    assert "what no rule of reviewer allows: deny" in listed.out
+    assert "calls that no rule of reviewer allows: deny" in listed.out
 
 
 def test_a_type_of_sub_agent_that_is_not_there_is_refused(

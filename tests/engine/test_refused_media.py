@@ -81,7 +81,7 @@ def test_a_refused_image_of_the_item_ends_the_run_and_is_named(desk: Desk) -> No
     assert isinstance(outcome, Ended)
     assert (outcome.state, outcome.reason) == ("failed", "media_refused")
     assert outcome.detail == (
-        "the API refused [image: shot.png, 64x48] of the item; mend the file, and submit it again: "
+        "the API refused [image: shot.png, 64x48] of the item; correct the file and submit it again: "
         + WORDS
     )
     assert len(desk.model.requests) == 1

@@ -156,12 +156,12 @@ BAD_TYPES = [
     ('tools = ["Read", "Read"]', "agents.reviewer.tools[1]: 'Read' is listed twice"),
     ('workspace = "copy"', 'agents.reviewer.workspace: must be "parent" or "own", not'),
     ('workspace = "own"', 'agents.reviewer.workspace: "own" is only for a [workspace] with mode'),
-    ("snapshot = true\ntools = []", "agents.reviewer.snapshot: needs tools: the API takes no"),
+    ("snapshot = true\ntools = []", "agents.reviewer.snapshot: needs tools: the API refuses a"),
     ("snapshot = 1", "agents.reviewer.snapshot: must be true or false, not an integer"),
     ('output_schema = { type = "array" }', "agents.reviewer.output_schema: must be a JSON Schema"),
     ('output_schema_file = "x.json"', "agents.reviewer.output_schema_file: "),
     ("permissions = { maybe = [] }", "agents.reviewer.permissions.maybe: unknown key 'maybe'"),
-    ('permissions = { allow = ["Bash(ls)"] }', "agents.reviewer.permissions.allow[0]: no tool of"),
+    ('permissions = { allow = ["Bash(ls)"] }', "agents.reviewer.permissions.allow[0]: this job has no tool"),
     ('permissions = { deny = ["Read("] }', "agents.reviewer.permissions.deny[0]: the rule 'Read('"),
     (
         'permissions = { allow = [{ rule = "Read(a)", match = ["Read(b)"] }] }',
@@ -202,7 +202,7 @@ matcher = "Agent(c)"
 command = "x"
 """
     )
-    said = "no type of sub-agent of this job is called"
+    said = "this job has no agent type"
     assert [problem.partition(": ")[2] for problem in problems_of(text)] == [
         f"agents.reviewer.permissions.ask[0]: {said} 'b'; it has reviewer",
         f"permissions.deny[0]: {said} 'a'; it has reviewer",
@@ -236,7 +236,7 @@ def test_the_tool_agent_needs_types_and_types_need_the_tool(problems_of: Problem
 
 COORDINATORS = [
     ("", "coordinator: the key agent is missing"),
-    ('agent = "worker"', "coordinator.agent: no type of sub-agent is called 'worker'; there are"),
+    ('agent = "worker"', "coordinator.agent: there is no agent type 'worker'; there are"),
     ('agent = "reviewer"\nparts = 3', "coordinator.parts: unknown key 'parts'; known here: agent"),
     ('agent = "reviewer"\nfewest = 1', "coordinator.fewest: must be at least 2, not 1"),
     ('agent = "reviewer"\nmost = 9', "coordinator.most: must be at most 8, not 9"),
@@ -349,8 +349,8 @@ def test_the_model_of_a_type_has_to_fit_the_limits_of_the_job(problems_of: Probl
 def test_an_item_cannot_have_the_key_of_a_sub_agent(problems_of: Problems) -> None:
     items = '[items]\nlist = ["a", "a+x", "a+1", "b+1", "b+1+2"]\n'
     assert [problem.partition(": ")[2] for problem in problems_of(job(items))] == [
-        "items.list[2]: the key 'a+1' is also that of a sub-agent of the item 'a': choose another",
-        "items.list[4]: the key 'b+1+2' is also that of a sub-agent of the item 'b+1': choose another",
+        "items.list[2]: the key 'a+1' is also the key of a sub-agent of the item 'a': choose another",
+        "items.list[4]: the key 'b+1+2' is also the key of a sub-agent of the item 'b+1': choose another",
     ]
 
 

@@ -266,7 +266,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"workspace": {"mode": "git", "repo": "me@host:x", "uncommitted": True}},
-        "workspace.uncommitted: means nothing for a URL",
+        "workspace.uncommitted: has no meaning for a URL",
     ),
     ({"workspace": {**GIT, "base": "-x"}}, "'-x' is not a branch, tag or commit"),
     ({"workspace": {**GIT, "base": "a\nb"}}, "base: holds a line break"),

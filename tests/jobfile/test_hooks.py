@@ -165,7 +165,7 @@ BAD = [
     ),
     (
         '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = ["Edit", "Glob"]',
-        "line 7: hooks.PreToolUse[0].matcher: no tool of this job is called 'Glob'",
+        "line 7: hooks.PreToolUse[0].matcher: this job has no tool 'Glob'",
     ),
     (
         '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = "mcp__[a"',
@@ -173,7 +173,7 @@ BAD = [
     ),
     (
         '[[hooks.PreToolUse]]\ncommand = "x"\nmatcher = "NotebookEdit"',
-        "line 7: hooks.PreToolUse[0].matcher: no tool of this job is called 'NotebookEdit'",
+        "line 7: hooks.PreToolUse[0].matcher: this job has no tool 'NotebookEdit'",
     ),
     ("instructions = 1", 'line 5: instructions: must be true, false or "follow", not 1'),
 ]

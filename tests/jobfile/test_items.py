@@ -55,7 +55,7 @@ def test_an_item_that_cannot_be_stored_or_named_is_refused(
 def test_a_duplicate_key_names_both_items(tmp_path: Path) -> None:
     _, problems = read("list", ["a", {"key": "a"}], tmp_path)
     assert problems == [
-        "items.list[1]: the key 'a' is that of items.list[0] too; keys are unique in a job"
+        "items.list[1]: the key 'a' is also that of items.list[0]: give each its own key"
     ]
 
 
@@ -117,7 +117,7 @@ def test_jsonl_gives_strings_and_objects_and_names_bad_lines(tmp_path: Path) -> 
     assert [problem.split(": ")[1] for problem in problems] == [
         f"line {number} of x.jsonl" for number in (4, 5, 6, 7, 8, 9, 10)
     ]
-    assert "line 1 of x.jsonl too" in problems[-1]
+    assert "line 1 of x.jsonl: give each" in problems[-1]
 
 
 def test_a_missing_or_empty_jsonl_is_a_problem(tmp_path: Path) -> None:

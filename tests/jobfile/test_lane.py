@@ -7,7 +7,7 @@ import pytest
 from tests.jobfile.conftest import Load, Problems
 
 JOB = 'name = "a"\nmodel = "m"\nprompt = "p"\n'
-REFUSED = 'batches do not take it: leave it out, or say lane = "realtime"'
+REFUSED = 'batches do not take it: leave it out, or set lane = "realtime"'
 
 
 def test_a_job_file_has_a_lane_and_how_long_calls_wait(load_text: Load) -> None:

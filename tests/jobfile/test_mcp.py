@@ -203,10 +203,10 @@ def test_tools_and_rules_of_servers_must_be_about_tools_that_there_are(
         (problem,) = problems_of(HEAD + rules("allow", bad))
         assert "allows tools of any MCP server: name the server" in problem
     (problem,) = problems_of(HEAD + rules("deny", "mcp__github__get_a(repos:acme/*)"))
-    assert "no argument of mcp__github__get_a of this job is called 'repos'" in problem
+    assert "this job has no tool mcp__github__get_a with the argument 'repos'" in problem
     assert "did you mean repo?" in problem
     (problem,) = problems_of(HEAD + rules("allow", "mcp__gitlab"))
-    assert "no tool of this job is called 'mcp__gitlab'" in problem
+    assert "this job has no tool 'mcp__gitlab'" in problem
     (problem,) = problems_of(HEAD + 'tools = ["mcp__gitlab__a"]\n' + GITHUB)
     assert "the job has no MCP server called 'gitlab'; it has github" in problem
     (problem,) = problems_of(HEAD + 'tools = ["mcp__github__push"]\n' + GITHUB)

@@ -235,9 +235,9 @@ def test_a_rule_names_a_tool_of_the_job(problems_of: Problems) -> None:
         '[permissions]\nallow = ["look", "Lo*"]\ndeny = ["Look", "Bash(rm *)"]'
     )
     assert problems_of(text) == [
-        "line 5: permissions.allow[1]: no tool of this job is called 'Lo*'; it has look",
-        "line 6: permissions.deny[0]: no tool of this job is called 'Look'; it has look",
-        "line 6: permissions.deny[1]: no tool of this job is called 'Bash'; it has look",
+        "line 5: permissions.allow[1]: this job has no tool 'Lo*'; it has look",
+        "line 6: permissions.deny[0]: this job has no tool 'Look'; it has look",
+        "line 6: permissions.deny[1]: this job has no tool 'Bash'; it has look",
     ]
 
 

@@ -148,7 +148,7 @@ def test_a_commit_message_that_cannot_be_rendered_is_a_problem(problems_of: Prob
 def test_external_rules_have_to_be_about_tools_of_the_job(problems_of: Problems) -> None:
     text = f'{LEAST}tools = ["Bash"]\n{GIT}external = ["Bash(x *)", "WebFetch(domain:a.b)"]'
     assert problems_of(text) == [
-        "line 7: workspace.external[1]: no tool of this job is called 'WebFetch'; it has Bash"
+        "line 7: workspace.external[1]: this job has no tool 'WebFetch'; it has Bash"
     ]
 
 
@@ -197,7 +197,7 @@ def test_an_own_tool_cannot_be_called_submit_result(problems_of: Problems) -> No
 
 def test_a_rule_for_submit_result_is_a_problem(problems_of: Problems) -> None:
     text = f'{LEAST}{SCHEMA}[permissions]\nallow = ["submit_result"]'
-    assert "no tool of this job is called 'submit_result'" in problems_of(text)[0]
+    assert "this job has no tool 'submit_result'" in problems_of(text)[0]
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_a_budget_ends_with_finished_items_and_the_others_begin_when_it_is_raise
     assert len(unfinished) <= 1
     assert sum(row.state == "succeeded" for row in rows) >= 9
     left = sum(row.started_at is None for row in rows)
-    said = f"{left} items do not begin: what is left of the budget covers the begun ones"
+    said = f"{left} items do not start: the rest of the budget is for started items"
     assert said in here.site.run("show", job)
     assert said in here.site.run("list")
     here.site.run("budget", job, "--usd", str(40 * item / 1e9))

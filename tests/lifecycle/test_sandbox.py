@@ -47,7 +47,7 @@ def test_a_host_without_bubblewrap_leaves_jobs_that_require_one_and_works_the_ot
     assert not (site.workspace / "made").exists()
     assert "bwrap is not on the PATH" in site.runs(required)["a"]["detail"]
     [(had, _)] = site.json("show", auto)["containment"].items()
-    assert had in (f"{kind}; Runner holds memory", f"{kind}; the kernel holds memory")
+    assert had in (f"{kind}; Runner enforces memory", f"{kind}; the kernel enforces memory")
     words = had.replace("none", "not contained") if kind == "none" else f"in {had}"
     assert f"auto: 1 call {words}" in site.run("show", auto)
     run = site.runs(auto)["a"]

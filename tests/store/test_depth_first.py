@@ -127,7 +127,7 @@ def test_items_wait_for_the_budget_when_nothing_in_progress_goes_on(database: Da
     for run_id in ids[10:]:
         run = run_row(database, run_id)
         assert (run.state, run.reason, run.attempt) == ("waiting", "budget", 0)
-        assert "covers the items that have begun" in run.detail
+        assert "the rest of the budget is for started items" in run.detail
         assert event_types(database, run_id)[-1] == "waiting"
     assert not due_runs.unfinished(database, NOW)
     depth_first.wake_held(database, NOW)

@@ -172,7 +172,7 @@ def test_a_pilot_of_two_items_has_no_forecast_that_lets_others_follow(database: 
     attend(database, NOW + 1)
     pause = pause_of(database, job_id)
     assert pause is not None
-    assert pause["detail"].endswith("; too few for a forecast have finished")
+    assert pause["detail"].endswith("; too few have finished for a forecast")
 
 
 @pytest.mark.parametrize(("success", "goes_on"), [(0.5, True), (0.6, False)])

@@ -169,15 +169,15 @@ def test_call_has_the_cores_that_the_job_gives_it(patient: Workbench) -> None:
 def test_call_records_who_held_it_to_its_limits(patient: Workbench) -> None:
     by_kernel = "memory" in cgroups.prepare()[1]
     by = (
-        "; the kernel holds memory; Runner holds disk"
+        "; the kernel enforces memory; Runner enforces disk"
         if by_kernel
-        else "; Runner holds memory, disk"
+        else "; Runner enforces memory, disk"
     )
     assert run(patient, "true", memory=500 * MB, disk=100 * MB).containment == f"none{by}"
     assert run(patient, "true").containment == "none"
     limits = CallLimits(500 * MB, 50, cpus=1, disk=100 * MB)
     assert limits.holders(["memory", "processes"]) == (
-        "; the kernel holds memory, processes; Runner holds cpu, disk"
+        "; the kernel enforces memory, processes; Runner enforces cpu, disk"
     )
 
 

@@ -108,7 +108,7 @@ def test_a_host_that_is_not_linux_says_that_it_contains_nothing(
     for _ in range(2):
         result = bash(bench, "echo done", limited)
         assert result.content == "done\n"
-        assert result.containment == "none; Runner holds disk; nobody holds memory"
+        assert result.containment == "none; Runner enforces disk; nobody enforces memory"
 
 
 @pytest.mark.slow

@@ -289,16 +289,7 @@ class Commands:
         if "--" in values[:-1] and program != "git" and not knows_operands(program):
             tail = values[values.index("--") + 1 :]
             forms.spell(tail)
-        files = files_of(program, own)
-        findings.writes += [findings.target(path, findings.here) for path in files.writes]
-        findings.matches += files.matches
-        findings.operands += files.reads
-        findings.changes += files.changes
-        findings.below += files.below
-        reads, writes, globs = mentioned(program, own if command.fed else arguments)
-        findings.mentions += reads
-        findings.changes += writes
-        findings.below += globs
+        self._note_files(program, own, own if command.fed else arguments)
         if findings.feeds:
             findings.listed += listed(program, arguments)
         findings.unknown = findings.unknown or is_unknown(program, arguments)
@@ -312,6 +303,17 @@ class Commands:
                 inner += seen.parts
         folders = absolute_folders(arguments) if program == "git" else ()
         findings.add(command.text, forms, hides, inner, _plain(program, command), folders)
+
+    def _note_files(self, program: str, own: Sequence[Word], arguments: Sequence[Word]) -> None:
+        """Note the files that a program opens by its ``own`` arguments, and all that it may open."""
+        findings, files = self.findings, files_of(program, own)
+        findings.writes += [findings.target(path, findings.here) for path in files.writes]
+        findings.matches += files.matches
+        findings.operands += files.reads
+        reads, writes, globs = mentioned(program, arguments)
+        findings.mentions += reads
+        findings.changes += (*files.changes, *writes)
+        findings.below += (*files.below, *globs)
 
     def _arguments_hide(self, program: str, arguments: Sequence[Word], forms: Forms) -> str:
         """Return why the arguments hide what runs, "" if they hide nothing. If all values that they may

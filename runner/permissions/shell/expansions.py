@@ -1,5 +1,5 @@
-"""Words and what bash evaluates in them: expansions, arithmetic and tests. Which of them are
-understood, and the commands inside of them."""
+"""Analyses words: which expansions, arithmetic and tests bash evaluates in them, and the commands
+inside."""
 
 from __future__ import annotations
 
@@ -435,8 +435,9 @@ class Expansions(Tree):
 def _without(
     globs: tuple[str, ...], operator: str, pattern: str, otherwise: str | None = None
 ) -> tuple[str, ...]:
-    """Return globs for what is left of all that is in ``globs``, as by ``${x%pattern}``; () if that is
-    not known. ``otherwise`` is for those that the pattern does not match, they themselves if None."""
+    """Return globs for the results of ``${x%pattern}`` on all texts that ``globs`` match; () if they are
+    not known. A text that the pattern does not match becomes ``otherwise``, or stays as it is if that is
+    None."""
     found: list[str] = []
     for glob in globs:
         tail = re.split(r"[*?]", glob)[-1]  # what it ends with for sure

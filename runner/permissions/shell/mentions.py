@@ -175,8 +175,7 @@ def listed(program: str, arguments: Sequence[Word]) -> Iterator[Below]:
 
 
 def mentioned(program: str, arguments: Sequence[Word]) -> tuple[list[str], list[str], list[Below]]:
-    """Return the paths that a program may read, those that it may write, and those that a pattern in its
-    arguments may match."""
+    """Return paths that a program may read, paths that it may write, and globs in its arguments."""
     reads: list[str] = []
     writes: list[str] = []
     interprets = program in _MAY_RUN or is_interpreter(program)

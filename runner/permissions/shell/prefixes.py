@@ -24,8 +24,8 @@ _ELSEWHERE = re.compile(
 
 
 def stays_below(command: str, prefix: str, ends: bool) -> bool:
-    """True if a command that begins with ``prefix``, a text up to a slash, goes on below it. ``ends``: the
-    rule allows anything behind it, so that there may be more operands."""
+    """True if a command that begins with ``prefix``, a text up to a slash, names only paths below that.
+    ``ends``: the rule allows any text after the prefix, so the command may have more operands."""
     rest = command[len(prefix) :]
     first, _, others = rest.partition(" ")
     if _CLIMBS.search(first):

@@ -168,33 +168,9 @@ class Findings:
         self.parts[before] = first._replace(forms=merged, hides=first.hides or hides)
 
     def script(self, command: str) -> Script:
-        if not self.calculated <= (self.numeric | INTEGERS) - self.tainted:
-            self.give_up("bash runs what is inside a variable when it does arithmetic with it")
-        if self.declares_dynamic and self.arrays:
-            self.give_up("bash evaluates what is declared for an array")
-        if self.trusts_output and self.defines_functions:
-            self.give_up("a function may take the place of a program whose output matters")
-        for part, value in self.python_paths:
-            harmless = is_python_path(value, self.programs)
-            (self.calls if harmless and not self.reason else self.parts).append(part)
-        # A rule is needed where a program may open what they read.
-        opens = self.unknown or any(not (read.path or read.pipe) for read in self.reads)
-        parts = [*self.parts, *(self.inputs if opens else ())]
-        self.calls += () if opens else self.inputs
-        if self.functions_change or not parts:
-            parts.extend(self.calls)
-        elif self.calls:
-            forms = dict.fromkeys(form for call in self.calls for form in call.forms)
-            last = parts[-1]
-            parts[-1] = last._replace(forms=(*last.forms, *forms))
-        if self.reason:
-            parts.append(Part(command, raw_forms(command)))
-        for text in self.fed:
-            reads, writes = inside(text)
-            self.mentions += reads
-            self.changes += writes
-            seen = (*parts[-1].forms, *raw_forms(text), *raw_forms(LISTED.sub(" ", text)))
-            parts[-1] = parts[-1]._replace(forms=tuple(dict.fromkeys(seen)))
+        """Return the walked ``command`` as rules see it. Call it once, at the end of the walk."""
+        self._refuse_surprises()
+        parts = self._all_parts(command)
         if self.unknown:
             self._any_word_opens(command)
             self.below += self.listed
@@ -235,6 +211,40 @@ class Findings:
             reads_anywhere=reads_anywhere or bool(unknown),
             writes_anywhere=writes_anywhere,
         )
+
+    def _refuse_surprises(self) -> None:
+        """Give up if commands that are harmless alone run something else together."""
+        if not self.calculated <= (self.numeric | INTEGERS) - self.tainted:
+            self.give_up("bash runs what is inside a variable when it does arithmetic with it")
+        if self.declares_dynamic and self.arrays:
+            self.give_up("bash evaluates what is declared for an array")
+        if self.trusts_output and self.defines_functions:
+            self.give_up("a function may take the place of a program whose output matters")
+
+    def _all_parts(self, command: str) -> list[Part]:
+        """Return the parts that need a rule. The forms of all other commands join the last part."""
+        for part, value in self.python_paths:
+            harmless = is_python_path(value, self.programs)
+            (self.calls if harmless and not self.reason else self.parts).append(part)
+        # A ``read`` needs a rule if a program may open a file whose name was read.
+        opens = self.unknown or any(not (read.path or read.pipe) for read in self.reads)
+        parts = [*self.parts, *(self.inputs if opens else ())]
+        self.calls += () if opens else self.inputs
+        if self.functions_change or not parts:
+            parts.extend(self.calls)
+        elif self.calls:
+            forms = dict.fromkeys(form for call in self.calls for form in call.forms)
+            last = parts[-1]
+            parts[-1] = last._replace(forms=(*last.forms, *forms))
+        if self.reason:
+            parts.append(Part(command, raw_forms(command)))
+        for text in self.fed:
+            reads, writes = inside(text)
+            self.mentions += reads
+            self.changes += writes
+            seen = (*parts[-1].forms, *raw_forms(text), *raw_forms(LISTED.sub(" ", text)))
+            parts[-1] = parts[-1]._replace(forms=tuple(dict.fromkeys(seen)))
+        return parts
 
     def _any_word_opens(self, command: str) -> None:
         """Treat each word of the script as a path that a variable, pipe or find may pass on."""

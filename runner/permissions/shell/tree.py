@@ -61,7 +61,7 @@ class Tree(ABC):
 
     @abstractmethod
     def visit(self, node: Node) -> None:
-        """Visit a statement, or whatever else stands where one may."""
+        """Visit a statement, or another node in the place of one."""
 
     def text_of(self, node: Node) -> str:
         """Return the text of a node, bytes as Latin-1."""
@@ -72,8 +72,8 @@ class Tree(ABC):
         return unicode(self.text_of(node))
 
     def give_up(self, node: Node, reason: str = "") -> None:
-        """Note that a node is not understood. The commands that are visible in it are parts all the
-        same, for the sake of deny and ask rules."""
+        """Note that a node is not understood. Its commands still become parts, so that deny and ask rules
+        apply."""
         reason = reason or f"it has {node.type.replace('_', ' ')!r} in an unexpected place"
         self.findings.give_up(reason, self.text_of(node))
         for child in node.named_children:
@@ -87,7 +87,7 @@ class Tree(ABC):
             self.findings.give_up("some of its text was not understood", self.text[start:end])
 
     def children(self, node: Node, lines: bool = False, skipped: int = -1) -> list[Node]:
-        """Return the children without comments; give up on gaps, save at ``skipped``."""
+        """Return the children without comments; give up on gaps, except at ``skipped``."""
         at, word, found = node.start_byte, False, []
         for child in node.children:
             start, end, kind = child.start_byte, child.end_byte, child.type
@@ -123,8 +123,8 @@ class Tree(ABC):
         tokens: Collection[str],
         named: Visitor | None = None,
     ) -> None:
-        """Visit children by their types, a named one without a visitor of its own by ``named``. Give up
-        on one that is not known, save the ``tokens``."""
+        """Visit each child with the visitor of its type; a named one without a visitor with ``named``.
+        Give up on any other child whose type is not in ``tokens``."""
         for child in children:
             visitor = visitors.get(child.type) or (named if child.is_named else None)
             if visitor is not None:

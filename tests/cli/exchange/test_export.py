@@ -43,7 +43,7 @@ def test_a_run_is_written_to_stdout(command: Command, database: Database) -> Non
     lines = [json.loads(line) for line in written.out.splitlines()]
     assert (written.code, lines[0]["run"]) == (0, run_id)
     assert lines[-1]["end"]["rows"] == len(lines) - 2
-    assert "secrets among it" in written.err
+    assert "secrets included" in written.err
 
 
 @pytest.mark.slow
