@@ -100,10 +100,7 @@ def diagnose(settings: Settings) -> list[Check]:
         "workers": (_workers, "see the database"),
         "backlog": (_backlog, "see the database"),
         "cap": (_cap, "see the database"),
-        "queue": (
-            _queue,
-            "start Redis, correct RUNNER_REDIS_URL, or unset it to use the embedded server",
-        ),
+        "queue": (_queue, "start Redis, correct RUNNER_REDIS_URL, or unset it (embedded server)"),
         "key": (_key, ""),
         "prices": (_prices, "correct the file, or unset RUNNER_PRICES"),
         "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
@@ -156,7 +153,7 @@ def _workspaces(settings: Settings) -> str:
     raise _AmissError(f"waiting: {paths}", mend)
 
 
-def _unread(settings: Settings) -> str:
+def _database_problem(settings: Settings) -> str:
     """Why nothing can be read from the database; empty if it can."""
     state = schema_status(settings).state
     return {"current": "", "empty": "no database yet"}.get(state, "see the database")
@@ -164,8 +161,8 @@ def _unread(settings: Settings) -> str:
 
 def _workers(settings: Settings) -> str:
     """The living workers; amiss: a host at fault, another version, a death with runs in hand."""
-    if unread := _unread(settings):
-        return unread
+    if problem := _database_problem(settings):
+        return problem
     with handle.open_app(settings) as app:
         found = list_workers(app, ended=True)
     alive = [worker for worker in found if worker["state"] in ("alive", "draining", "faulty")]
@@ -196,8 +193,8 @@ def _workers(settings: Settings) -> str:
 
 def _backlog(settings: Settings) -> str:
     """The runs that are due. Amiss: no worker is alive for them."""
-    if unread := _unread(settings):
-        return unread
+    if problem := _database_problem(settings):
+        return problem
     with handle.open_app(settings) as app:
         now = app.now()
         due, workers = backlog(app.database, now), live_workers(app.database, now)
@@ -211,8 +208,8 @@ def _backlog(settings: Settings) -> str:
 
 def _cap(settings: Settings) -> str:
     """The cap of the day, and the runs that wait for it: no fault."""
-    if unread := _unread(settings):
-        return unread
+    if problem := _database_problem(settings):
+        return problem
     with handle.open_app(settings) as app:
         found = caps.status(app)
     if found is None or not found.cap.is_set:
@@ -247,16 +244,14 @@ def _key(settings: Settings) -> str:
     )
     needed = set[str]()
     with suppress(RunnerError):  # the check of the database tells
-        if not _unread(settings):
+        if not _database_problem(settings):
             with closing(Database(settings.database_url)) as database:
                 needed = needed_providers(database)
     if named := [name for name, why in lacking.items() if why and name in needed]:
         mend = f"set those of {', '.join(named)}: a job that has not ended needs them"
         raise _AmissError(told, mend)
     if all(lacking.values()):
-        mend = (
-            'needed for provider anthropic, or set those of yours; provider = "scripted" needs none'
-        )
+        mend = 'set the credentials of your provider (provider = "scripted" needs none)'
         raise _AmissError(told, mend, is_warning=True)
     return told
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from runner.app.humanize import TONES, Note, Tone, after, cell, duration, moment, run_state
+from runner.app.humanize import TONES, Note, Tone, cell, duration, moment, run_state, text_in
 from runner.core.run import RUNNERS_NAME
 
 # Events that other events make redundant.
@@ -29,11 +30,7 @@ def event_note(
     """Return an event in words, or None if another event, or a call that it is shown beside, says the
     same, or no reader needs it. The data of an imported event may have any shape."""
     data = data if isinstance(data, dict) else {}
-
-    def get(name: str, before: str = "") -> str:
-        return after(before, data, name)
-
-    took = data.get("duration") or data.get("latency")
+    get, took = partial(text_in, data), data.get("duration") or data.get("latency")
     time = f", {duration(took)}" if isinstance(took, int | float) else ""
     match type_:
         case kind if kind in _UNTOLD:
@@ -93,43 +90,38 @@ def event_note(
 
 
 def _note_on_attempt(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
+    get = partial(text_in, data)
     if type_ == "attempt_started":
-        return Note(f"attempt {attempt} begins, on {after('', data, 'worker')}")
+        return Note(f"attempt {attempt} begins, on {get('worker')}")
     if type_ == "error":  # a bug; ``done`` reports all other failures
-        last = after("", data, "traceback").strip("\n").rpartition("\n")[2]
+        last = get("traceback").strip("\n").rpartition("\n")[2]
         return Note(f"attempt {attempt} ended in a bug: {last}", "bad") if last else None
     match data.get("why"):
         case "host_fault":
-            words = f"host {after('', data, 'host')} could not work on the run: {after('', data, 'detail')}"
+            words = f"host {get('host')} could not work on the run: {get('detail')}"
             return Note(words, "wait")
         case "lease_lost":
             return Note(f"attempt {attempt} was lost with its worker", "bad")
     # The next event explains an attempt's other ends.
-    return (
-        Note(f"back in the queue{after(': ', data, 'why')}", "wait") if data.get("due_at") else None
-    )
+    return Note(f"back in the queue{get('why', ': ')}", "wait") if data.get("due_at") else None
 
 
 def _note_on_hook(data: Mapping[str, Any]) -> Note:
     told = ", ".join(str(data[name]) for name in ("outcome", "decision") if data.get(name))
     took = data.get("duration")
     time = f" ({duration(took)})" if isinstance(took, float | int) else ""
-    hook = (
-        f"hook {after('', data, 'hook')} at {after('', data, 'event')}{after(' of ', data, 'name')}"
-    )
+    get = partial(text_in, data)
+    hook = f"hook {get('hook')} at {get('event')}{get('name', ' of ')}"
     tone: Tone = "plain" if data.get("outcome") == "succeeded" else "bad"
     is_against = data.get("decision") in ("ask", "deny")
-    said = after("; it says: ", data, "system_message")
-    words = f"{hook}: {told}{after(': ', data, 'reason')}{time}{cell(said)}"
+    said = cell(get("system_message", "; it says: "))
+    words = f"{hook}: {told}{get('reason', ': ')}{time}{said}"
     return Note(words, "wait" if is_against else tone)
 
 
 def _note_on_change(type_: str, data: Mapping[str, Any]) -> Note | None:
     """Describe a change by a person, a rule or instructions, or an event of an unknown type."""
-
-    def get(name: str, before: str = "") -> str:
-        return after(before, data, name)
-
+    get = partial(text_in, data)
     match type_:
         case "session_note":
             return Note(f"{get('kind').replace('_', ' ')}: {cell(get('text'))}")
@@ -159,7 +151,7 @@ def _note_on_change(type_: str, data: Mapping[str, Any]) -> Note | None:
             changed = data.get(side) or {}
             of = changed.get("run_id")
             scope = "for the whole job" if of is None else f"for {of} and its sub-agents"
-            said = f"{kind} rule {after('', changed, 'effect')} {after('', changed, 'rule')}"
+            said = f"{kind} rule {text_in(changed, 'effect')} {text_in(changed, 'rule')}"
             return Note(f"{scope}: {said}{_who(data)}")
     details = ", ".join(
         f"{name} {_value(value)}"
@@ -185,7 +177,7 @@ def _who_and_why(data: Mapping[str, Any]) -> str:
 
 
 def _who(data: Mapping[str, Any]) -> str:
-    return after(" by ", data, "by") * is_by_person(data) + after(": ", data, "why")
+    return text_in(data, "by", " by ") * is_by_person(data) + text_in(data, "why", ": ")
 
 
 def _value(value: Any) -> str:

@@ -199,9 +199,9 @@ def cheaper_lines(found: Losses) -> list[str]:
 # Permission decisions, approvals and verifications
 
 
-def after(prefix: str, data: Mapping[str, Any], name: str) -> str:
-    """Return one value of ``data`` behind a prefix; empty if there is none."""
-    return f"{prefix}{data[name]}" if data.get(name) else ""
+def text_in(data: Mapping[str, Any], name: str, before: str = "") -> str:
+    """Return one value of ``data`` with the text ``before`` it; empty if there is no value."""
+    return f"{before}{data[name]}" if data.get(name) else ""
 
 
 def decider(call: Mapping[str, Any]) -> str:
@@ -209,7 +209,7 @@ def decider(call: Mapping[str, Any]) -> str:
     if call["rule"] is None:
         return cell(call["decision_reason"] or "no rule of the job allows it")
     why = f" ({call['why']})" if call["why"] else ""
-    more = after(": ", call, "decision_reason")
+    more = text_in(call, "decision_reason", ": ")
     return cell(f"the rule {call['decision']} {call['rule']}{why}{more}")
 
 
@@ -229,12 +229,12 @@ def answer(approval: Mapping[str, Any]) -> str:
         case "expired":
             return "no answer came in time"
         case "cancelled":
-            by = cell(after(" by ", approval, "answered_by"))
+            by = cell(text_in(approval, "answered_by", " by "))
             end = f"was cancelled{by}" if approval["answered_via"] == "cancel" else "ended"
             return f"the run {end} before an answer came"
     is_by_rule = approval["remembered"] is not None and approval["answered_via"] == "rule"
     by = f"{'the rule ' if is_by_rule else ''}{approval['answered_by'] or ''}"
-    return cell(f"{approval['answer']} by {by}{after(': ', approval, 'reason')}")
+    return cell(f"{approval['answer']} by {by}{text_in(approval, 'reason', ': ')}")
 
 
 def contained(by: str | None) -> str:

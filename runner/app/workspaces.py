@@ -103,19 +103,15 @@ def differences_in(app: App) -> Differences:
 
 def refuse_unrecorded(app: App, run: RunWorkspace) -> None:
     """Raise ``UsageError`` if no snapshots are recorded of a run."""
+    none = f"{run.run_id} has no recorded files"
     if not run.is_recorded:
         if session_of_run(app.database, run.run_id) is not None:
-            raise UsageError(
-                f"{run.run_id} has no recorded files: it is an imported session; "
-                f"`runner audit files --run {run.run_id}` lists the files that its calls name"
-            )
+            how = f"`runner audit files --run {run.run_id}` lists the files that its calls name"
+            raise UsageError(f"{none}: it is an imported session; {how}")
         mode = f'works in mode "{run.asked.mode}"' if run.asked else "has no workspace"
-        raise UsageError(
-            f"{run.run_id} has no recorded files: its job {mode}, and only those with "
-            f'mode = "git" or "copy" are'
-        )
+        raise UsageError(f'{none}: its job {mode}; only the modes "git" and "copy" record files')
     if run.start_tree is None or run.tree is None:
-        raise UsageError(f"{run.run_id} has no recorded files yet: no worker has begun it")
+        raise UsageError(f"{none} yet: no worker has begun it")
 
 
 def delivered_or_recorded(run: RunWorkspace) -> list[Change]:

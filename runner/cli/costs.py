@@ -249,10 +249,7 @@ def _say_cap(status: caps.CapStatus) -> None:
 def _budget_lines(budget: JobBudget) -> Iterable[tuple[str, str]]:
     if budget.most_cost is not None:
         reserved = f", {usd_of(budget.reserved_cost)} reserved" if budget.reserved_cost else ""
-        yield (
-            "budget",
-            f"{usd_of(budget.spent_cost)} of {usd_of(budget.most_cost)} used{reserved}",
-        )
+        yield "budget", f"{usd_of(budget.spent_cost)} of {usd_of(budget.most_cost)} used{reserved}"
     if budget.most_tokens is not None:
         reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
         spent = f"{budget.spent_tokens:,} of {budget.most_tokens:,} tokens used"

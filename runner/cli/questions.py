@@ -99,7 +99,7 @@ class Asker:
 
     @property
     def can_ask(self) -> bool:
-        """There is a person who has not said that questions are to wait."""
+        """True if a person is there who has not put the questions off."""
         return not self._gave_up and self._terminal.is_ours
 
     def ask_again(self) -> None:
@@ -109,15 +109,15 @@ class Asker:
     def ask(
         self, job_id: str, is_to_end: Ends, paused: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Ask until no question of the job is open, the person has had enough, or it is to end;
-        while ``paused``, nobody else writes to the terminal. Raises ``UnreachableError``."""
+        """Ask until the job has no open question, the person quits, or ``is_to_end`` returns True. While
+        ``paused``, nothing else writes to the terminal. Raises ``UnreachableError``."""
         if not self.can_ask or not (waiting := self._waiting(job_id)):
             return
         with paused():
             while waiting and not is_to_end():
                 try:
                     if not self._ask(waiting[0], is_to_end):
-                        self._let_go(job_id, is_to_end)
+                        self._wait_for_enter(job_id, is_to_end)
                 except EOFError:
                     self._gave_up = True
                     self._terminal.say("\nleft waiting; answer with `runner approvals`")
@@ -127,20 +127,22 @@ class Asker:
     def _waiting(self, job_id: str) -> Sequence[approvals.Group]:
         return approvals.waiting_groups(self._app, job_id)
 
-    def _let_go(self, job_id: str, is_to_end: Ends) -> None:
-        """Wait for Enter after a question went away: what the person is typing must not answer the next
-        question."""
+    def _wait_for_enter(self, job_id: str, is_to_end: Ends) -> None:
+        """Wait for Enter after somebody else has answered a question: keys typed for it must not answer
+        the next one."""
         if self._waiting(job_id) and not is_to_end():
             self._terminal.say("Enter shows the next question: ", end="")
-            self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))
+            self._terminal.read_line(
+                _once_a_second(lambda: is_to_end() or not self._waiting(job_id))
+            )
 
     def _ask(self, group: approvals.Group, is_to_end: Ends) -> bool:
-        """Ask about the first, until it has an answer; False when that came from elsewhere. Raises
-        ``EOFError`` if the person has had enough."""
+        """Ask the group's first question until it has an answer. Returns False if the answer came from
+        elsewhere. Raises ``EOFError`` if the person quits."""
         one = group.questions[0]
-        shown = _broken(input_lines(one.input))
+        shown = _wrapped(input_lines(one.input))
         is_unseen, is_group_unseen = len(shown) > _MOST_LINES, len(group.by_input) > 1
-        gone = _seldom(lambda: not approvals.is_open(self._app, one))
+        gone = _once_a_second(lambda: not approvals.is_open(self._app, one))
         self._terminal.say("\n".join(self._question(group, shown)))
 
         def until() -> bool:
@@ -159,11 +161,11 @@ class Asker:
                 case "q" | "quit" if not rest:
                     raise EOFError
                 case "s" | "show" if rest in ("", "all"):
-                    self._terminal.say("\n".join(_broken(input_lines(one.input))))
+                    self._terminal.say("\n".join(_wrapped(input_lines(one.input))))
                     is_unseen = False
                     continue
                 case "w" | "why" if not rest:
-                    self._terminal.say("\n".join(_broken(approvals.why_asked(self._app, group))))
+                    self._terminal.say("\n".join(_wrapped(approvals.why_asked(self._app, group))))
                     continue
                 case "g" | "group" if len(group.questions) > 1:
                     asked, line = [*group.questions], rest or "yes"
@@ -182,7 +184,7 @@ class Asker:
         for first, *same in group.by_input:
             more = f" and {len(same)} more" if same else ""
             self._terminal.say(f"{shorten(first.item_key, _LONGEST_NAME)}{more}:")
-            self._terminal.say("\n".join(_broken(input_lines(first.input))))
+            self._terminal.say("\n".join(_wrapped(input_lines(first.input))))
         self._terminal.say("these are the inputs of the group: answer again for all of them")
 
     def _question(self, group: approvals.Group, shown: Sequence[str]) -> Iterator[str]:
@@ -196,14 +198,14 @@ class Asker:
         if len(shown) > _MOST_LINES:
             yield f"  … {len(shown) - _MOST_LINES} more lines are NOT shown: s shows all"
         if group.why is not None:
-            yield from _broken([decider(group.why)], "  asked by: ")
+            yield from _wrapped([decider(group.why)], "  asked by: ")
         if one.suggested_rule:
-            yield from _broken([cell(one.suggested_rule)], "  always:   ")
+            yield from _wrapped([cell(one.suggested_rule)], "  always:   ")
         if others:
             yield f"  {others} more {'asks' if others == 1 else 'ask'} for the same"
 
     def _reply(self, line: str, one: Question, until: Ends) -> Reply | None:
-        """The reply in the person's words; None when they say nothing that can be done."""
+        """The reply that a line means; None if it means none."""
         word, _, rest = line.partition(" ")
         match word.lower().rstrip(",.:;!"):
             case "y" | "yes" if not rest:
@@ -224,8 +226,8 @@ class Asker:
         return None
 
     def _edited(self, one: Question) -> Reply | None:
-        """The approval of a call with the input that the person has written in an editor; None if it is
-        as before, or none."""
+        """The approval of a call with the input that the person has written in an editor; None if it did
+        not change or is not valid."""
         before = approvals.editable(one)
         try:
             with self._terminal.lent():
@@ -257,7 +259,7 @@ class Asker:
 
 
 def _choices(group: approvals.Group) -> str:
-    """The question itself, with the answers that there are."""
+    """The prompt with all possible answers."""
     one, count = group.questions[0], len(group.questions)
     answers = (
         "y(es), n(o)",
@@ -271,8 +273,8 @@ def _choices(group: approvals.Group) -> str:
     return f"{wish} {', '.join(filter(None, answers))}"
 
 
-def _seldom(look: Ends) -> Ends:
-    """``look`` once a second at most; False in between."""
+def _once_a_second(look: Ends) -> Ends:
+    """Return a function that calls ``look`` at most once a second, and returns False in between."""
     looked = time.monotonic()
 
     def ends() -> bool:
@@ -285,8 +287,9 @@ def _seldom(look: Ends) -> Ends:
     return ends
 
 
-def _broken(lines: Iterable[str], first_margin: str = _MARGIN) -> list[str]:
-    """Lines with a margin, broken where the terminal would: none of them can pass for ours."""
+def _wrapped(lines: Iterable[str], first_margin: str = _MARGIN) -> list[str]:
+    """Lines behind a margin, wrapped at the terminal's width, so that none can pass for one of
+    Runner's."""
     from rich.cells import chop_cells
 
     width = max(shutil.get_terminal_size().columns - len(first_margin) - 1, 20)

@@ -121,7 +121,7 @@ class OutcomeAsked:
     """A person is asked about a call with an unknown outcome."""
 
     index: int
-    unrecorded: str = ""  # what it may have changed that is in no snapshot: that was not put back
+    unrecorded: str = ""  # what it may have changed outside of snapshots, which was not restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class SnapshotRecorded:
 
     snapshot: str
     cause: SnapshotCause
-    found: str | None = None  # a snapshot that was put aside, or could not be put back whole
+    found: str | None = None  # a snapshot that was replaced, or could not be restored whole
 
 
 @dataclass(frozen=True, slots=True)

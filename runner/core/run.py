@@ -81,7 +81,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """The run goes on later (``due_at``, seconds since the epoch) on whatever worker."""
+    """The run continues at ``due_at`` (seconds since the epoch), on any worker."""
 
     due_at: float
     reason: Literal[

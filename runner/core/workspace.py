@@ -40,7 +40,7 @@ class Workspace:
 
     @property
     def is_recorded(self) -> bool:
-        """True if snapshots of it are recorded: each run has a workspace of its own."""
+        """True if each run has a workspace of its own, of which snapshots are recorded."""
         return self.mode in ("git", "copy")
 
     @property

@@ -242,7 +242,7 @@ def render_texts(
 
 
 def fields_in(text: str) -> set[str]:
-    """Return the fields of ``item`` that a template uses; none of one that does not parse."""
+    """Return the fields of ``item`` that a template uses; an empty set if it does not parse."""
     with suppress(TemplateSyntaxError, RecursionError):
         used = _ENVIRONMENT.parse(text).find_all(nodes.Getattr)
         return {each.attr for each in used if each.node == nodes.Name("item", "load")}

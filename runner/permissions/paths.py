@@ -75,7 +75,7 @@ class Steps:
         return self.reach(moved) if moved else moved
 
     def reach(self, steps: set[int]) -> set[int]:
-        """Add to positions those behind each ``**``, which may stand for nothing."""
+        """Add the position after each reached ``**``, because a ``**`` may match no folder at all."""
         last = len(self.names)
         for step in sorted(steps):
             at = step

@@ -274,11 +274,12 @@ def completions(database: Database, text: str, *kinds: Kind) -> list[str]:
 def _could_be(connection: Connection, text: str, found: Sequence[Found]) -> str:
     names = ", ".join(_told(connection, text, one) for one in found[:_MOST_LISTED])
     more = " and more" if len(found) > _MOST_LISTED else ""
-    return f"{_quoted(text)} could be {names}{more}: give more of it"
+    return f"{_quoted(text)} could be {names}{more}: give more of the name"
 
 
 def _told(connection: Connection, text: str, found: Found) -> str:
-    """Return an id, with its name or its item if the text is no part of the id."""
+    """Return an id; with the name of its job or schedule, or its item, if ``text`` is not part of the
+    id."""
     labels = {"job": jobs.c.name, "run": runs.c.item_key, "schedule": schedules.c.name}
     if found.kind == "call" or text.lower().partition(".")[0] in found.id:
         return found.id
@@ -318,7 +319,7 @@ def _of_wrong_kind(connection: Connection, text: str, found: Found, kinds: Seque
 
 
 def _runs(connection: Connection, job: str, job_id: str, item: str = "") -> str:
-    """Some runs of a job as people can name them, those like an item first."""
+    """Some runs of a job, named as people can name them; the ones most like ``item`` first."""
     keys = [*newest_runs(connection, job_id)]
     shown = get_close_matches(item, keys[:_MOST_COMPARED]) or keys[:_MOST_LISTED]
     named = ", ".join(_in_shell(f"{job}/{key}") for key in shown)

@@ -64,7 +64,7 @@ budget_of = reads(look_into)
 
 
 def lock_all(connection: Connection, job_ids: Collection[str]) -> None:
-    """Lock the budgets of jobs whose calls are to be charged: the cap of the day is locked after them."""
+    """Lock the budgets of jobs before calls are charged. The cap of the day is locked after them."""
     found = select(job_budgets.c.job_id).where(job_budgets.c.job_id.in_(job_ids))
     connection.execute(found.order_by(job_budgets.c.job_id).with_for_update()).all()
 

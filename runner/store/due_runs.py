@@ -272,7 +272,7 @@ def postpone(database: Database, run: DueRun, until: float) -> None:
 
 @writes
 def wait_for_workspace(connection: Connection, run: DueRun, now: float) -> None:
-    """This worker cannot see the run's workspace: let it wait for one that can."""
+    """Make a run wait until a worker claims it that can see its workspace."""
     is_due = _IS_QUEUED, runs.c.attempt == run.attempt
     event = Event("waiting", {"reason": "workspace", "path": run.workspace_path})
     for row in locked_runs(connection, [run.id], *is_due):

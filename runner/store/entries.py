@@ -307,12 +307,9 @@ class Rows:
     def _finish_call(self, state: RunState, entry: entries.ToolFinished) -> None:
         result, message, call = entry.result, len(state.messages), state.calls[entry.index]
         changes: dict[str, Any] = {"ended_at": self._now, "duration": result.duration}
-        if entry.snapshot is not None:
-            changes["tree_after"] = entry.snapshot
-        if result.containment is not None:
-            changes["containment"] = result.containment
-        if result.details is not None:
-            changes["details"] = result.details
+        more: dict[str, Any] = {"tree_after": entry.snapshot, "containment": result.containment}
+        more["details"] = result.details
+        changes |= {name: value for name, value in more.items() if value is not None}
         if result.outcome == "denied":
             self.denials += 1
             # Its decision or its answer may say why already.

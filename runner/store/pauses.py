@@ -98,8 +98,8 @@ def is_paused(database: Database, job_id: str) -> bool:
 def resume(
     database: Database, target: Target, now: float, *, author: Author = UNKNOWN
 ) -> list[Change]:
-    """Let paused runs go on. A whole job is no longer paused then, and its breaker counts anew; a pilot
-    that another pause cut short goes on alone."""
+    """Resume paused runs. With a whole job, the pause of the job ends and its breaker counts from zero; a
+    pilot that another pause interrupted continues first, without the other items."""
     if target.kind == "run":
         return control.resume(database, target, now, author=author)
 

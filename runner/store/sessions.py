@@ -391,8 +391,8 @@ def _subject(kind: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _run_row(run: SessionRun, prices: PriceList | None) -> dict[str, Any]:
-    """Return the columns of ``runs`` that change when a session goes on. Its limits are used up, so that
-    nobody resumes it by mistake."""
+    """Return the columns of ``runs`` that change when a session continues. The limits equal what is used,
+    so that nobody resumes the run by mistake."""
     calls = run.rows["model_calls"]
     cost = sum(_cost_of(call, prices) for call in calls) if prices is not None else 0
     progress = Progress(

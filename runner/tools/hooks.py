@@ -87,8 +87,8 @@ def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
 
 
 def read_instructions(places: Places, policy: Policy) -> InstructionsRead:
-    """Return what the files of instructions in a workspace's root say, each once, whatever links there
-    are between them. No file is shown that the run's rules deny to Read or ask about."""
+    """Return the instruction files in a workspace's root, each once even if links lead to it. Files that
+    the rules deny to Read or ask about are left out."""
     files: dict[str, Instructions] = {}
     left_out = []
     root, names = places.workspace or "", INSTRUCTION_FILES if places.workspace else ()

@@ -77,7 +77,7 @@ def keep(call: socket.socket, life: int, children_ended: int, channel: Sequence[
         lock = os.open(request["lock_file"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_SH, 1, request["lock_offset"])
         poll = select.poll()
-        for descriptor in (call.fileno(), life):  # nobody sends anything on these
+        for descriptor in (call.fileno(), life):  # readable only at their end
             poll.register(descriptor, select.POLLIN)
         if poll.poll(0):
             return
@@ -115,7 +115,7 @@ def _introduce(call: socket.socket) -> None:
 
 
 def _run_aside(arguments: list[str]) -> None:
-    """Run a program for some time, whatever comes of it."""
+    """Run a program for a limited time and ignore its outcome."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         streams = [(os.POSIX_SPAWN_DUP2, null, descriptor) for descriptor in range(3)]

@@ -39,7 +39,7 @@ class WorkTreeWriter:
                 os.rmdir(name, dir_fd=parent)
 
     def make_folder(self, path: bytes) -> None:
-        """Make a folder and those above it; replace whatever else is in their place."""
+        """Make a folder and its parents; replace whatever is in the way that is not a folder."""
         for each in sorted({path, *ancestors([path])}):
             with self._parent(each) as (parent, name):
                 is_folder = None
@@ -52,7 +52,8 @@ class WorkTreeWriter:
                     os.mkdir(name, dir_fd=parent)
 
     def open_up(self, folder: bytes) -> None:
-        """Let this process read and change its own folder and those above it, if they exist."""
+        """Give this process the right to read and change its own folder and that folder's parents, if they
+        exist."""
         for path in sorted({folder, *ancestors([folder])}):
             if not os.access(self.root + b"/" + path, os.R_OK | os.W_OK | os.X_OK):
                 missing = suppress(FileNotFoundError, NotADirectoryError)

@@ -97,7 +97,7 @@ class _Inspection:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect what is unfit as a problem, and go on after it."""
+        """Collect an ``Unfit`` error as a problem instead of raising it."""
         try:
             yield
         except Unfit as error:

@@ -209,7 +209,7 @@ def test_failed_runs_of_a_job_are_retried(
     assert [c["id"] for c in retried] == [cancelled]
     nothing = command("retry", job_id)
     assert (nothing.code, nothing.out) == (0, "")
-    assert "no run of it has failed, was cancelled or stopped at a limit" in nothing.err
+    assert "none of its runs has failed, was cancelled or stopped at a limit" in nothing.err
 
 
 def test_limit_is_raised_by_a_retry(command: Callable[..., Result], database: Database) -> None:

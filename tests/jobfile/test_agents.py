@@ -161,7 +161,10 @@ BAD_TYPES = [
     ('output_schema = { type = "array" }', "agents.reviewer.output_schema: must be a JSON Schema"),
     ('output_schema_file = "x.json"', "agents.reviewer.output_schema_file: "),
     ("permissions = { maybe = [] }", "agents.reviewer.permissions.maybe: unknown key 'maybe'"),
-    ('permissions = { allow = ["Bash(ls)"] }', "agents.reviewer.permissions.allow[0]: this job has no tool"),
+    (
+        'permissions = { allow = ["Bash(ls)"] }',
+        "agents.reviewer.permissions.allow[0]: this job has no tool",
+    ),
     ('permissions = { deny = ["Read("] }', "agents.reviewer.permissions.deny[0]: the rule 'Read('"),
     (
         'permissions = { allow = [{ rule = "Read(a)", match = ["Read(b)"] }] }',

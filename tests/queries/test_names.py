@@ -131,7 +131,7 @@ def test_a_job_is_found_by_last_by_its_name_and_by_its_key(database: Database) -
 def test_a_name_of_several_jobs_lists_them(database: Database) -> None:
     first = submit(database, "nightly-1", "a", key="nightly-2")
     second = submit(database, "nightly-2", "a")
-    both = f"could be {first} (nightly-1), {second} (nightly-2): give more of it"
+    both = f"could be {first} (nightly-1), {second} (nightly-2): give more of the name"
     assert refusal(database, "nightly", "job") == f"'nightly' {both}"
     assert refusal(database, "nightly-2", "job") == f"'nightly-2' {both}"
 

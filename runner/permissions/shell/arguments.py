@@ -210,7 +210,7 @@ class Executing:
 
 
 def excluded_by_find(arguments: Sequence[Word]) -> set[int]:
-    """Return the identities of the patterns of paths that find leaves out."""
+    """Return the ``id()`` of each word that is a path pattern which find excludes."""
     return {
         id(arguments[at])
         for at in range(2, len(arguments))
@@ -220,8 +220,8 @@ def excluded_by_find(arguments: Sequence[Word]) -> set[int]:
 
 
 def executed_by_find(arguments: Sequence[Word]) -> Executing | None:
-    """Return the arguments of find and the commands in them, None when they are not understood. What
-    stands for ``{}`` is a path below where find starts: no option."""
+    """Return find's own arguments and the commands that it runs; None if they are not understood. ``{}``
+    in a command becomes a path below find's start, so it is no option."""
     places = dropwhile(lambda word: re.fullmatch(r"-[HLP]|-O[0-9]", word.value), arguments)
     starts = list(takewhile(lambda word: word.value[:1] not in ("-", "(", "!"), places))
     found = Executing([], [], starts or [Word(".", ".")])

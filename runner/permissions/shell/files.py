@@ -319,7 +319,8 @@ def _readings(word: Word) -> list[str]:
 
 
 def _without_braces(text: str) -> list[str]:
-    """Return what bash or curl makes of the braces in a text; what is left of them is not understood."""
+    """Return the texts that bash or curl makes of a text with braces. A brace that stays is not
+    understood."""
     texts = [text]
     for _ in range(8):
         if not any(map(_BRACES.search, texts)) or len(texts) > _MOST_BRACES:

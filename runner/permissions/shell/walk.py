@@ -437,8 +437,8 @@ class Walk(Expansions):
         return targets[1:]
 
     def _connect(self, operator: str, descriptor: str, word: Word) -> None:
-        """Note a redirect by which ``/dev/stderr`` leads to what was opened for reading, or
-        ``/dev/stdin`` to what was opened for writing: opened by these names it can be both."""
+        """Note a redirect that connects ``/dev/stderr`` to a file opened for reading, or ``/dev/stdin`` to
+        one opened for writing: through these names a program can then do both."""
         number = descriptor or ("0" if operator.startswith("<") else "1")
         if operator in (">&", "<&") and re.fullmatch(r"[0-9]+-?", word.value):
             from_output = word.value.rstrip("-") in ("1", "2")
