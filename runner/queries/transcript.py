@@ -235,7 +235,7 @@ def system_prompt(database: Database, run_id: str) -> str | None:
 
 
 def session_of_run(database: Database, run_id: str) -> dict[str, Any] | None:
-    """The row of ``sessions`` about a run, or None if it is no session that was imported."""
+    """The row of ``sessions`` about a run, or None if it is no imported session."""
     rows = database.rows(select(sessions).where(sessions.c.run_id == run_id))
     return dict(rows[0]._mapping) if rows else None
 
@@ -247,7 +247,7 @@ def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
 
     if session_of_run(database, run_id) is not None:
         raise UsageError(
-            f"{run_id} is a session that was imported: it does not say what Claude Code sent; see its "
+            f"{run_id} is an imported session: it does not say what Claude Code sent; see its "
             "conversation with `runner transcript`"
         )
 

@@ -130,7 +130,7 @@ def test_the_page_of_an_imported_session_offers_nothing_that_is_refused(
         assert words in ours
         assert words not in page
     changes = browser.get(f"/runs/{brought.run_id}/changes").words
-    assert "it is a session that was imported" in changes
+    assert "it is an imported session" in changes
     assert "its job" not in changes
 
 

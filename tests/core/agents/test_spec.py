@@ -97,5 +97,5 @@ def test_who_works_in_the_parents_folder_records_nothing_of_it(mode):
 
 
 def test_a_type_that_the_job_lacks_is_an_error_that_names_both():
-    with pytest.raises(LookupError, match="'a job' has no type of sub-agent 'nobody'"):
+    with pytest.raises(LookupError, match="'a job' has no agent type 'nobody'"):
         spec_of(JOB, "reviewer", "nobody")
