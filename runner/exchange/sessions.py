@@ -75,8 +75,7 @@ class Session:
                 lines[name] = _timed(list(kept.read_lines(name, raw)), modified)
         shown = ("user", "attachment")
         texts = {shown_text(line.blocks) for line in chain(*lines.values()) if line.kind in shown}
-        self._main = Conversation(None, texts)
-        self._agents: dict[str, Conversation] = {}
+        talks: dict[str | None, Conversation] = {None: Conversation(None, texts)}  # by agent
         self.forked_from: str | None = None  # the id of another session
         self.stated_usd: float | None = None
         titles: dict[str, str] = {}
@@ -88,7 +87,8 @@ class Session:
                 titles[line.kind] = line.text(_TITLES[line.kind]) or titles.get(line.kind, "")
                 continue
             # A session's copies of an agent's lines count only without the agent's own file.
-            is_copy = "parentToolUseID" in line.fields and _file_of(line) in lines
+            of_agent = f"agent-{visible(line.text('agentId') or '')}.jsonl"
+            is_copy = "parentToolUseID" in line.fields and of_agent in lines
             if is_copy or (uuid is not None and uuid in seen):
                 continue
             seen.add(uuid)
@@ -98,24 +98,18 @@ class Session:
             if isinstance(usd, int | float) and 0 <= usd < _MOST_USD:
                 self.stated_usd = float(usd)
             agent = self._agent_of(name, line, agent_of_line)
-            if agent is None:
-                self._main.add(line)
-            else:
-                self._agents.setdefault(agent, Conversation(agent, texts)).add(line)
-        self._agents = {name: one for name, one in self._agents.items() if one.messages}
-        if not self._conversations:
+            talks.setdefault(agent, Conversation(agent, texts)).add(line)
+        self.cwd = talks[None].first("cwd")
+        self._talks = {agent: talk for agent, talk in talks.items() if talk.messages}
+        self._agents = {agent: talk for agent, talk in self._talks.items() if agent is not None}
+        if not self._talks:
             raise EmptySessionError("nothing was said in the session")
         title = next(filter(None, map(titles.get, reversed(_TITLES))), None)
         self.title = title and visible(title)
-        known = (one.last("sessionId") or one.first("uuid") for one in self._conversations)
+        known = (talk.last("sessionId") or talk.first("uuid") for talk in self._talks.values())
         self.id = visible(next(filter(None, known), ""))
-        self.cwd = self._main.first("cwd")
-        for one in self._conversations:
-            one.end()
-
-    @property
-    def _conversations(self) -> Sequence[Conversation]:
-        return (*((self._main,) if self._main.messages else ()), *self._agents.values())
+        for talk in self._talks.values():
+            talk.end()
 
     @staticmethod
     def _agent_of(name: str, line: Line, agent_of_line: dict[str, str]) -> str | None:
@@ -132,7 +126,7 @@ class Session:
     @property
     def reply_ids(self) -> Sequence[str]:
         """The API's ids of all replies."""
-        found = (message.id for one in self._conversations for message in one.messages)
+        found = (message.id for talk in self._talks.values() for message in talk.messages)
         return [id_ for id_ in found if id_ is not None]
 
     def runs(
@@ -144,12 +138,11 @@ class Session:
             known: the ids of runs that are stored, by agent (None: the session itself).
             counted: the replies that other runs have, by the API's id: their tokens count there.
         """
-        made: dict[str | None, SessionRun] = {}
-        if not self._main.messages:
-            for name, one in self._agents.items():
-                made[name] = SessionRun(self, one, known.get(name), counted)
-            return tuple(made.values())
-        root = made[None] = SessionRun(self, self._main, known.get(None), counted)
+        if None not in self._talks:
+            agents = self._agents.items()
+            return tuple(SessionRun(self, one, known.get(name), counted) for name, one in agents)
+        root = SessionRun(self, self._talks[None], known.get(None), counted)
+        made: dict[str | None, SessionRun] = {None: root}
         starts = self._starts()
         numbers: Counter[str] = Counter()  # of the last sub-agent of each run
         for place in map(place_columns, known.values()):
@@ -172,7 +165,7 @@ class Session:
         """Return the start of each agent, as far as the session says."""
         by_id: dict[str | None, _Start] = {}  # of an agent or of a call
         by_prompt: dict[str, list[_Start]] = {}
-        for one in self._conversations:
+        for one in self._talks.values():
             for use_id, call in one.calls.items():
                 asked, given = call.asked.block, as_object(call.asked.block["input"])
                 types = [given.get("subagent_type"), given.get("agent_type")]
@@ -193,10 +186,6 @@ class Session:
             start = known or _Start(owner if owner in self._agents else None)
             found[agent] = start._replace(type=as_text(meta.get("agentType")) or start.type)
         return found
-
-
-def _file_of(line: Line) -> str:
-    return f"agent-{visible(line.text('agentId') or '')}.jsonl"
 
 
 def _timed(lines: list[Line], modified: float) -> list[Line]:

@@ -334,11 +334,23 @@ class FileCheck:
         ids = {"job_id": job.id, "run_id": None if section is job else section.id}
         for column, id_ in ids.items():
             require(row.get(column, id_) == id_, f"{table}.{column} is not {id_ or 'null'}")
+        if table == "jobs":
+            what = "jobs.spec is no job's"
+            section.key = row["key"]
+            self._spec = _made(row["spec"], JobSpec.from_json, JobSpec, what)
+            is_flat = self._spec.limits.max_agent_depth <= DEEPEST
+            require(is_flat, f"{what} (limits.max_agent_depth is over {DEEPEST})")
+        elif table == "runs":
+            self._add_run(row)
+        elif section is not job:
+            self._add_of_run(section, table, row)
+
+    def _add_of_run(self, section: Section, table: str, row: Row) -> None:
+        if table in ("tool_outputs", "approvals", "hook_runs"):
+            of_call = (row["message"], row["position"]) in self._calls
+            of_call |= row["message"] is None  # of a hook
+            require(of_call, f"{table} has a row of no tool call")
         match table:
-            case "jobs":
-                section.key, self._spec = row["key"], _spec_of(row)
-            case "runs":
-                self._add_run(row)
             case "blocks":
                 # A sub-agent's conversation begins with calls of its parent.
                 is_own = row["turn"] > 0 or self._run["parent_run"] is None
@@ -349,11 +361,6 @@ class FileCheck:
                     self._asked[message] += 1
             case "tool_calls":
                 self._add_call(row)
-            case "tool_outputs" | "approvals" | "hook_runs":
-                of_call = (row["message"], row["position"]) in self._calls
-                of_call |= row["message"] is None  # of a hook
-                require(of_call, f"{table} has a row of no tool call")
-        match table:
             case "approvals":
                 section.approvals.append(row["id"])
                 section.has_ended &= row["answer"] is not None
@@ -363,10 +370,8 @@ class FileCheck:
                 require(is_one, "hook_runs.hook is no hook that the job has at that event")
             case "events":
                 count = self._rows[table]
-                without_gap = row["number"] == count
-                require(
-                    without_gap, f"events.number is not {count}: they are numbered without gaps"
-                )
+                what = f"events.number is not {count}: they are numbered without gaps"
+                require(row["number"] == count, what)
 
     def end(self) -> None:
         """Check the file as a whole."""
@@ -457,11 +462,3 @@ class FileCheck:
         # A call of a tool that the job does not have is refused before anything waits for it.
         if self._spec.tool(row["name"]) is None or self._spec.starts_children(row["name"]):
             self._known[row["run_id"]].add(place)
-
-
-def _spec_of(row: Row) -> JobSpec:
-    what = "jobs.spec is no job's"
-    spec: JobSpec = _made(row["spec"], JobSpec.from_json, JobSpec, what)
-    is_flat = spec.limits.max_agent_depth <= DEEPEST
-    require(is_flat, f"{what} (limits.max_agent_depth is over {DEEPEST})")
-    return spec

@@ -8,7 +8,7 @@ off is done again: stored rows do not change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +65,12 @@ def _check_file(file: IO[bytes], source: str) -> list[Section]:
             digest.update(line)
             value = read_json_line(line)
             if number == 1:
-                _check_header(value)
+                version = value.get("runner_export")
+                require(version is not None, "it is not the first line of an export of Runner's")
+                told = f"of version {str(version)[:20]!a}, and this Runner knows {VERSION}"
+                require(
+                    version == VERSION, f"it is {told}: import it with the Runner that wrote it"
+                )
             elif value.keys() == {"table", "row"}:
                 check.add(start, value["table"], value["row"])
             else:
@@ -79,16 +84,6 @@ def _check_file(file: IO[bytes], source: str) -> list[Section]:
         where = f"{source}, line {number}"
         raise UsageError(f"{where}: {error}; nothing was imported") from error
     return check.sections
-
-
-def _check_header(value: Mapping[str, Any]) -> None:
-    if "runner_export" not in value:
-        raise ValueError("it is not the first line of an export of Runner's")
-    if (version := value["runner_export"]) != VERSION:
-        raise ValueError(
-            f"it is of an export of version {str(version)[:20]!a}, and this Runner knows {VERSION}: "
-            "import it with the Runner that wrote it"
-        )
 
 
 def _rows_of(

@@ -341,7 +341,7 @@ def test_an_event_of_a_newer_runner_is_read_like_any_other(target: Database, sam
         ),
         (
             lambda content: content.replace(b'"runner_export":2', b'"runner_export":1'),
-            "line 1: it is of an export of version '1', and this Runner knows 2: import it with the Runner",
+            "line 1: it is of version '1', and this Runner knows 2: import it with the Runner",
         ),
         (lambda content: content.replace(b"{", b"\xff", 1), "line 1: it is not UTF-8"),
         (lambda content: b"[" * 200_000 + b"\n", "line 1: it is nested too deeply"),
