@@ -18,7 +18,7 @@ import click
 import runner
 from runner.cli import exit_codes
 from runner.cli.options import global_options
-from runner.cli.terminal import lasting, note, refuse, refuse_file
+from runner.cli.terminal import drop_stdout, lasting, note, refuse, refuse_file
 from runner.errors import RunnerError, SpecError
 
 if TYPE_CHECKING:
@@ -177,15 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         code = _invoke(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has closed the pipe: write nothing more, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has closed the pipe
+        drop_stdout()
         code = exit_codes.SUCCEEDED
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        # What is left in the buffer would be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         refuse(f"the output cannot be written: {error.strerror}")
         code = exit_codes.FAILED
     except (KeyboardInterrupt, click.Abort):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from runner.app.humanize import (
 )
 from runner.cli.exit_codes import exit_code
 from runner.cli.options import JOB, output_option, with_app
-from runner.cli.terminal import note, say, say_bytes, say_json, say_table
+from runner.cli.terminal import drop_stdout, note, say, say_bytes, say_json, say_table
 from runner.cli.terminal import output as write_to
 
 _MOST_DENIALS = 10
@@ -66,12 +67,21 @@ def report(app: handle.App, job: str, output: Path | None, html: Path | None) ->
 
 
 def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) -> int:
-    """Print the outcomes of a job's items and further commands; return the exit code."""
+    """Print the outcomes of a job's items and further commands. Return the exit code, which says what
+    became of the runs also if nobody reads stdout any more."""
+    try:
+        if as_json:
+            say_json(report.as_json())
+        else:
+            _say_summary(report)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stdout()
+    return exit_code((each.run["state"] for each in report.runs), interrupted=interrupted)
+
+
+def _say_summary(report: app_report.Report) -> None:
     runs = [each.run for each in report.runs]
-    code = exit_code((run["state"] for run in runs), interrupted=interrupted)
-    if as_json:
-        say_json(report.as_json())
-        return code
     _say_runs(report.runs)
     names = ("turns", "charged_tokens", "unknown_tokens")
     turns, tokens, unknown = (report.job[name] for name in names)
@@ -96,7 +106,7 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
             f"was sent: no summary could stand in for them{why}"
         )
     if runs:
-        telling = next((run for run in runs if run["state"] != "succeeded"), runs[0])
+        telling = max(runs, key=lambda run: (bool(run["started_at"]), run["state"] != "succeeded"))
         note(f"\nlook further: runner transcript {telling['id']}")
         note(f"              runner events {telling['id']}")
         note(f"              runner report {report.job['id']}")
@@ -104,7 +114,6 @@ def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) ->
             note(f"take it:      runner patch {report.job['id']} -o patches")
         if any(run["state"] == "failed" for run in runs):
             note(f"try again:    runner retry {report.job['id']} --failed")
-    return code
 
 
 def _say_runs(found: Sequence[app_report.ReportedRun]) -> None:

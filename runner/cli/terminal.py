@@ -72,24 +72,30 @@ STATE_STYLES = {
 
 
 def lasting(stream: TextIO) -> TextIO:
-    """Return a standard stream for all output: it escapes characters that it cannot encode, and if it is
-    a terminal, it drops what is written once that is closed, so that a worker still ends in order."""
+    """Return a standard stream for all output: it escapes characters that it cannot encode. A terminal,
+    and stderr wherever it leads, drops what cannot be written, so that a closed terminal, a closed pipe
+    and a full disk stop no work."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
     # FileIO: with PYTHONUNBUFFERED
     is_file = isinstance(getattr(stream, "buffer", None), io.BufferedWriter | io.FileIO)
-    if not (is_file and stream.isatty()):
+    if not (is_file and (stream.isatty() or stream is sys.stderr)):
         return stream
-    buffer = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+    buffer = io.BufferedWriter(_Lasting(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=True)
 
 
-class _Terminal(io.FileIO):
+class _Lasting(io.FileIO):
     def write(self, content: Any, /) -> int:
         try:
             return super().write(content)
-        except OSError:  # the terminal is closed
+        except OSError:
             return len(content)
+
+
+def drop_stdout() -> None:
+    """Write nothing more on stdout, not even what is left in its buffer at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str = "", *, indent: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -61,6 +62,25 @@ def test_a_full_disk_under_the_output_is_one_line(folder: Path) -> None:
         told = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder)
     expected = "runner: the output cannot be written: No space left on device\n"
     assert (told.returncode, told.stderr) == (1, expected)
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_no_work(folder: Path) -> None:
+    """As ``runner run SPEC 2>&1 | head -1``."""
+    (folder / "one.toml").write_text(
+        'model = "m"\nprompt = "Go."\nprovider = "scripted"\nscript = "s.toml"\n'
+    )
+    (folder / "s.toml").write_text('one = [{ text = "No.", stop_reason = "refusal", delay = 1 }]\n')
+    argv = [sys.executable, "-m", "runner", "run", "one.toml"]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(argv, **out, text=True, cwd=folder) as process:  # type: ignore[call-overload]
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("working ")
+        process.stdout.close()
+        assert process.wait(60) == 1
+    argv = [sys.executable, "-m", "runner", "list", "last", "--json"]
+    (run,) = json.loads(subprocess.run(argv, capture_output=True, cwd=folder, check=True).stdout)
+    assert run["state"] == "failed"
 
 
 @pytest.mark.slow
