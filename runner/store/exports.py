@@ -119,9 +119,9 @@ def export(
     ``UnreachableError``."""
     of_job, run_ids = _selected(connection, job_id, run_id)
     header = json_line({"runner_export": VERSION, "job": of_job, "run": run_id})
-    of_runs = chain.from_iterable(run_lines(connection, each) for each in run_ids)
+    rows = chain.from_iterable(section_lines(connection, each) for each in (of_job, *run_ids))
     digest, count = hashlib.sha256(), -1
-    for line in chain((header,), job_lines(connection, of_job), of_runs):
+    for line in chain((header,), rows):
         digest.update(line)
         write(line)
         count += 1
@@ -129,22 +129,17 @@ def export(
     return run_ids
 
 
-def job_lines(connection: Connection, job_id: str) -> Iterator[bytes]:
-    """Yield the rows of a job as a whole as lines of a file."""
-    for table in JOB_TABLES:
-        conditions = [(table.c.id if table is jobs else table.c.job_id) == job_id]
-        if table is permission_rules:
+def section_lines(connection: Connection, id_: str) -> Iterator[bytes]:
+    """Yield the rows of a job as a whole, or of a run, as lines of a file."""
+    is_job = id_.startswith("job_")
+    for table in JOB_TABLES if is_job else RUN_TABLES:
+        key = "id" if table in (jobs, runs) else "job_id" if is_job else "run_id"
+        conditions = [table.c[key] == id_]
+        if is_job and table is permission_rules:
             conditions.append(permission_rules.c.run_id.is_(None))
         if table is job_events:
             conditions.append(job_events.c.type != IMPORTED)
         yield from _lines(connection, table, *conditions)
-
-
-def run_lines(connection: Connection, run_id: str) -> Iterator[bytes]:
-    """Yield the rows of a run as lines of a file."""
-    for table in RUN_TABLES:
-        key = table.c.id if table is runs else table.c.run_id
-        yield from _lines(connection, table, key == run_id)
 
 
 def _lines(

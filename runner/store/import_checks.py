@@ -298,7 +298,6 @@ Place = tuple[int, int]  # of a tool call: its message, and its position there
 class Section:
     """The rows of a job as a whole, or of one run, in a file."""
 
-    kind: Literal["job", "run"]
     id: str
     start: int  # in the file, in bytes
     rows: int = 0
@@ -385,9 +384,9 @@ class FileCheck:
     def _begin_section(self, start: int, table: str, id_: str) -> None:
         if self.sections:
             self._end_section()
-        is_first = not self.sections
-        require((table == "jobs") == is_first, "a file has one job, and its row comes first")
-        self.sections.append(Section("job" if is_first else "run", id_, start))
+        is_next = (table == "jobs") == (not self.sections)
+        require(is_next, "a file has one job, and its row comes first")
+        self.sections.append(Section(id_, start))
         self._digest = hashlib.sha256()
         self._last: tuple[int, list[Any]] = (-1, [])  # the table and the key of the last row
         self._rows = Counter[str]()  # by table
@@ -414,7 +413,7 @@ class FileCheck:
 
     def _check_order(self, table: str, row: Row) -> None:
         """Check that a row is in its section once and in the order in which exports are written."""
-        tables = JOB_TABLES if self.sections[-1].kind == "job" else RUN_TABLES
+        tables = JOB_TABLES if len(self.sections) == 1 else RUN_TABLES
         format = FORMATS[table]
         require(format.table in tables, f"a row of {table} does not belong here")
         # The database numbers the rows without a key.

@@ -27,7 +27,7 @@ from runner.store.blobs import store_bytes
 from runner.store.changes import store_change, tell_of_job
 from runner.store.control import cancel_locked
 from runner.store.database import Database
-from runner.store.exports import FORMATS, IMPORTED, VERSION, job_lines, run_lines
+from runner.store.exports import FORMATS, IMPORTED, VERSION, section_lines
 from runner.store.jobs import insert_shares
 from runner.store.tables import approvals, events, job_events, jobs, runs
 
@@ -173,7 +173,7 @@ def missing_sections(
     other content, or something else where the file needs to be alone."""
     missing = set()
     for section in sections:
-        table = jobs if section.kind == "job" else runs
+        table = jobs if section is sections[0] else runs
         if connection.scalar(select(table.c.id).where(table.c.id == section.id)) is None:
             missing.add(section)
         elif not _is_same(connection, section):
@@ -197,12 +197,12 @@ def missing_sections(
 
 def _is_same(connection: Connection, section: Section) -> bool:
     """True if the database has the section as the file does, or imported it from such a file."""
-    is_job = section.kind == "job"
     digest = hashlib.sha256()
-    for line in (job_lines if is_job else run_lines)(connection, section.id):
+    for line in section_lines(connection, section.id):
         digest.update(line)
     if digest.hexdigest() == section.digest:
         return True
+    is_job = section.id.startswith("job_")
     table, key = (job_events, job_events.c.job_id) if is_job else (events, events.c.run_id)
     query = select(table.c.data).where(key == section.id, table.c.type == IMPORTED)
     return any(data.get("sha256") == section.digest for data in connection.scalars(query))

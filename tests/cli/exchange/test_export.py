@@ -183,7 +183,7 @@ def test_an_export_that_fails_on_its_way_leaves_no_half_file(
         yield b"{}\n"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("runner.store.exports.job_lines", fail)
+    monkeypatch.setattr("runner.store.exports.section_lines", fail)
     assert command("export", run_id, "-o", "run.jsonl").code == 130
     assert (folder / "run.jsonl").read_text() == "the one before"
     assert [path.name for path in folder.iterdir() if path.name != ".runner"] == ["run.jsonl"]
