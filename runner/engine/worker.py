@@ -190,8 +190,14 @@ class Worker:
             except BaseException as error:
                 if isinstance(error, Exception) and self._is_outdated():
                     return
+                if (fault := host_fault(error)) is not None:  # it is told when it has drained
+                    advice = "mend the host, and start the worker again"
+                    error = HostFaultError(
+                        f"the worker ends, as this host cannot work ({fault}): {advice}"
+                    )
+                else:
+                    logger.exception("the worker's %s failed; it drains", name)
                 self.failure = error
-                logger.exception("the worker's %s failed; it drains", name)
                 self._ports.stopping.set()
             finally:
                 then()

@@ -17,6 +17,7 @@ from runner import wiring
 from runner.core.commands import Target
 from runner.core.run import ALL_RUNS, Assignment
 from runner.engine.worker import WATCH_SECONDS, Worker, _Held
+from runner.errors import HostFaultError
 from runner.ports import Interrupt
 from runner.queries.workers import list_workers
 from runner.settings import Settings
@@ -122,6 +123,21 @@ def test_a_worker_that_cannot_leave_properly_still_ends(
     worker.drain()
     assert worker.wait(60)
     assert isinstance(worker.failure, ValueError)
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_for_want_of_what_its_host_lacks_says_so_without_a_traceback(
+    settings: Settings, store: Database, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = wiring.start_worker(settings, store, slots=1)
+    monkeypatch.setattr(worker, "_look_for_lost_runs", fail)
+    assert worker.wait(60)
+    assert isinstance(worker.failure, HostFaultError)
+    assert "as this host cannot work (can't start new thread)" in str(worker.failure)
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 @pytest.mark.slow
