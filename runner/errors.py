@@ -76,6 +76,10 @@ class HostLacks(HostFaultError):  # noqa: N818 - not wrong, only not here
     """This host lacks what a job requires; it can work other jobs."""
 
 
+class Unprepared(HostLacks):
+    """This host cannot make the workspace that a run is to begin in; another has not tried."""
+
+
 class ProviderFault(HostLacks):
     """This host cannot call a provider's API; it can work jobs of other providers.
 

@@ -380,24 +380,27 @@ def _ports(
     from runner.engine.attempt import Ports
     from runner.store.blobs import load_blob
     from runner.store.journal import StoredJournal
+    from runner.store.leases import is_untried
 
+    clock, host_id = machine.clock, machine.locks.host_id
     tariffs, database, governor = (
         partial(tariffs_of, prices=prices),
         machine.database,
         machine.governor,
     )
     return Ports(
-        journal=StoredJournal(database, machine.clock.now, tariffs, machine.observer),
+        journal=StoredJournal(database, clock.now, tariffs, machine.observer),
         models=models(governor, partial(load_blob, database)),
         tools=tools,
         workspaces=workspaces,
         live=live,
-        clock=machine.clock,
+        clock=clock,
         jitter=random.random,
         call_id=ids.call_id,
         stopping=threading.Event(),
         known_window=prices.window,
         permits=governor,
+        is_untried=lambda run_id: is_untried(database, run_id, host_id, clock.now()),
     )
 
 

@@ -43,6 +43,7 @@ from runner.errors import (
     ProviderFault,
     ShutDown,
     StaleState,
+    Unprepared,
     UnreachableError,
     WorkspaceElsewhere,
     WorkspaceError,
@@ -85,6 +86,8 @@ class Ports:
     # A model's window in tokens where the model itself does not say; None: unknown.
     known_window: Callable[[str], int | None] = lambda model: None
     permits: Permits = field(default_factory=Unlimited)
+    # True if another host can take a run (by its id) and has not tried.
+    is_untried: Callable[[str], bool] = lambda run_id: False
 
 
 def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
@@ -253,7 +256,13 @@ class _Attempt:
     def _prepare(self) -> list[Entry]:
         """Prepare the workspace and set the transient fields of the run state."""
         self._ports.models(self._state.spec)  # raises ``HostLacks`` now, not in the first call
-        happened, files = self._workspace.prepare(self._state)
+        try:
+            happened, files = self._workspace.prepare(self._state)
+        except WorkspaceError as error:
+            is_new = self._state.files.tree is None and not self._state.depth
+            if is_new and self._retry(lambda: self._ports.is_untried(self._lease.run_id)):
+                raise Unprepared(str(error)) from error
+            raise
         self._state = state = replace(self._state, files=files)
         own, checked = state.spec.model, state.context.checked_window
         self._set_windows(lambda model: checked if model == own else None)

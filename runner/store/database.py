@@ -613,17 +613,18 @@ class _SharedCommits:
 
 
 class DatabaseClock:
-    """The process's clock, corrected by its offset against the database's (``runner.ports.Clock``).
+    """The database's clock, as last measured (``runner.ports.Clock``): nobody who sets the clock of this
+    host moves it.
 
     SQLite's clock is the process's own.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._offset = 0.0
+        self._offset: float | None = None  # from the monotonic clock; None: not measured
 
     def now(self) -> float:
-        return time.time() + self._offset
+        return time.time() if self._offset is None else self.monotonic() + self._offset
 
     def monotonic(self) -> float:
         if hasattr(time, "CLOCK_BOOTTIME"):
@@ -635,6 +636,6 @@ class DatabaseClock:
         if self._database.dialect == "sqlite":
             return
         query = text("SELECT extract(epoch FROM clock_timestamp())")
-        before = time.time()
+        before = self.monotonic()
         theirs = self._database.read(lambda c: float(c.execute(query).scalar_one()))
-        self._offset = theirs - (before + time.time()) / 2
+        self._offset = theirs - (before + self.monotonic()) / 2

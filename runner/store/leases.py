@@ -212,6 +212,17 @@ def end(database: Database, worker_id: str, now: float) -> None:
     database.execute(update(workers).where(workers.c.id == worker_id).values(ended_at=now))
 
 
+def is_untried(database: Database, run_id: str, host_id: str, now: float) -> bool:
+    """True if a host other than this one can take a run, and has met no fault at it."""
+    query = (
+        select(workers.c.host_id, runs.c.host_faults)
+        .join(runs, workers.c.job_id.is_(None) | (workers.c.job_id == runs.c.job_id))
+        .where(runs.c.id == run_id, workers.c.host_id != host_id, workers.c.lease_expires_at > now)
+        .where(*(workers.c[name].is_(None) for name in ("ended_at", "draining_at", "fault")))
+    )
+    return any(row.host_id not in (row.host_faults or {}) for row in database.rows(query))
+
+
 def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
     """Id, host id and lease expiry of every other worker that has not ended, or that holds a run."""
     holds = select(runs.c.worker_id).where(runs.c.worker_id.is_not(None))

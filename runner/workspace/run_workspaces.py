@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +30,7 @@ from runner.workspace.snapshot_store import store_id
 REPOSITORY = "git_"  # begins the id of a workspace that is still to be made of a repository
 
 _LITTLE_ROOM = 50_000_000  # bytes
+_FEW_FILES = 1_000  # that can still be made
 _MOST_OPEN = 256  # an older one is opened again when it is needed
 
 
@@ -171,11 +172,10 @@ class RunWorkspaces:
             fault = host_fault(error)
             if fault is None and (found := find_host_fault(home, environment)) is not None:
                 fault = f"{error}; {found}"
-            free = shutil.disk_usage(home).free if home.is_dir() else self._little_room
-            if free < self._little_room:
+            if home.is_dir() and (free := _little(os.statvfs(home), self._little_room)):
                 fault = (
-                    f"{fault or error}; there is no room on the disk of {home} ({free:,} bytes are "
-                    "free): make some, `runner workspace prune` removes what is done with"
+                    f"{fault or error}; there is no room on the disk of {home} ({free} are free): make "
+                    "some, `runner workspace prune` removes what is done with"
                 )
             if fault is not None:
                 raise HostFaultError(fault) from error
@@ -209,3 +209,11 @@ class RunWorkspaces:
                 del self._open[next(iter(self._open))]
             self._open[lease] = own
         return own
+
+
+def _little(disk: os.statvfs_result, little_room: int) -> str:
+    """Return how little is free on a disk, in words; empty if that is enough."""
+    room, is_limited = disk.f_bavail * disk.f_frsize, disk.f_files > 0
+    if room < little_room:
+        return f"{room:,} bytes"
+    return f"{disk.f_favail:,} files" if is_limited and disk.f_favail < _FEW_FILES else ""

@@ -30,6 +30,7 @@ from runner.errors import (
     KeyRefused,
     LeaseLost,
     ModelCallError,
+    Unprepared,
 )
 from runner.jobfile.values import schema_problem
 from runner.llm.scripted import ScriptedModel
@@ -328,6 +329,22 @@ def test_a_call_that_failed_though_the_api_answers_this_host_counts_for_the_run(
     outcome = run_attempt(lease, replace(ports, models=models), Interrupt())
     assert isinstance(outcome, Ended)
     assert (outcome.state, outcome.reason) == ("failed", "connection")
+
+
+@pytest.mark.parametrize("is_untried", [True, False])
+def test_a_run_whose_workspace_cannot_be_made_is_left_to_a_host_that_has_not_tried(
+    database: Database, ports: Ports, tmp_path: Path, is_untried: bool
+) -> None:
+    gone = Workspace(str(tmp_path / "gone"), "copy")
+    lease = claimed(database, replace(scripted({"text": "Done."}), workspace=gone))
+    ports = replace(ports, is_untried=lambda run_id: is_untried)
+    if is_untried:
+        with pytest.raises(Unprepared, match="gone"):
+            run_attempt(lease, ports, Interrupt())
+        return
+    outcome = run_attempt(lease, ports, Interrupt())
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("failed", "workspace")
 
 
 def test_a_model_that_the_key_may_not_use_fails_the_run(database: Database, ports: Ports) -> None:

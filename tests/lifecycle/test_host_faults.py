@@ -49,13 +49,14 @@ class Fleet:
         url = self.site.embedded_url()
         return self.site.start("worker", *arguments, RUNNER_REDIS_URL=url, **own, **environment)
 
-    def submit(self, items: str = ITEMS) -> str:
+    def submit(self, items: str = ITEMS, setup: str = "true") -> str:
         """A job in mode git with a run for each letter, which adds a line to a file. No sandbox: some
         tests have their programs below /tmp, which a sandbox hides."""
         script = {item: [bash(f"echo {item} >> a.txt"), done()] for item in items}
         path = self.site.job(script)
         text = path.read_text().replace(
-            '[workspace]\npath = "workspace"', '[workspace]\nmode = "git"\nrepo = "project"'
+            '[workspace]\npath = "workspace"',
+            f'[workspace]\nmode = "git"\nrepo = "project"\nsetup = ["{setup}"]',
         )
         path.write_text(text + '\n[sandbox]\nmode = "off"\n')
         return self.site.submit(path)
@@ -193,6 +194,45 @@ def test_what_three_hosts_cannot_work_fails_and_can_be_retried(
     fleet.site.run("retry", run["id"])
     fleet.start("well")
     fleet.wait_for_end(job)
+
+
+def damage(store: Path) -> None:
+    """Damage every object of a repository."""
+    for file in (store / "objects").rglob("*"):
+        if file.is_file():
+            file.chmod(0o600)
+            file.write_bytes(b"damaged")
+
+
+def test_runs_that_a_host_with_a_damaged_store_cannot_begin_are_begun_by_another(
+    fleet: Fleet,
+) -> None:
+    job = fleet.submit("z")
+    damaged = fleet.start("damaged")
+    fleet.wait_for_end(job)
+    (store,) = (fleet.home("damaged") / "snapshots").glob("*.git")
+    damage(store)
+    well = fleet.start("well", "-c", "1")
+    wait_until(lambda: len(fleet.site.json("workers")) == 2, "both hosts to take runs")
+    job = fleet.submit()
+    fleet.wait_for_end(job)
+    assert "are left to other hosts: git " in stderr_of(damaged)
+    stderr_of(well)
+
+
+def test_a_run_that_no_host_can_begin_fails_with_the_words_of_the_last(fleet: Fleet) -> None:
+    job = fleet.submit("z")
+    fleet.start("one")
+    fleet.start("two")
+    fleet.wait_for_end(job)
+    wait_until(lambda: len(fleet.site.json("workers")) == 2, "both hosts to take runs")
+    job = fleet.submit("a", setup="touch here; false")
+    run = fleet.site.wait_for(job, "a", "failed")
+    assert run["reason"] == "workspace"
+    assert run["detail"].startswith("the setup command 'touch here; false' failed")
+    told = fleet.site.json("events", run["id"])
+    ends = [each["data"]["why"] for each in told if each["type"] == "attempt_ended"]
+    assert ends == ["host_fault", "run ended"]
 
 
 def test_a_worker_whose_home_is_gone_waits_until_it_is_back(fleet: Fleet) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Integer, event, func, literal, select, text
 from sqlalchemy.exc import IntegrityError
 
 from runner.errors import UnreachableError, UsageError
-from runner.store.database import Database, to_json
+from runner.store.database import Database, DatabaseClock, to_json
 from runner.store.statements import Writes
 from runner.store.tables import events, workers
 
@@ -227,6 +227,17 @@ def test_a_server_that_is_damaged_full_or_refuses_its_user_is_an_outage(
     trouble = text(f"DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '{state}'; END $$")
     with pytest.raises(UnreachableError, match="not now"):
         database.write(lambda connection: connection.execute(trouble))
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_whoever_sets_the_clock_of_a_host_moves_no_time_of_the_database(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = DatabaseClock(database)
+    clock.measure()
+    before = clock.now()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= clock.now() - before < 600
 
 
 @pytest.mark.parametrize(

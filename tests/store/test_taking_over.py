@@ -158,6 +158,26 @@ def test_only_the_attempt_that_met_a_fault_gives_its_run_back(
     assert (row(database, run_id).state, row(database, run_id).attempt) == ("running", 2)
 
 
+def test_a_run_is_untried_while_a_host_that_takes_runs_has_met_no_fault_at_it(
+    database: Database, run_id: str
+) -> None:
+    def is_untried(host: str) -> bool:
+        return leases.is_untried(database, run_id, f"id_{host}", NOW)
+
+    columns = {"hostname": "h", "pid": 1, "slots": 1}
+    leases.register(database, "a", now=NOW, host_id="id_a", **columns)
+    assert not is_untried("a"), "it is the only host"
+    leases.register(database, "gone", now=NOW - 60, host_id="id_gone", **columns)
+    leases.register(database, "other", now=NOW, host_id="id_c", job_id="of another job", **columns)
+    assert not is_untried("a")
+    leases.register(database, "b", now=NOW, host_id="id_b", **columns)
+    assert is_untried("a")
+    give_back(database, run_id, "a")
+    assert not is_untried("b"), "the other has tried"
+    leases.set_fault(database, "b", "no space left", NOW)
+    assert not is_untried("a")
+
+
 @pytest.mark.slow
 def test_the_fault_of_a_workers_host_is_marked(database: Database) -> None:
     known = {"host_id": "h", "hostname": "a", "pid": 1, "slots": 1}

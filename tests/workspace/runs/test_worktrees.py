@@ -210,6 +210,15 @@ def test_a_full_disk_is_told_whatever_git_says(host: Host, begin: Claim) -> None
         workspaces.prepare(lease, None, Interrupt(), undo=False)
 
 
+def test_a_disk_on_which_hardly_a_file_can_be_made_is_told(
+    host: Host, begin: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = os.statvfs_result((4096, 4096, 10**9, 10**9, 10**9, 10**6, 7, 7, 0, 255))
+    monkeypatch.setattr("os.statvfs", lambda path: full)
+    with pytest.raises(HostFaultError, match=r"no room on the disk of .* \(7 files are free\)"):
+        host.prepare(begin(commit="0" * 39 + "1"))
+
+
 @pytest.mark.slow
 def test_many_runs_of_two_jobs_get_their_worktrees_at_once(
     host: Host, begin: Claim, repository: Made, store: Database
