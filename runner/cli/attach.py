@@ -142,6 +142,9 @@ def _work(
         with uncollected():
             worker = work.start_worker(app, slots, Assignment(job_id=job_id))
         interruption.watch(worker)
+        # A refused key is said once, by the error.
+        watching = logging.getLogger("runner.engine.host_watch")
+        watching.addFilter(lambda record: not worker.refused_key)
         display = display_on(sys.stderr, form, f"{_KEYS} · Ctrl-C stops")
         interruption.give_back = display.give_back if isinstance(display, Screen) else None
         session = Session(

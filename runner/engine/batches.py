@@ -380,7 +380,8 @@ class Collector:
         try:
             found = self.api().create(core.create_body(named), headers)
         except ModelCallError as error:
-            logger.warning("%s was not made: %s", batch.id, error)
+            if not _is_of_key(error):
+                logger.warning("%s was not made: %s", batch.id, error)
             if not error.billed:
                 self._refused(kind, batch, error, self.clock.now())
             return

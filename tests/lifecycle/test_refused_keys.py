@@ -128,6 +128,7 @@ def test_a_run_in_the_foreground_ends_with_the_error_and_goes_on_with_a_good_key
     _, said = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert f"{REFUSED}: `runner run --resume " in said.splitlines()[-1]
+    assert said.count(REFUSED) == 1
     assert states(site, site.json("list")[0]["id"]) == {("waiting", "paused")}
     site.environment["ANTHROPIC_API_KEY"] = API_KEY
     site.run("run", "--resume", "last")
