@@ -148,6 +148,8 @@ class Dispatcher:
     worker_id: str
     job_id: str | None = None  # work only this job
     report_fault: Callable[[str], None] = lambda fault: None  # of this host, met in a pass
+    # The seconds since this worker last renewed its own leases.
+    unrenewed_for: Callable[[], float] = lambda: 0.0
     providers: ProviderWatch | None = None  # keeps it from jobs whose API cannot be called
 
     def __post_init__(self) -> None:
@@ -187,10 +189,11 @@ class Dispatcher:
     def dispatch(self) -> None:
         """One pass. Raises ``UnreachableError``."""
         now = self.clock.monotonic()
-        if now - self._last_good > OUTAGE_SECONDS:
-            # Everyone's leases look expired: renew, and give the others time to.
+        if was_away := now - self._last_good > OUTAGE_SECONDS:
             leases.renew(self.database, self.worker_id, self.clock.now())
-            self._reaps_expired_from = now + LEASE_SECONDS
+        # Everyone's leases look expired, also where writes stall and reads do not: let others renew.
+        if was_away or self.unrenewed_for() > LEASE_SECONDS / 2:
+            self._reaps_expired_from = self.clock.monotonic() + LEASE_SECONDS
         self._reap()
         self._find_workspaces()
         expire(self.database, self.clock.now(), job_id=self.job_id)

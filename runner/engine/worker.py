@@ -108,6 +108,7 @@ class Worker:
             worker_id,
             assigned.job_id,
             self._host.report,
+            self._unrenewed_for,
             self._providers,
         )
 
@@ -161,7 +162,7 @@ class Worker:
         """The reason why it cannot keep its leases; empty if it can."""
         if why := self._machine.database_outage.why:
             return why
-        seconds = self._machine.clock.monotonic() - self._renewed_at
+        seconds = self._unrenewed_for()
         return "" if seconds < ACT_SECONDS else f"leases were renewed {seconds:.0f} seconds ago"
 
     @property
@@ -268,7 +269,7 @@ class Worker:
                 if self._ports.stopping.is_set() and not is_draining:
                     leases.drain(machine.database, self.id, machine.clock.now())
                     is_draining = True
-                if machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
+                if self._unrenewed_for() >= RENEW_SECONDS:
                     self._is_outdated()
                     with self._renewing:
                         self._renew()
@@ -333,7 +334,10 @@ class Worker:
         return True
 
     def _is_fresh(self) -> bool:
-        return self._machine.clock.monotonic() - self._renewed_at < ACT_SECONDS
+        return self._unrenewed_for() < ACT_SECONDS
+
+    def _unrenewed_for(self) -> float:
+        return self._machine.clock.monotonic() - self._renewed_at
 
     def _look_for_lost_runs(self) -> None:
         mine = {run_id: held for run_id, held in list(self._held.items()) if held.claimed}

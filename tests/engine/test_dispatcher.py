@@ -87,7 +87,10 @@ class Post:
             observer=Observer(),
             queue_outage=Outage("Redis", logging.getLogger()),
         )
-        self.dispatcher = Dispatcher(machine, self, worker_id)
+        self.renewed_at = now
+        self.dispatcher = Dispatcher(
+            machine, self, worker_id, unrenewed_for=lambda: self.time.now() - self.renewed_at
+        )
 
     @property
     def free_slots(self) -> int:
@@ -126,6 +129,12 @@ class Post:
         return self.database.read(lambda c: str(c.execute(query).scalar_one()))
 
     def pass_at(self, seconds: float) -> None:
+        """A pass of a worker that has renewed its leases."""
+        self.renewed_at = NOW + seconds
+        self.stalled_pass_at(seconds)
+
+    def stalled_pass_at(self, seconds: float) -> None:
+        """A pass of a worker that cannot renew them."""
         self.time.seconds = NOW + seconds
         self.dispatcher.dispatch()
 
@@ -213,6 +222,23 @@ def test_after_an_outage_others_get_a_lease_to_renew(post: Post) -> None:
         post.pass_at(seconds)
     assert post.state(run_id) == "running"
     post.pass_at(60 + LEASE_SECONDS)
+    assert post.state(run_id) == "queued"
+
+
+def test_a_worker_that_could_not_renew_lets_others_renew_first(post: Post) -> None:
+    """Writes stall for everybody, and reads do not: a slow disk, or a long transaction on SQLite."""
+    run_id = post.held_elsewhere("worker_other")
+    post.pass_at(0)
+    post.pass_at(5)
+    for seconds in range(6, 23):
+        post.stalled_pass_at(seconds)
+    post.pass_at(23)
+    assert post.state(run_id) == "running"
+    leases.renew(post.database, "worker_other", post.time.now())
+    for seconds in range(24, 38):
+        post.pass_at(seconds)
+    assert post.state(run_id) == "running"
+    post.pass_at(23 + LEASE_SECONDS + 1)
     assert post.state(run_id) == "queued"
 
 

@@ -21,7 +21,8 @@ from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded
 
 STEPS = 25
-OUTAGE = 12.0
+OUTAGE = 12.0  # longer than a worker acts without having renewed
+STALL = 17.0  # longer than a lease
 
 
 def steps_job(site: Site, pause: str = "sleep 0.1") -> str:
@@ -113,14 +114,19 @@ def test_worker_and_submit_need_no_redis_and_say_in_one_line_that_it_is_away_and
     assert worker.returncode == 0
 
 
-def test_an_outage_of_the_database_loses_nothing_that_was_not_in_a_tool(site: Site) -> None:
+@pytest.mark.parametrize(("lock", "seconds"), [("EXCLUSIVE", OUTAGE), ("IMMEDIATE", STALL)])
+def test_an_outage_of_the_database_loses_nothing_that_was_not_in_a_tool(
+    site: Site, lock: str, seconds: float
+) -> None:
+    """Or of its writes alone: an idle worker, which only reads, sees that no lease was renewed."""
     steps = [bash(f"echo {n} >> log", delay=1.5) for n in range(6)]
+    site.start("worker", "-c", "1")
     job = site.submit(site.job({"a": [*steps, done()]}))
-    site.start("worker")
+    site.start("worker", "-c", "1")
     site.wait_for_file("log")
     other = sqlite3.connect(site.home / "runner.db", isolation_level=None, timeout=20)
-    other.execute("BEGIN EXCLUSIVE")
-    threading.Event().wait(OUTAGE)  # longer than a worker acts without having renewed
+    other.execute(f"BEGIN {lock}")
+    threading.Event().wait(seconds)
     other.execute("ROLLBACK")
     other.close()
     run = site.wait_for(job, "a", "succeeded")
