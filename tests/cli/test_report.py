@@ -276,7 +276,7 @@ def test_cost_is_that_of_runs_begun_afresh_too(
     claim(database, run_id).reply(text("No."), stop="refusal", usage=Usage(output_tokens=100_000))
     retry(database, Target("run", run_id), NOW, fresh=True)
     for shown in ("report", "costs"):
-        assert "$0.50" in command(shown, job_id(database, run_id)).out
+        assert "cost: $0.50" in command(shown, job_id(database, run_id)).out
 
 
 @pytest.mark.slow
