@@ -196,11 +196,7 @@ def _run_row(
         "; ".join(
             filter(
                 None,
-                (
-                    waiting.get(run["id"]) or run["detail"] or origin,
-                    run["title"],
-                    run["near_limits"],
-                ),
+                (waiting.get(run["id"]) or run["detail"], origin, run["title"], run["near_limits"]),
             )
         ),
     )

@@ -373,11 +373,10 @@ def _follow(app: handle.App, id: str, *, whole_tree: bool, as_json: bool) -> Non
 
 def _say_event(event: Mapping[str, Any]) -> None:
     """Print an event of a run on a line: the label of its run before its type, that of its call behind."""
-    at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
     run = place_of(event["run_id"])["label"]
     call = event["label"] if event["label"] != run else ""
     kind = cell(event["type"])
-    told = f"{event['number']:>5}  {at}  #{event['attempt']}  {run:<4}  {kind:<18}"
+    told = f"{event['number']:>5}  {moment(event['at'])}  #{event['attempt']}  {run:<4}  {kind:<18}"
     say(f"{told}  {call:<5}  {_data(event)}".rstrip())
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Select,
     Text,
     and_,
     cast,
@@ -23,13 +22,20 @@ from sqlalchemy import (
     select,
 )
 
-from runner.core.run import ENDED
-from runner.store.conditions import IS_ITEM_RUN, IS_OPEN_APPROVAL, IS_OWN_CALL, superseded_runs
+from runner.store.conditions import (
+    IS_ITEM_RUN,
+    IS_OPEN_APPROVAL,
+    IS_OWN_CALL,
+    ROOT_RUN,
+    superseded_runs,
+)
 from runner.store.database import Database
 from runner.store.tables import approvals, run_items, runs, tool_calls
 
 # Of the largest number, with the space before it: to search all that follows would be slow.
 _DIGITS = 20
+_BELOW = runs.alias()
+_IS_BELOW = _BELOW.c.root_run == runs.c.id  # a sub-agent's run, below the run of an item
 SORTS = ("submitted", "item", "turns", "tokens", "cost", "time", "ended")
 
 
@@ -40,9 +46,9 @@ class RunFilters:
     state: str | None = None
     reason: str | None = None
     text: str | None = None  # in the item or its key, in any case
-    tool: str | None = None  # that the run has called
-    denied: bool = False  # a call was denied
-    waiting: bool = False  # a person is asked something
+    tool: str | None = None  # that it or a sub-agent has called
+    denied: bool = False  # a call of it or of a sub-agent was denied
+    waiting: bool = False  # a person is asked something, by it or by a sub-agent
     usd: float | None = None  # it or its sub-agents cost at least this much
 
 
@@ -122,13 +128,17 @@ def _conditions(
         in_key = func.lower(runs.c.item_key).contains(filters.text.lower(), autoescape=True)
         found.append(or_(in_key, item.exists()))
     if filters.tool is not None:
-        called = select(tool_calls.c.run_id).where(tool_calls.c.run_id == runs.c.id, IS_OWN_CALL)
-        found.append(called.where(tool_calls.c.name == filters.tool).exists())
+        called = select(tool_calls.c.run_id).where(tool_calls.c.name == filters.tool)
+        own = called.where(tool_calls.c.run_id == runs.c.id, IS_OWN_CALL)
+        below = called.join(_BELOW, _BELOW.c.id == tool_calls.c.run_id).where(_IS_BELOW)
+        found.append(or_(own.exists(), below.exists()))
     if filters.denied:
-        found.append(runs.c.denials > 0)
+        denied = select(_BELOW.c.id).where(_IS_BELOW, _BELOW.c.denials > 0)
+        found.append(or_(runs.c.denials > 0, denied.exists()))
     if filters.waiting:
-        asked = select(approvals.c.run_id).where(approvals.c.run_id == runs.c.id, IS_OPEN_APPROVAL)
-        found.append(and_(runs.c.state.not_in(ENDED), asked.exists()))
+        asking = select(ROOT_RUN).join(approvals, approvals.c.run_id == runs.c.id)
+        asking = asking.where(approvals.c.job_id == job_id, IS_OPEN_APPROVAL)
+        found.append(runs.c.id.in_(asking.correlate(None)))
     if filters.usd is not None:
         found.append(_cost(database) >= round(filters.usd * 1e9))
     return found
@@ -140,7 +150,7 @@ def _sorted_by(database: Database, sort: str) -> ColumnElement[Any]:
         "submitted": runs.c.created_at,
         "item": runs.c.item_key,
         "turns": runs.c.turns,
-        "tokens": runs.c.charged_tokens,
+        "tokens": runs.c.charged_tokens + _of_tree(_BELOW.c.charged_tokens),
         "time": func.coalesce(runs.c.ended_at - runs.c.started_at, 0.0),
         "ended": ended,
     }
@@ -158,11 +168,15 @@ def _is_behind(
 
 def _cost(database: Database) -> ColumnElement[Any]:
     """The charge of a run with its sub-agents, in billionths of a USD."""
-    below = runs.alias()
-    of_tree: Select[Any] = select(func.sum(_charged(database, below.c.progress)))
-    of_tree = of_tree.where(below.c.root_run == runs.c.id).correlate(runs)
     own = _charged(database, runs.c.progress)
-    return cast(func.coalesce(own, 0) + func.coalesce(of_tree.scalar_subquery(), 0), BigInteger)
+    below = _of_tree(_charged(database, _BELOW.c.progress))
+    return func.coalesce(own, 0) + below
+
+
+def _of_tree(value: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The sum of a value of ``_BELOW``."""
+    found = select(func.sum(value)).where(_IS_BELOW).correlate(runs)
+    return cast(func.coalesce(found.scalar_subquery(), 0), BigInteger)
 
 
 def _charged(database: Database, progress: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import text as sql
 
 from runner.app import listing
+from runner.app.humanize import moment
 from runner.app.show import follow
 from runner.core.commands import Target
 from runner.core.run import STATES
@@ -24,11 +25,12 @@ from runner.queries.transcript import show_run
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel
 from runner.store.database import Database
+from runner.store.retry import retry
 from tests.cli.conftest import Result
 from tests.cli.questions import app_on
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.runner_process import RunnerProcess
-from tests.store.attempts import claim, submit_one, text, tool_use
+from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, submission
 
 STORABLE_HOSTILE = HOSTILE.replace("\x00", "").replace("\ud800", "")
@@ -192,10 +194,22 @@ def test_events_are_shown_in_order(command: Callable[..., Result], database: Dat
     run_id = submit_one(database)
     claim(database, run_id).reply(text("Done."))
     shown = command("events", run_id).out.splitlines()
-    assert [line.split()[3] for line in shown] == [
-        event["type"] for event in command("events", run_id, "--json").json
+    told = command("events", run_id, "--json").json
+    assert [line.split()[4] for line in shown] == [event["type"] for event in told]
+    assert [line[7:26] for line in shown] == [
+        moment(datetime.fromisoformat(event["at"]).timestamp()) for event in told
     ]
-    assert "done" in shown[-1]
+
+
+def test_list_says_which_run_stands_for_a_failed_one(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).fail("invalid_request_error", "No such model: 7.")
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
+    job = run_row(database, run_id).job_id
+    (failed,) = (row for row in command("list", job).out.splitlines() if "failed" in row)
+    assert failed.endswith(f"No such model: 7. (request req_1); begun afresh as {change.id[-8:]}")
 
 
 def test_following_a_run_that_has_ended_shows_it_and_ends(

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from runner.core.agents import AgentType
+from runner.core.conversation import Usage
 from runner.errors import NotFoundError
+from runner.queries import run_table as table
 from runner.queries.jobs import list_jobs, list_runs
 from runner.queries.names import Found, find
 from runner.queries.outcomes import children_of, descendants_of, has_ended
+from runner.queries.run_table import RunFilters
 from runner.queries.timeline import events_after
+from runner.store import jobs as jobs_store
 from runner.store.conditions import in_tree
 from runner.store.database import Database
 from runner.store.tables import runs
-from tests.store.attempts import run_row
-from tests.store.family import end_child, parent_with_two, start_child, work_child
+from tests.store.asked import ASKING, run_ids
+from tests.store.attempts import claim, run_row, tool_use
+from tests.store.attempts import text as said
+from tests.store.examples import NOW, submission
+from tests.store.family import asking, end_child, parent_with_two, start_child, work_child
 
 
 def test_a_job_counts_the_runs_of_its_items_and_the_tokens_of_all(database: Database) -> None:
@@ -176,3 +186,23 @@ def test_calls_of_children_are_found(database: Database) -> None:
     of_parent = f"call_{parent.removeprefix('run_')}_1_2"
     assert find(database, f"{parent[-8:]}_1_2", "call") == Found("call", of_parent)
     assert find(database, of_parent[:-5] + "_1_2", "call") == Found("call", of_parent)
+
+
+@pytest.mark.dialect
+def test_filters_and_orders_of_a_jobs_runs_reach_sub_agents(database: Database) -> None:
+    agents = (AgentType("reviewer", "Reviews."),)
+    spec = replace(ASKING, agents=agents)
+    job = jobs_store.submit(database, submission("a", "b", spec=spec), NOW)
+    parent, other = run_ids(database, job)
+    claim(database, other).reply(said("Done."), usage=Usage(output_tokens=100))
+    claim(database, parent).reply(
+        asking(1, "Review"), stop="tool_use", usage=Usage(output_tokens=9)
+    )
+    calls = [tool_use(0, "Bash", command="make"), tool_use(1, "Bash", command="rm x")]
+    child = claim(database, start_child(database, parent, 1))
+    child.reply(*calls, stop="tool_use", usage=Usage(output_tokens=500))
+    for filters in (RunFilters(tool="Bash"), RunFilters(denied=True), RunFilters(waiting=True)):
+        found = table.run_ids(database, job, filters, limit=9)
+        assert [run_id for _, run_id in found] == [parent], filters
+    ordered = table.run_ids(database, job, RunFilters(), sort="tokens", descending=True, limit=9)
+    assert ordered == [(509, parent), (100, other)]
