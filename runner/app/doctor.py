@@ -236,24 +236,22 @@ def _queue(settings: Settings) -> str:
 
 
 def _key(settings: Settings) -> str:
-    """Say for each provider that its credentials are found, or what is missing. It is amiss if a job
-    that has not ended needs missing ones, and a warning if there are none at all."""
-    lacking = {name: wiring.missing_credentials(name) for name in ("anthropic", *PLATFORMS)}
-    told = "; ".join(
-        f"{name}: {why or 'credentials are found (never printed)'}" for name, why in lacking.items()
-    )
+    """Say whose credentials are found. It is amiss if a job that has not ended needs others, and a
+    warning if there are none at all."""
+    missing = {name: wiring.missing_credentials(name) for name in ("anthropic", *PLATFORMS)}
+    lacking = {name: why for name, why in missing.items() if why}
     needed = set[str]()
     with suppress(RunnerError):  # the check of the database tells
         if not _database_problem(settings):
             with closing(Database(settings.database_url)) as database:
                 needed = needed_providers(database)
-    if named := [name for name, why in lacking.items() if why and name in needed]:
+    if named := [name for name in lacking if name in needed]:
         mend = f"set those of {', '.join(named)}: a job that has not ended needs them"
-        raise _AmissError(told, mend)
-    if all(lacking.values()):
+        raise _AmissError("; ".join(lacking[name] for name in named), mend)
+    if lacking.keys() == missing.keys():
         mend = 'set the credentials of your provider (provider = "scripted" needs none)'
-        raise _AmissError(told, mend, is_warning=True)
-    return told
+        raise _AmissError("; ".join(lacking.values()), mend, is_warning=True)
+    return f"found for {', '.join(name for name in missing if name not in lacking)} (never printed)"
 
 
 def _prices(settings: Settings) -> str:

@@ -38,6 +38,7 @@ from runner.cli.terminal import (
     say_bytes,
     say_json,
     say_listing,
+    say_outcomes,
     say_table,
     write_file,
 )
@@ -287,8 +288,11 @@ def prune(app: handle.App, job: str | None, force: bool, author: Author, as_json
       runner workspace prune --job job_01jd9k
     """
     pruned = workspaces.prune_workspaces(app, job, author, force=force)
-    columns = ("run", "item", "state", "branch", "")
-    say_listing(pruned, as_json, columns, lambda w: (*_named(w), w["why_kept"] or "removed"))
+    if as_json:
+        say_json(pruned)
+    else:
+        rows = ((*_named(each)[:3], each["why_kept"] or "removed") for each in pruned)
+        say_outcomes(("run", "item", "state", ""), rows)
     note(f"{sum(each['removed'] for each in pruned)} of {len(pruned)} workspaces removed")
 
 

@@ -103,7 +103,7 @@ def _row(each: Mapping[str, Any]) -> Sequence[Any]:
 @_id_argument
 @changing
 def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
-    """Pause a schedule: it submits nothing until `runner schedule resume`.
+    """Pause a schedule until `resume`: it submits nothing.
 
     \b
     Example:
@@ -166,5 +166,6 @@ def finish_by(app: handle.App, job: str, time: str, author: Author, as_json: boo
         say_json({"job_id": moved.job_id, **told, "runs": list(moved.runs)})
     else:
         say(f"{moved.job_id}: model calls begin until {moment(moved.moment.at)} ({moved.moment})")
-        note(f"{plural(len(moved.runs), 'run goes', 'runs go')} on")
+        if moved.runs:
+            note(f"{plural(len(moved.runs), 'run goes', 'runs go')} on")
     note_unworked(moved.unworked_job)

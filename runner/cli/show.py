@@ -388,6 +388,8 @@ def _data(event: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "(" + " ".join(f"{cell(name)}={_short(each)}" for name, each in value.items()) + ")"
+    if isinstance(value, list):
+        return "[" + " ".join(map(_short, value)) + "]"
     if isinstance(value, float):
         return f"{value:.10g}"
     text = cell(value)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, exists, literal_column, select, true, update
 
 from runner.core.commands import Answered, Question, Reply
-from runner.core.events import INPUT_SUMMARY_LENGTH
+from runner.core.events import INPUT_SUMMARY_LENGTH, summarise_input
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
@@ -319,9 +319,9 @@ class _Answering:
         reply, rule = self.reply, self.rules.get(asked.id)
         if reply.effect == "denied" and rule is None:
             return ""
-        decision = rules.decide(
-            asked if reply.edited is None else replace(asked, input=reply.edited)
-        )
+        if reply.edited is not None:
+            asked = replace(asked, input=reply.edited, summary=summarise_input(reply.edited))
+        decision = rules.decide(asked)
         if reply.effect == "approved" and decision.is_final:
             return f"`{asked.summary}` cannot be approved so: it is {decision.explain()}"
         if rule is None or decision.effect == rule.effect:

@@ -62,7 +62,7 @@ def test_a_key_of_postgres_is_no_key_of_the_api(
     monkeypatch.setenv("PGPASSWORD", "secret")
     assert "no API key" in command("run", write(folder)).err
     (key,) = [each for each in command("doctor", "--json").json if each["name"] == "key"]
-    assert "anthropic: no API key" in key["detail"]
+    assert "no API key" in key["detail"]
 
 
 def test_every_reason_not_to_begin_is_a_line(command: Command, folder: Path) -> None:

@@ -141,7 +141,7 @@ def test_healthy_surroundings_are_told(
     assert "sk-secret" not in result.out
     assert {"database", "queue", "key", "git", "shell", "versions"} <= set(checks(result))
     holder = "the kernel" if cgroups.offered() else "Runner"
-    assert str(checks(result)["limits"]["detail"]).startswith(f"{holder} holds ")
+    assert str(checks(result)["limits"]["detail"]).startswith(f"{holder} enforces ")
 
 
 def test_doctor_makes_no_database(command: Callable[..., Result], folder: Path) -> None:

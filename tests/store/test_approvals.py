@@ -209,6 +209,7 @@ def test_edited_input_stands_beside_the_digest_of_what_was_asked(
         (replace(YES, rule="Bash(uv lock)"), "--remember run, job or always"),
         (replace(FOR_THE_JOB, rule="Bash("), "is bad"),
         (replace(FOR_THE_JOB, rule="Bash(uv sync)"), "does not cover `uv lock`"),
+        (replace(FOR_THE_JOB, edited={"command": "uv sync"}), "does not cover `uv sync`"),
         (replace(FOR_THE_JOB, rule="Read"), "does not cover `uv lock`"),
         (replace(NO, remember="run", rule="Bash(uv sync)"), "does not cover `uv lock`"),
     ],
