@@ -244,23 +244,24 @@ class Conversation:
     def first(self, name: str) -> str | None:
         return _first(self.lines, name)
 
-    def end_of(self) -> tuple[str, str]:
-        """Return the state and the reason that it ended with."""
+    def end_of(self) -> tuple[str, str, str]:
+        """Return the state and the reason that it ended with, and the error that it ended in."""
         if self.result.get("subtype") == "error_max_turns":
-            return "stopped", "max_turns"
+            return "stopped", "max_turns", ""
         last = next((each for each in reversed(self.messages) if not each.is_afterword), None)
         reply = last if last is not None and last.role == "assistant" else None
         if self.result.get("is_error") is True or (reply is not None and reply.is_error):
-            return "failed", "api_error"
+            words = as_text(self.result.get("result")) or (reply.text if reply is not None else "")
+            return "failed", "api_error", words
         if self.result.get("subtype") == "success":
-            return "succeeded", "end_turn"
+            return "succeeded", "end_turn", ""
         if reply is not None and all(call.result for call in reply.calls):
             if reply.stop_reason == "refusal":
-                return "failed", "refused"
+                return "failed", "refused", ""
             is_end = not reply.calls and reply.stop_reason in ("end_turn", "stop_sequence")
             if is_end or any(call.ends_turn for call in reply.calls):
-                return "succeeded", "end_turn"
-        return "cancelled", "cancelled"
+                return "succeeded", "end_turn", ""
+        return "cancelled", "cancelled", ""
 
     def _note(self, at: float, kind: str, text: str | None) -> None:
         if text:

@@ -242,7 +242,8 @@ class SessionRun:
                 "forked_from": session.forked_from,
             }
         }
-        self.state, self.reason = talk.end_of()
+        self.state, self.reason, words = talk.end_of()
+        self.detail = shorten(words, _LONGEST_NOTE)
         self.turns = 0
         self.usage = Usage()  # of all its own replies
         # The rows by table, each with the run's id.

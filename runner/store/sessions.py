@@ -49,7 +49,7 @@ from runner.store.tables import (
     sessions,
 )
 
-_RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
+_RUN_COLUMNS = ("state", "reason", "detail", "ended_at", "message_count", "turns", "model")
 _MOST_COST = 10**15  # a million USD, in billionths: sums over many runs stay within 64 bits
 _Lines = dict[str, list[bytes]]  # as ``Files``
 _READ_BY = f"{READER}:"  # prefix of the digest of a session's files
@@ -338,7 +338,7 @@ class _Import:
         first = Happened(run.started_at, signed_event("run_submitted", UNKNOWN, data))
         if here is not None:
             first = Happened(run.ended_at, Event("session_continued", {"rows": changed}))
-        end = {"state": run.state, "reason": run.reason, "detail": ""}
+        end = {"state": run.state, "reason": run.reason, "detail": run.detail}
         happened = [first, *new, Happened(run.ended_at, Event("done", end))]
         count, revision = (0, 0) if here is None else (here.event_count, here.revision)
         counts = {"event_count": count + len(happened), "revision": revision + 1}

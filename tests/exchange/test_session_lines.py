@@ -258,7 +258,8 @@ def test_a_session_that_ends_in_an_error_of_the_api_has_failed() -> None:
     session.lines[-1] |= {"isApiErrorMessage": True, "error": "rate_limit"}
     session.lines[-1]["message"]["model"] = "<synthetic>"
     run = read(session)
-    assert (run.state, run.reason, run.model) == ("failed", "api_error", "claude-opus-4-5-20251101")
+    assert (run.state, run.reason, run.detail) == ("failed", "api_error", "API Error: overloaded")
+    assert run.model == "claude-opus-4-5-20251101"
 
 
 @pytest.mark.parametrize(("ends", "state"), [(True, "succeeded"), (False, "cancelled")])
