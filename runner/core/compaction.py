@@ -222,7 +222,7 @@ What was done and what came of it, in order; what was decided, and why.
 ## Files touched
 Each path, and what was read in it or changed.
 ## Current state
-What holds now, and what failed and is not mended yet.
+What holds now, and what failed and is not fixed yet.
 ## Next steps
 
 If there is an earlier summary, fold all of it that still matters into yours: it will be gone."""
@@ -416,7 +416,7 @@ def cheapest(
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """The rates by which compactions of a run are compared, and the turns that it may still make."""
+    """The rates that compare compactions of a run, and the turns that it may still make."""
 
     turns: int
     own: Rates
@@ -425,7 +425,7 @@ class _Prices:
 
     @classmethod
     def of(cls, state: RunState) -> _Prices:
-        """A model without a price costs as much as is usual."""
+        """Return the rates of a run; the usual ones if one of its models has no price."""
         tariffs, spec = state.money.tariffs, state.spec
         found = [tariffs.get(model, FREE).standard for model in (spec.model, spec.summary_model)]
         own, other = found if all(rates.input for rates in found) else (USUAL_RATES, USUAL_RATES)
@@ -459,9 +459,9 @@ class _Prices:
 
 
 def fitting(state: RunState, now: TokenEstimate) -> Compaction | None:
-    """Return the mildest compaction without a model that makes a prompt fit where truncating what
-    is old does not: the oldest turns are dropped. Only if the recent turns alone are too long are
-    their results truncated, and at last the turns dropped."""
+    """Return the mildest compaction without a model that makes the prompt fit, if truncating old results
+    is not enough. It drops the oldest turns. If the recent turns alone are too long, it truncates their
+    results, and last drops some of them."""
     ways = _Shortening(state, now, tail_starts(state)[0])
     tried = (ways.drop_old, ways.truncate_recent, ways.drop_and_truncate)
     made = (way(limit) for way in tried for limit in (now.goal, now.limit))

@@ -117,13 +117,13 @@ class Compacted:
 
     @property
     def end(self) -> int:
-        """The number of the last message that is not sent as it was said; 0 if all are."""
+        """The number of the last message that is sent in another form; 0 if all are sent as they are."""
         return self.ends[-1] if self.ends else 0
 
     @property
     def stable(self) -> tuple[int, ...]:
-        """The places, among the messages sent, where what compactions changed ends now, and where it
-        ended before the last one: that part of the prompt is still cached."""
+        """The places, among the messages sent, at which the changes of all compactions end, and at which
+        they ended before the last one: the prompt up to there is still cached."""
         shift = self.last - 1 if self.last else 0
         before = (end for end in self.ends[-2:] if end >= self.last)
         return tuple(dict.fromkeys(end - shift for end in before))

@@ -179,8 +179,8 @@ RESULT_TEXT = (
     "if not, go on with the work first."
 )
 VERIFY_TEXT = (
-    "Your work was verified and does not pass yet. This is what the command below gave; mend what "
-    "it shows, and end your turn when it is mended.\n\n$ {command}\n{output}"
+    "Your work was verified and does not pass yet. Fix what the output of the command below shows, "
+    "then end your turn.\n\n$ {command}\n{output}"
 )
 # For a coordinator, after its task.
 SPLIT_TEXT = (

@@ -125,7 +125,8 @@ class _Attempt:
             happened = self._or_failure(partial(self._do, step))
 
     def _begin(self) -> list[Entry]:
-        """Prepare the workspace, unless the run only waits. A run that ends here takes its reply first."""
+        """Prepare the workspace, unless the run only waits. If that ends the run, a result that came in a
+        batch is stored first."""
         state = self._state
         if (waits := wait_at_once(state, self._ports.clock.now())) or awaits_batch(state):
             return waits
@@ -203,9 +204,9 @@ class _Attempt:
     def _or_failure(
         self, work: Callable[[], list[Entry]], *, requeues: bool = False
     ) -> list[Entry]:
-        """The entries of ``work``. If the run cannot go on in its workspace, it ends or waits, and so do
-        the runs below it. What a shutdown cuts has not happened, or (``requeues``) sends the run back to
-        the queue."""
+        """Return the entries of ``work``. If the workspace cannot be used, the run ends or waits instead,
+        and its sub-agents are cancelled. If a shutdown cuts the work, it has no entries, or (``requeues``)
+        it sends the run back to the queue."""
         try:
             return work()
         except WorkspaceError as error:
@@ -219,7 +220,7 @@ class _Attempt:
             return [RunSettled(Requeued(due_at, "shutdown"))] if requeues else []
 
     def _timed(self, work: Callable[[], list[Entry]], *, requeues: bool = False) -> list[Entry]:
-        """The entries of ``work`` in the workspace, and how long it took."""
+        """Return the entries of ``work``, and before them the time that it took."""
         began = self._ports.clock.monotonic()
         happened = self._or_failure(work, requeues=requeues)
         return [self._worked_since(began), *happened]
@@ -306,7 +307,7 @@ class _Attempt:
         state, began = self._state, self._ports.clock.monotonic()
         try:
             request = model_calls.request_of(state, call)
-            if call.purpose == "summary":  # nobody watches it come
+            if call.purpose == "summary":  # its text is not shown live
                 reply = model.complete(request, self._interrupt, lambda text: None)
                 return [self._worked_since(began), summarised(state, reply)]
             publish = partial(self._ports.live.publish, self._lease.run_id)

@@ -41,7 +41,7 @@ _STORED_AT_ONCE = 200  # results
 
 
 class _Stopped(RunnerError):  # noqa: N818 - not wrong
-    """The worker ends, or another one collects by now."""
+    """The worker ends, or another one has become the collector."""
 
 
 def _is_of_key(error: Exception) -> TypeGuard[ModelCallError]:
@@ -93,7 +93,7 @@ class Collector:
                 continue
             except UnreachableError as error:
                 self.outage.failed(error)
-            except Exception as error:  # any error: what calls the API one by one goes on
+            except Exception as error:  # any error: runs whose calls need no batch continue
                 if _is_of_key(error):
                     refused = KeyRefused("anthropic", error.message, self._refuses_key)
                     self.key_refused(refused, str(refused))
@@ -215,7 +215,7 @@ class Collector:
         if found.ended_at is not None:
             self._read(batch, found)
             return
-        # One that was adopted may be another's, which its results tell.
+        # An adopted batch may belong to somebody else: only its results tell.
         may_cancel = not batch.cancelled and not batch.adopted
         if may_cancel and store.abandoned(self.database, batch):
             self.api().cancel(batch.api_id, batch.workspace)
@@ -223,8 +223,8 @@ class Collector:
         store.checked(self.database, batch, now)
 
     def _not_read(self, batch: StoredBatch, error: Exception, now: float) -> None:
-        """Note that a batch could not be looked after. It is lost if the API does not know it, or has
-        its results no more."""
+        """Note that a batch could not be checked. It is lost if the API does not know it, or no longer
+        has its results."""
         age = now - batch.asked_at
         is_unknown = isinstance(error, ModelCallError) and error.status == 404
         is_gone = is_unknown and batch.api_id is not None and age >= core.LOST_SECONDS

@@ -92,7 +92,7 @@ class Notices:
     _sending: threading.Thread | None = field(default=None, init=False)
 
     def attend(self) -> None:
-        """Store what has come up, and send what is due, a lot at a time."""
+        """Store notices of new events, and send a batch of due ones in a thread."""
         announce(self.database, self.clock.now(), job_id=self.job_id)
         notices.find(self.database, self.clock.now(), self.job_id)
         if self._sending is not None and self._sending.is_alive():
@@ -104,7 +104,7 @@ class Notices:
             self._sending.start()
 
     def leave(self) -> None:
-        """Send what has come up since the last pass, before the worker ends."""
+        """Send the notices of events since the last pass, before the worker ends."""
         self._wait()
         self.attend()
         self._wait()
@@ -118,7 +118,7 @@ class Notices:
     def _send_one(self, one: DueNotice) -> None:
         try:
             self.send(one)
-        except Exception as error:  # a bug too: it holds up no other notice
+        except Exception as error:  # even a bug: other notices are still sent
             # The words of a bug may name an address.
             why = str(error) if isinstance(error, RunnerError) else type(error).__name__
             about = {"job": one.job_id, "event": one.event, "channel": one.channel}
@@ -135,7 +135,7 @@ class Notices:
 PASS_SECONDS = 1.0
 LEAST_GAP_SECONDS = 0.03
 OUTAGE_SECONDS = 5.0
-MOST_YIELDS = 64  # runs that one job may be given slots for in a pass
+MOST_YIELDS = 64  # slots that one job may get in a pass because runs of others yield
 
 
 @dataclass(eq=False)
@@ -300,7 +300,7 @@ class Dispatcher:
         return hold(self.database, self._jobs, loads, now)
 
     def next_instead_of(self, run_id: str) -> str | None:
-        """The run that is next by now, in place of one whose queue message is stale."""
+        """Return the run that is next now, instead of one whose queue message is stale."""
         due_runs.not_notified(self.database, [run_id])
         return next(iter(self._next_runs(1)), None)
 
@@ -312,8 +312,8 @@ class Dispatcher:
         self._surplus[job_id] -= 1
 
     def _find_surplus(self) -> None:
-        """Find how many runs of this worker are to yield: of a job with runs at several workers, each takes
-        its part, by chance where that is less than one."""
+        """Find how many runs of this worker should yield. If a job has runs at several workers, each takes
+        its share; a fraction becomes a chance."""
         with self._choosing:
             now = self.clock.now()
             loads = self._hold(due_runs.job_loads(self.database, MOST_YIELDS, now), now)

@@ -334,8 +334,8 @@ class Governor:
     # --- Exchanges with the database, in a thread ---
 
     def run(self, worker_id: str) -> None:
-        """Exchange permits and news for a registered worker until ``stop``. What it holds then comes back
-        as its lease ends."""
+        """Exchange permits and news for a registered worker until ``stop``. Its permits come back when its
+        lease ends."""
         self._load_pools()
         while not self._stopped.wait(LEAST_SECONDS / 2):
             now = self._clock.monotonic()
@@ -401,8 +401,8 @@ class Governor:
             log_event(logger, kind.replace("_", " "), **about, **data)
 
     def _report(self, share: _Share, passed: float, now: float) -> Report:
-        """The worker's report on a share after so many seconds; more permits than it needs are left out,
-        and so given back."""
+        """Return the worker's report on a share after ``passed`` seconds, without the permits that it does
+        not need: these are given back."""
         share.rate += (share.begun / max(passed, LEAST_SECONDS) - share.rate) / 2
         share.begun = 0
         waiting = [call for call in self._waiting.values() if share in call.shares]
@@ -418,7 +418,7 @@ class Governor:
         return Report(held, len(begun) + share.unused, tuple(demands))
 
     def _without_database(self, share: _Share, seconds: float) -> int:
-        """The permits of some seconds while the database does not answer."""
+        """Return the permits for ``seconds`` in which the database does not answer."""
         rate = share.calls_a_second()
         if not share.pool.is_limited or math.isinf(rate):
             return 0

@@ -288,7 +288,7 @@ class Worker:
                     raise
 
     def _is_done(self) -> bool:
-        """True if nothing is left to do for a burst. A run that was postponed here is due soon."""
+        """True if a burst worker has nothing left to do. A run that was postponed here is due soon."""
         machine = self._machine
         looked_at = machine.clock.monotonic()
         if due_runs.unfinished(machine.database, machine.clock.now()):

@@ -76,11 +76,11 @@ class DueRun:
 
     @property
     def must_be_alone(self) -> bool:
-        """True if workers died on it: the next one works nothing else."""
+        """True if workers died on it: it is then the only run in its process."""
         return self.lost_leases >= LOST_LEASES_BEFORE_ALONE
 
     def is_stale(self, now: float) -> bool:
-        """True if it is long since the run was chosen, so that others may be before it."""
+        """True if the run was chosen so long ago that other runs may come before it now."""
         return self.notified_at is None or abs(now - self.notified_at) > STALE_SECONDS
 
     def left_alone_until(self, host_id: str) -> float:
@@ -233,8 +233,8 @@ _NOT_NOTIFIED = update(runs).where(runs.c.id == bindparam("run"), _IS_QUEUED).va
 
 
 def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
-    """Take a due run for a worker: a new attempt, unless someone was faster, or as many runs of its job
-    or in its workspace are worked on as may be, or its job's budget lets no more items begin."""
+    """Claim a due run for a worker, as a new attempt. Returns None if another worker was faster, if the
+    job or the workspace has its most runs at work, or if the job's budget lets no more items begin."""
     lease = Lease(run.id, run.attempt + 1, worker_id)
     started = {"attempt": lease.attempt, "worker": worker_id}
     attempts = {"last_attempt": run.attempt, "new_attempt": lease.attempt}
@@ -262,7 +262,7 @@ def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease 
 
 
 def postpone(database: Database, run: DueRun, until: float) -> None:
-    """Look at a queued run again later; its attempt has not begun."""
+    """Make a queued run due later, without an attempt."""
     database.execute(
         update(runs)
         .where(runs.c.id == run.id, _IS_QUEUED, runs.c.attempt == run.attempt)
@@ -305,8 +305,8 @@ def workspace_found(
     now: float,
     job_id: str | None = None,
 ) -> list[str]:
-    """Queue runs again whose workspace a worker sees, at most ``most``, of one job or of all, and
-    return their ids. The worker takes them itself: from the queue, a worker that does not see the
+    """Queue again at most ``most`` runs that wait for a workspace which this worker sees, of one job or of
+    all. Returns their ids. The worker takes them without the queue, where one that does not see the
     workspace could be faster."""
     of_it = (runs.c.workspace_path == path) & (runs.c.workspace_id == workspace_id)
     if job_id is not None:
@@ -322,7 +322,7 @@ def workspace_found(
 
 # --- The order of work ---
 
-MOST_NOTIFIED = 1_000  # that are counted: the oldest
+MOST_NOTIFIED = 1_000  # the oldest ones count
 _ONE = literal_column("1", Integer)
 
 
@@ -453,8 +453,8 @@ FIRST = (
     .order_by(*_order(runs))
     .limit(bindparam("most", type_=Integer))
 )
-# Apart from the update: as a part of it Postgres may look for them anew for each row, and so take more
-# than ``most`` (https://www.postgresql.org/docs/current/queries-with.html).
+# A statement of its own: inside the update, Postgres may run the query again for each row and so take
+# more than ``most`` (https://www.postgresql.org/docs/current/queries-with.html).
 _TAKEN = FIRST.with_for_update(skip_locked=True).cte("taken")
 _TAKE = (
     update(runs)
@@ -465,8 +465,8 @@ _TAKE = (
 
 
 def take(database: Database, picks: Sequence[Pick], now: float) -> list[str]:
-    """The ids of the next runs, in the order of the picks; each is stamped as notified. Fewer if others
-    were faster."""
+    """The ids of the next runs, in the order of the picks; fewer if other workers were faster. Each is
+    stamped as notified."""
 
     def work(connection: Connection) -> dict[Pick, deque[str]]:
         return {
@@ -517,8 +517,8 @@ _LOST = select(runs.c.id).where(
 
 
 def _forget(notified: Select[Any]) -> Update:
-    """Forget queue messages, but not of runs that are locked: those are being claimed, or forgotten by
-    another worker, whose order of rows may be another (order of locks: ``store.budgets``)."""
+    """Forget queue messages, except of locked runs: another worker claims these, or forgets them in
+    another order of rows (order of locks: ``store.budgets``)."""
     free = notified.with_for_update(skip_locked=True)
     return update(runs).where(runs.c.id.in_(free)).values(rung_at=None)
 
@@ -527,19 +527,19 @@ _FORGET_LOST = _forget(_LOST)
 
 
 def forget_lost_messages(database: Database, now: float) -> None:
-    """Let runs be notified of again whose queue messages nobody has taken for long."""
+    """Forget queue messages that no worker has taken for long, so that their runs are notified again."""
     times = {"before": now - NOTIFY_AGAIN_SECONDS, "now": now}
     if database.find(_LOST, times):
         database.write(lambda connection: execute(connection, _FORGET_LOST, times))
 
 
 def not_notified(database: Database, run_ids: Sequence[str]) -> None:
-    """No queue message of these runs is under way: the next pass may choose them again."""
+    """Forget the queue messages of these runs, so that the next pass may choose the runs again."""
     database.execute(_forget(select(runs.c.id).where(runs.c.id.in_(run_ids), _IS_QUEUED)))
 
 
-# For the budget and the cache warm-up, runs are queued that go on when another run of their job has;
-# after a fault of a host, runs that this host leaves to others for a moment.
+# Runs that wait in the queue only for a moment: for another run of their job (budget, cache warm-up), or
+# because this host leaves them to other hosts after a fault.
 _GOES_ON = or_(
     runs.c.due_at <= bindparam("now"),
     *(runs.c.reason == reason for reason in ("budget", "warming", "host_fault")),
