@@ -18,8 +18,8 @@ from runner.permissions.paths import PathPattern, absolute, is_below
 from runner.permissions.shell import Part, Script, analyse
 from runner.permissions.values import ABOVE_ASK, ResolvedPath, ToolContext
 
-# Where reading is harmless though no path there is known: a call's own input, and files of the
-# kernel that are the same for every process.
+# Reading these needs no rule: a call's own input, and files of the kernel that are the same for every
+# process.
 _HARMLESS_TO_READ = frozenset(("/dev/stdin", "/dev/fd/0")) | frozenset(
     f"/proc/{name}" for name in ("cpuinfo", "meminfo", "loadavg", "uptime", "version", "stat")
 )
@@ -28,7 +28,7 @@ _HARMLESS_TO_READ = frozenset(("/dev/stdin", "/dev/fd/0")) | frozenset(
 # Not frozen: a decision makes several, and a frozen dataclass takes three times as long to make.
 @dataclass(eq=False, slots=True, kw_only=True)
 class Access:
-    """One thing to decide on. This class itself: a command of Bash matched by the tool's name only."""
+    """One thing to decide on. Not subclassed, it is a Bash call that only rules without brackets match."""
 
     tools: tuple[str, ...]  # the tools whose rules look at it
     shown: str  # what it is, for people
@@ -37,7 +37,7 @@ class Access:
     unknown: bool = False  # only the run determines which file it is: it may be any
     words: Set[str] = frozenset()  # what the command begins with
     haystack: str = ""  # all texts of the command that a rule may match
-    # What it runs: a rule that grants it grants these only if it names it.
+    # The commands that it runs. A rule that grants it grants these only if ``is_named`` says so.
     inner: tuple[Access, ...] = ()
 
     def catches(self, rule: syntax.ParsedRule) -> str | None:
@@ -45,14 +45,14 @@ class Access:
         return self.shown if rule.specifier is None else self._matched(rule.specifier)
 
     def may_be(self, rule: syntax.ParsedRule) -> bool:
-        """True if the rule may be about the file, when that is unknown."""
+        """True if the rule may be about this file, whose path is unknown."""
         return False
 
     def grants(self, rule: syntax.ParsedRule) -> bool:
         return not rule.broken and (rule.specifier is None or self._covered(rule.specifier))
 
     def is_named(self, rule: syntax.ParsedRule) -> bool:
-        """True if a rule that grants it says all that it does, or is about everything."""
+        """True if a rule that grants it has no wildcard, or is about every call."""
         specifier = rule.specifier
         return not isinstance(specifier, syntax.CommandPattern) or specifier.literal is not None
 
@@ -131,7 +131,7 @@ class File(Access):
     # When it is unknown: the glob of its name below the folders ``known``, and True if it may be anything
     # below that name.
     below: tuple[str, bool] | None = None
-    tracked: bool = False  # it is none of git's own files
+    tracked: bool = False  # git tracks it or could track it: not a file in .git
 
     @property
     def tool(self) -> str:

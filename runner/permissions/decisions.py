@@ -247,8 +247,8 @@ def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
 def _sum(
     policy: Policy, verdicts: list[_Verdict], whose: str = "", *, trusts: bool = False
 ) -> Decision:
-    """Return the least allowed verdict on the accesses, by the rules of the job or ``whose``; with
-    ``trusts``, what no rule mentions is allowed."""
+    """Return the decision on a call: the strictest of the verdicts on its accesses, by the rules of the
+    job or of ``whose``. With ``trusts``, accesses that no rule mentions are allowed."""
     first = {verdict.effect: verdict for verdict in reversed(verdicts)}
     unmatched = next((each for each in verdicts if each.is_open), None)
     if "deny" in first:

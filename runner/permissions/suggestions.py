@@ -51,9 +51,9 @@ def suggest(policy: Policy, request: Request) -> Suggestion:
 
 
 def _of_command(request: Request) -> tuple[str, str]:
-    """Anything around a command can change what it does: the folder that it runs in, what feeds it,
-    the values of its variables. So the whole of it is the key, and only a command that stands alone
-    and says all that it does gets a rule."""
+    """Return the key of a command and its rule. What is around a command can change what it does: its
+    folder, its input, values of variables. So the key is the whole text, and only a command that stands
+    alone and has no redirect gets a rule."""
     whole = str(request.input.get("command", "")).strip()
     script = analyse(whole)
     alone = [part.text for part in script.parts] == [whole]

@@ -44,7 +44,7 @@ def lock_cap(connection: Connection, now: float) -> DayCap | None:
 
 
 def _today(row: Row[Any], now: float) -> str:
-    """The day of the cap; clocks differ, and no day comes again."""
+    """The day of the cap. It never goes back, though clocks differ."""
     return max(str(row.day), day_of(now, row.zone))
 
 
@@ -56,8 +56,8 @@ def _cap_of(row: Row[Any], day: str) -> DayCap:
 
 
 def _turn_to(connection: Connection, row: Row[Any], day: str) -> None:
-    """Keep the sums of the locked cap's day, and begin another one; it may have been begun before, if
-    its zone was changed there and back."""
+    """Store the sums of the locked cap's day, and begin another day, with its old sums if there are any: a
+    zone can change there and back."""
     kept = {"usd": row.usd, **{name: getattr(row, name) for name in _SUMS}}
     keep = insert_or(connection, capped_days).values(day=row.day, **kept)
     connection.execute(keep.on_conflict_do_update(index_elements=["day"], set_=kept))

@@ -130,8 +130,9 @@ def family_of(connection: Connection, run_id: str) -> Family:
 def children_waited_for(
     connection: Connection, family: Family, reply: int | None, *, whole: bool
 ) -> tuple[Child, ...]:
-    """The children of calls of the last reply (number ``reply``; None: all have results), or the
-    one that has the ``whole`` task, each with its result once nothing below it is under way."""
+    """Return the children that calls of the last reply wait for (``reply`` is its message; None if all
+    have results), or the one with the ``whole`` task. A child has its result when no run below it is at
+    work."""
     return tuple(
         Child(
             number=child.row.child_number,
@@ -206,8 +207,8 @@ IS_ORPHAN = sa.and_(
 
 _child = runs.alias("child")
 _call = tool_calls.alias("call")
-# Of a call of the last reply: whoever takes the run up stores its result first of all, so that a run
-# with a child that this finds has not been looked at since that one ended.
+# An ended child of a call of the last reply whose result is not stored. An attempt stores results first,
+# so no attempt of the parent has begun since that child ended.
 _untold_child = select(_child.c.id).where(
     _call.c.run_id == _child.c.parent_run,
     _call.c.message == _child.c.parent_message,
@@ -233,9 +234,8 @@ _next_call = (
 )
 _has_untold_child = _untold_child.correlate(runs).exists()
 
-# A run waits for sub-agents that have all ended, with all below them; or one has so since it began to
-# wait, and another waits for its place. (A call that splits a task has several, beside which no other
-# starts.)
+# A run that waits for sub-agents and can continue: all have ended, with all runs below them; or one has,
+# and another call waits to start in its place. (No other call starts beside one that splits a task.)
 IS_READY = sa.and_(
     runs.c.state == "waiting",
     runs.c.reason == "children",

@@ -33,14 +33,14 @@ from runner.store.run_state import progress_to_json
 from runner.store.statements import insert_many, insert_or
 from runner.store.tables import blocks, events, job_budgets, job_shares, jobs, run_items, runs
 
-# The name and the source of the job that imported sessions of Claude Code's are runs of.
+# The name and the source of the job whose runs are the imported sessions of Claude Code.
 SESSIONS = "claude-code"
 
-# The rows of so many runs are made and stored, then forgotten: Python would go through those of 10,000
-# runs several times to see whether they are garbage.
+# Rows are made, stored and dropped for this many runs at a time: with the rows of 10,000 runs in memory,
+# Python's garbage collector would check them several times.
 _OPENED_AT_ONCE = 500
-# Postgres learns of so many runs at once. By older statistics a job that it does not know has hardly
-# any, and it would read all of them to find the next.
+# From this many runs on, Postgres updates its statistics at once. By the older ones the job has hardly any
+# runs, and Postgres would read all of them to find the next.
 _MANY = 1_000
 
 
@@ -163,8 +163,7 @@ def is_of_sessions(name: str, source: str) -> bool:
 
 
 def spec_to_go_on(connection: Connection, job_id: str) -> JobSpec:
-    """The spec of a job whose runs are to go on. Raises ``UsageError`` for Claude Code's
-    sessions."""
+    """The spec of a job whose runs should continue. Raises ``UsageError`` for imported sessions."""
     query = select(jobs.c.spec, jobs.c.name, jobs.c.source).where(jobs.c.id == job_id)
     job = connection.execute(query).one()
     if is_of_sessions(job.name, job.source):

@@ -201,7 +201,7 @@ def drain(database: Database, worker_id: str, now: float) -> None:
 def set_fault(
     database: Database, worker_id: str, fault: str | None, now: float | None = None
 ) -> None:
-    """Say what is wrong with a worker's host: since ``now``, or since something was. None: nothing is."""
+    """Store the fault of a worker's host, since ``now`` or since its earlier fault; None: it has none."""
     since = None if fault is None else func.coalesce(workers.c.fault_at, now)
     marked = {"fault": fault and visible(fault), "fault_at": since}
     database.execute(update(workers).where(workers.c.id == worker_id).values(**marked))

@@ -246,8 +246,8 @@ def _is(one: Any) -> ColumnElement[bool]:
 
 
 def renew(database: Database, one: DueNotice, now: float) -> bool:
-    """Have a notice for two minutes from now on. Returns False if another worker has taken it, or it is
-    no more. Raises ``UnreachableError``."""
+    """Keep a notice for two more minutes. Returns False if another worker has taken it, or it was removed.
+    Raises ``UnreachableError``."""
     mine = update(notices).where(_is(one), _notice.tries == one.tries)
     renewed = mine.values(due_at=now + _CLAIM_SECONDS)
     return database.write(lambda connection: connection.execute(renewed).rowcount > 0, alone=True)

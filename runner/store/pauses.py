@@ -261,8 +261,8 @@ def stop_spending(database: Database, run_id: str, now: float) -> dict[str, str]
 
 @writes
 def _decide(connection: Connection, job_id: str, now: float) -> str | None:
-    """Decide on a pilot whose items have all ended, unless another worker has. Returns the reason if the
-    other items are to follow: who finds none to follow must not take the job for one that rests."""
+    """Decide on a pilot whose items have all ended. Returns the reason if the other items follow, by this
+    decision or by that of another worker."""
     result = pilot_result(connection, job_id)
     if result is None:
         return None

@@ -216,8 +216,8 @@ def revoke(
 
 
 def lock_rules(connection: Connection, job_id: str) -> int:
-    """Keep others from changing the job's rules until the transaction ends, and return the newest
-    snapshot's number. Only a job with a budget holds up its workers. Raises ``NotFoundError``."""
+    """Lock the job's rules until the transaction ends, and return the number of their newest snapshot.
+    Workers wait for this lock only if the job has a budget. Raises ``NotFoundError``."""
     query = select(jobs.c.rules_snapshot).where(jobs.c.id == job_id).with_for_update(key_share=True)
     snapshot: int | None = connection.execute(query).scalar()
     if snapshot is None:
@@ -226,7 +226,7 @@ def lock_rules(connection: Connection, job_id: str) -> int:
 
 
 def new_snapshot(connection: Connection, job_id: str) -> int:
-    """The number of a snapshot that begins; the job's rules are locked."""
+    """Begin a snapshot of the job's rules, which are locked, and return its number."""
     raised = (
         update(jobs).where(jobs.c.id == job_id).values(rules_snapshot=jobs.c.rules_snapshot + 1)
     )

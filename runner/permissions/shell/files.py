@@ -299,7 +299,7 @@ def written(word: Word) -> tuple[list[str], list[Below]]:
 
 
 def _gather(files: Files, word: Word) -> None:
-    """Note that all that is below a folder is read."""
+    """Note that everything below a folder is read."""
     files.below += [Below(path, "**", deep=True, reads=True) for path in literal([word])]
     if not word.exact:
         globs = filter(IS_GLOB.search, _readings(word))
@@ -461,7 +461,7 @@ def _copy(files: Files, words: Sequence[Word], call: _Call, does: str) -> None:
 
 
 def _copied(files: Files, source: Word, target: str, deep: bool) -> None:
-    """Note what a source becomes in the folder ``target``, if that is one."""
+    """Note the files that a copied ``source`` changes in the folder ``target``."""
     for path in _readings(source):
         named = _NAME.fullmatch(path or source.value)
         name = path.rstrip("/").rpartition("/")[2] if path else named[1] if named else ""
@@ -500,7 +500,7 @@ def _in_url(word: Word) -> list[str]:
 
 
 def _special(program: str, arguments: Sequence[Word], call: _Call, files: Files) -> None:
-    """Note what no table says."""
+    """Note the files of programs whose arguments no table describes."""
     match program:
         case "sed" | "gsed":
             _write(files, _edited(arguments))

@@ -321,7 +321,8 @@ class Walk(Expansions):
         return (*self.base, node.start_byte)
 
     def _assignment(self, node: Node, declared: bool = False) -> Assignment:
-        """Return what is set. ``declare`` (``declared``) evaluates values of arrays once more."""
+        """Return the assignment of a node. ``declared``: it is in a ``declare``, which evaluates the
+        values of arrays again."""
         source = self.source_of(node)
         children = self.children(node)
         name = source.partition("=")[0].removesuffix("+")
@@ -560,7 +561,8 @@ def _feeds(node: Node) -> bool:
 
 
 def _is_refused(node: Node, children: Sequence[Node]) -> bool:
-    """True for a list without a command, or ``!`` after a pipe: the grammar takes them, bash does not."""
+    """True for scripts that the grammar accepts and bash does not: a list without a command, ``!`` after a
+    pipe."""
     kinds = [child.type for child in children]
     if node.type == "pipeline" and "negated_command" in kinds[1:]:
         return True
