@@ -36,6 +36,7 @@ from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
 from runner.tools import cgroups
+from runner.workspace.host_check import find_host_fault
 
 _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180
@@ -125,9 +126,11 @@ def diagnose(settings: Settings) -> list[Check]:
 def _home(settings: Settings) -> str:
     home = settings.home
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return str(home)
-    raise RunnerError(f"{there} cannot be written to")
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise RunnerError(f"{there} cannot be written to")
+    if home.is_dir() and (fault := find_host_fault(home, os.environ, "")) is not None:
+        raise _AmissError(fault, "mend that: workers of this host take no runs meanwhile")
+    return str(home)
 
 
 def _database(settings: Settings) -> str:

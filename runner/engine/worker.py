@@ -130,6 +130,7 @@ class Worker:
             job_id=self._assigned.job_id,
             now=machine.clock.now(),
         )
+        machine.database.require_in_place()
         self._is_registered = True
         machine.still_alive()
         about = {"host": socket.gethostname(), "pid": os.getpid(), "slots": self.slots}
@@ -296,9 +297,10 @@ class Worker:
         return looked_at >= self._postponed_until
 
     def _is_outdated(self) -> bool:
-        """True if the database now has the schema of another version. The worker then drains, and its
-        errors count against neither a run nor itself."""
+        """True if the database now has the schema of another version, or is another file. The worker then
+        drains, and its errors count against neither a run nor itself."""
         try:
+            self._machine.database.require_in_place()
             migrate.require_current(self._machine.database)
         except UnreachableError:
             return False

@@ -174,6 +174,7 @@ class Database:
         self.url = _parsed(url)
         self.dialect = self.url.get_backend_name()
         self._commits: _SharedCommits | None = None
+        self._file: os.stat_result | None = None  # of SQLite
         self._lent = _Lent(_READERS_ON_SQLITE if self.dialect == "sqlite" else connections)
         self._full_lock = threading.Lock()
         self._full_said_at: float | None = None  # when a warning of a full server was logged
@@ -265,6 +266,23 @@ class Database:
         ``UnreachableError``."""
         with reachable(self), self._connect(self._single) as connection:
             return execute(connection, query, values)
+
+    def require_in_place(self) -> None:
+        """Raise ``UsageError`` if the file of SQLite is another one than at the first call: the open
+        connections would go on in a file that nobody else sees."""
+        if self.dialect != "sqlite":
+            return
+        path = Path(self.url.database or "")
+        try:
+            found = path.stat()
+        except OSError:  # it may come back
+            return
+        if self._file is not None and not os.path.samestat(self._file, found):
+            raise UsageError(
+                f"the database {path} was replaced while it was open: stop what has it open, put the right "
+                "file there, and start again"
+            )
+        self._file = found
 
     @contextmanager
     def _connect(self, engine: Engine) -> Iterator[Connection]:

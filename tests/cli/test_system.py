@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -221,6 +223,21 @@ def test_home_that_cannot_be_written_is_told(command: Callable[..., Result], fol
     (folder / "file").write_text("")
     check = checks(command("doctor", "--json", "--home", str(folder / "file" / "home")))["home"]
     assert not check["ok"]
+
+
+def test_home_on_a_disk_without_room_is_told(
+    command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = folder / "home"
+    home.mkdir()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    check = checks(command("doctor", "--json", "--home", str(home)))["home"]
+    assert not check["ok"]
+    assert str(check["detail"]).endswith("cannot be written: No space left on device")
 
 
 def test_command_that_is_none_is_a_usage_error(command: Callable[..., Result]) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -112,6 +113,27 @@ def test_worker_and_submit_need_no_redis_and_say_in_one_line_that_it_is_away_and
     assert "due runs are taken from the database: check Redis and RUNNER_REDIS_URL" in away
     assert "WARNING Redis is back" in back
     assert worker.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_worker_whose_database_was_replaced_says_so_and_leaves_its_runs_to_the_next(
+    site: Site,
+) -> None:
+    job = steps_job(site)
+    worker = site.start("worker")
+    site.wait_for_file("log")
+    path, backup = site.home / "runner.db", site.home / "backup.db"
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    backup.replace(path)
+    for other in ("-wal", "-shm"):
+        path.with_name(f"runner.db{other}").unlink(missing_ok=True)
+    _, said = worker.communicate(timeout=PATIENCE)
+    assert worker.returncode == 2
+    assert f"the database {path} was replaced while it was open" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    site.start("worker")
+    site.wait_for(job, "a", "succeeded")
 
 
 @pytest.mark.parametrize(("lock", "seconds"), [("EXCLUSIVE", OUTAGE), ("IMMEDIATE", STALL)])

@@ -240,6 +240,21 @@ def test_whoever_sets_the_clock_of_a_host_moves_no_time_of_the_database(
     assert 0 <= clock.now() - before < 600
 
 
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_a_file_that_is_replaced_while_it_is_open_is_told(database: Database) -> None:
+    database.require_in_place()
+    database.write(lambda connection: add(connection, "worker_1"))
+    database.require_in_place()
+    path = Path(str(database.url.database))
+    aside = path.rename(path.with_name("aside"))
+    database.require_in_place()
+    path.write_bytes(aside.read_bytes())
+    with pytest.raises(UsageError, match="was replaced while it was open"):
+        database.require_in_place()
+    aside.rename(path)
+    database.require_in_place()
+
+
 @pytest.mark.parametrize(
     "url", ["nonsense", "mysql://me@host/db", "sqlite://", "sqlite:///:memory:"]
 )
