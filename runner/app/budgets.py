@@ -34,7 +34,7 @@ class BudgetStatus:
         budget = self.budget
         has_cost, has_any = budget.most_cost is not None, budget != JobBudget()
         return {
-            "job": self.job_id,
+            "job_id": self.job_id,
             "budget_usd": None if budget.most_cost is None else budget.most_cost / 1e9,
             "spent_usd": budget.spent_cost / 1e9 if has_cost else None,
             "reserved_usd": budget.reserved_cost / 1e9 if has_cost else None,

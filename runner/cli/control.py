@@ -143,7 +143,7 @@ def priority(
     """
     job_id, found = control.priority(app, job, author, weight)
     if as_json:
-        say_json({"job": job_id, "priority": found})
+        say_json({"job_id": job_id, "priority": found})
         return
     word = next((f" ({name})" for name, each in PRIORITIES.items() if each == found), "")
     say_fields((("job", job_id), ("priority", f"{found:g}{word}")))
@@ -166,7 +166,7 @@ def lane(app: handle.App, job: str, to: Lane | None, author: Author, as_json: bo
     """
     job_id, line = lanes.lane(app, job, to, author)
     if as_json:
-        say_json({"job": job_id, "lane": line.partition(";")[0], "detail": line})
+        say_json({"job_id": job_id, "lane": line.partition(";")[0], "detail": line})
     else:
         say_fields((("job", job_id), ("lane", line)))
 

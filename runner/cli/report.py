@@ -27,7 +27,8 @@ from runner.cli.terminal import drop_stdout, note, say, say_bytes, say_json, say
 from runner.cli.terminal import output as write_to
 
 _MOST_DENIALS = 10
-_MOST_IDLE = 10  # runs that have not begun and have a line each
+# Runs that have a line each: those that have not begun, and those that just succeeded.
+_MOST_IDLE, _MOST_FINE = 10, 100
 
 
 @click.command()
@@ -117,9 +118,22 @@ def _say_summary(report: app_report.Report) -> None:
 
 
 def _say_runs(found: Sequence[app_report.ReportedRun]) -> None:
-    """Print a line for each run. Of many that have not begun it prints the number alone."""
-    begun = [each for each in found if each.run["started_at"] or each.run["detail"]]
-    runs = begun if len(found) - len(begun) > _MOST_IDLE else found
+    """Print a line for each run, but of many that need no look only their number."""
+    idle = [each for each in found if not (each.run["started_at"] or each.run["detail"])]
+    fine = [
+        each for each in found if each.run["state"] == "succeeded" and not each.run["tree_denials"]
+    ]
+    told = (("have not begun", idle, _MOST_IDLE), ("have succeeded", fine, _MOST_FINE))
+    left_out = {words: some for words, some, most in told if len(some) > most}
+    hidden = {each.run["id"] for some in left_out.values() for each in some}
+    _say_table_of([each for each in found if each.run["id"] not in hidden])
+    for words, some in left_out.items():
+        say(f"{len(some):,} runs {words}")
+
+
+def _say_table_of(runs: Sequence[app_report.ReportedRun]) -> None:
+    if not runs:
+        return
     is_verified = ("verified",) if any(each.verified for each in runs) else ()
     is_tree = ("below",) if any(each.run["below"] for each in runs) else ()
     has_changes = ("changes",) if any(each.stat for each in runs) else ()
@@ -144,8 +158,6 @@ def _say_runs(found: Sequence[app_report.ReportedRun]) -> None:
         spare=("tokens", "turns", "below", "denied", "changes"),
         excerpt=True,
     )
-    if len(runs) < len(found):
-        say(f"{len(found) - len(runs):,} runs have not begun")
 
 
 def _changes(each: app_report.ReportedRun) -> str:

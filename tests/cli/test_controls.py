@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import text as sql
+from sqlalchemy import update
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
@@ -16,6 +17,7 @@ from runner.store import jobs as jobs_store
 from runner.store import migrate
 from runner.store.control import cancel as cancel_runs
 from runner.store.database import Database
+from runner.store.tables import runs
 from tests.cli.conftest import Result
 from tests.runner_process import RunnerProcess
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
@@ -163,6 +165,23 @@ def test_the_summary_counts_runs_that_have_not_begun(
     assert "denied" not in told
 
 
+def test_the_summary_counts_many_runs_that_succeeded(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission(*map(str, range(102))), NOW)
+    *others, last = (run["id"] for run in list_runs(database, job_id))
+    cancel_runs(database, Target("job", job_id), NOW)
+    done = update(runs).where(runs.c.id.in_(others)).values(state="succeeded", started_at=NOW)
+    database.execute(done)
+    table = command("attach", job_id).out.splitlines()[:4]
+    assert [line.split()[:2] for line in table[:3]] == [
+        ["run", "item"],
+        [last[-8:], "101"],
+        ["101", "runs"],
+    ]
+    assert table[3] == ""
+
+
 def test_job_whose_runs_have_all_ended_is_one_line(
     command: Callable[..., Result], database: Database
 ) -> None:
@@ -269,7 +288,7 @@ def test_priority_is_shown_and_set_by_a_word_or_a_number(
     job_id = jobs_store.submit(database, submission(), NOW)
     assert "4 (normal)" in command("priority", job_id).out
     assert "16 (high)" in command("priority", job_id[-6:], "high").out
-    assert command("priority", job_id, "2.5", "--json").json == {"job": job_id, "priority": 2.5}
+    assert command("priority", job_id, "2.5", "--json").json == {"job_id": job_id, "priority": 2.5}
     for wrong in ("higher", "0", "1e9", "nan"):
         assert command("priority", job_id, wrong).code == 2
     assert "2.5" in command("priority", job_id).out
