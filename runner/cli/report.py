@@ -172,7 +172,7 @@ def _say_denied(report: app_report.Report) -> None:
     were = plural(calls, "tool call was", "tool calls were")
     say(f"{were} denied, in {plural(in_runs, 'run')}: the work may be incomplete")
     for kind in report.denied[:_MOST_DENIALS]:
-        summary = cell(kind["summary"])
+        summary = cell(kind["summary"]) + ("" if kind["alike"] else " (and other calls)")
         say(f"  {kind['calls']} × {cell(kind['tool'])} {summary}: {denier(kind)}")
     if len(report.denied) > _MOST_DENIALS:
         others = len(report.denied) - _MOST_DENIALS

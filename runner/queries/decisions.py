@@ -109,8 +109,8 @@ def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
     """Return the denials in a job's runs and sub-agents by ``tool`` and the keys of ``Why`` and of
     the answer, with the number of ``calls`` and ``runs``; the most frequent first. The most dangerous
     call of each is its example: ``call_id``, ``item_key``, ``summary`` and what it does (``danger``), with
-    its ``level`` (higher is worse). Runs that were started afresh are left out, as in
-    ``jobs.current_runs``."""
+    its ``level`` (higher is worse); ``alike`` is True if all calls have this summary. Runs that were
+    started afresh are left out, as in ``jobs.current_runs``."""
     alike = (tool_calls.c.name.label("tool"), *_WHY, *_ANSWER)
     names = ("run_id", "turn", "message", "position", "matched")
     of_call = (tool_calls.c[name] for name in names)
@@ -126,13 +126,16 @@ def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
         in_runs.setdefault(key, set()).add(row.run_id)
         given = row.content.get("input")
         level, danger = danger_of(row.tool, given if isinstance(given, dict) else {})
-        kind = found.setdefault(key, {"calls": 0, "level": -1})
+        summary = summarise_input(given)
+        first = {"calls": 0, "level": -1, "summary": summary, "alike": True}
+        kind = found.setdefault(key, first)
         kind["calls"] += 1
+        kind["alike"] = kind["alike"] and kind["summary"] == summary
         if level > kind["level"]:
             kind |= {name.key: value for name, value in zip(alike, key, strict=True)}
             kind["call_id"] = ids.call_id(row.run_id, row.turn, row.position)
             kind |= {"item_key": row.item_key, "matched": row.matched, "level": level}
-            kind |= {"summary": summarise_input(given), "danger": danger}
+            kind |= {"summary": summary, "danger": danger}
     kinds = [kind | {"runs": len(in_runs[key])} for key, kind in found.items()]
     return sorted(kinds, key=lambda kind: (-kind["calls"], kind["tool"], kind["rule"] or ""))
 

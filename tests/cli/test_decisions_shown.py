@@ -175,6 +175,16 @@ def test_summary_counts_denials_by_reason_and_open_questions(
     assert f"2 tool calls wait for an answer, in 1 run: runner approvals {job_id[-8:]}" in out
 
 
+def test_summary_says_where_one_reason_denied_unlike_calls(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = submit_runs(database, "a", "b")
+    refuse(database, first, "rm -rf build")
+    refuse(database, second, "rm x")
+    summarise_job(database, job_of(database, first))
+    assert f"  2 × Bash rm -rf build (and other calls): {WHY}" in capsys.readouterr().out
+
+
 def test_summary_as_json_has_denials_and_open_questions(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
