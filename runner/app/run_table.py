@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,15 +119,11 @@ def _write_key(key: tuple[Any, str]) -> str:
 
 
 def _read_key(text: str) -> tuple[Any, str]:
-    try:
+    with suppress(ValueError, TypeError):
         value, run_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except ValueError as error:
-        raise UsageError(
-            "the address of this page is incomplete: start at the first page"
-        ) from error
-    if not isinstance(run_id, str) or not isinstance(value, int | float | str):
-        raise UsageError("the address of this page is incomplete: start at the first page")
-    return value, run_id
+        if isinstance(run_id, str) and isinstance(value, int | float | str):
+            return value, run_id
+    raise UsageError("the address of this page is incomplete: start at the first page")
 
 
 def reasons_of(app: App, job_id: str) -> list[str]:

@@ -75,7 +75,7 @@ def test_runs_are_filtered_and_sorted(
 
 
 def test_a_wrong_filter_is_explained(browser: Browser, job: Job) -> None:
-    for query in ("state=gone", "sort=size", "usd=much", "after=x"):
+    for query in ("state=gone", "sort=size", "usd=much", "after=x", "after=NQ"):
         answer = browser.get(f"/jobs/{job.id}?{query}")
         assert answer.status == 400, query
     assert "is not a sum in USD, such as 0.50" in browser.get(f"/jobs/{job.id}?usd=much").words
