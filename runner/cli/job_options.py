@@ -135,7 +135,7 @@ def _fields(plan: dry_run.Plan) -> list[tuple[str, Any]]:
     more = f", … {len(keys) - _MOST_KEYS:,} more" if len(keys) > _MOST_KEYS else ""
     where = workspace and (workspace.url or workspace.path)
     base = (
-        f", at {workspace.base} ({workspace.commit[:10]})" if workspace and workspace.commit else ""
+        f", at {workspace.base}, {workspace.commit[:10]}" if workspace and workspace.commit else ""
     )
     pilot = spec.pilot.chosen(len(keys)) if spec.pilot and spec.pilot.items < len(keys) else ()
     bounds = [plural(limits.max_turns, "turn"), f"{limits.token_ceiling:,} tokens"]

@@ -63,7 +63,7 @@ def test_run_works_a_pilot_reports_and_waits(site: Site) -> None:
     path = site.job({item: [done()] for item in ITEMS})
     site._make_database()
     said = site.run("run", str(path), "--pilot", "2", "--no-input", expect=3)
-    assert "2 succeeded, 6 waiting" in said
+    assert "6 waiting, 2 succeeded" in said
     assert "paused by the pilot: 2 of 2 items of the pilot succeeded: `runner resume " in said
     assert "an item took " in said
 

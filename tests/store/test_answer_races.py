@@ -192,7 +192,8 @@ def test_notices_do_not_wait_for_answers(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
     job_id = submit_asking(database, "a", "b", asking=Asking("ask"), notify=TOLD)
-    first, second = ask_all(database, job_id, "uv lock")
+    one, another = run_ids(database, job_id)
+    (first,), (second,) = ask(database, one, "uv lock"), ask(database, another, "uv sync")
     other = open_database()
     being_answered = update(approvals).where(approvals.c.id == first).values(reason="")
     meanwhile(
