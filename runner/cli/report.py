@@ -123,12 +123,12 @@ def _say_runs(found: Sequence[app_report.ReportedRun]) -> None:
     fine = [
         each for each in found if each.run["state"] == "succeeded" and not each.run["tree_denials"]
     ]
-    told = (("have not begun", idle, _MOST_IDLE), ("have succeeded", fine, _MOST_FINE))
+    told = (("have not begun", idle, _MOST_IDLE), ("succeeded", fine, _MOST_FINE))
     left_out = {words: some for words, some, most in told if len(some) > most}
     hidden = {each.run["id"] for some in left_out.values() for each in some}
     _say_table_of([each for each in found if each.run["id"] not in hidden])
     for words, some in left_out.items():
-        say(f"{len(some):,} runs {words}")
+        say(f"{len(some):,} runs that {words} are not listed")
 
 
 def _say_table_of(runs: Sequence[app_report.ReportedRun]) -> None:

@@ -161,7 +161,7 @@ def test_the_summary_counts_runs_that_have_not_begun(
     assert [line.split()[0] for line in told.splitlines() if " cancelled  " in line] == [
         first["id"][-8:]
     ]
-    assert "\n14 runs have not begun\n" in told
+    assert "\n14 runs that have not begun are not listed\n" in told
     assert "denied" not in told
 
 
