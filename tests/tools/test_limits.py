@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,13 @@ sh bomb 8; sleep 100
 THREAD_BOMB = PYTHON.format("""
 import threading, time
 for _ in range(100): threading.Thread(target=time.sleep, args=(100,)).start()""")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder on a disk: Runner notices later what a call writes to memory."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 def run(bench: Workbench, command: str, mode: Any = "off", **limits: Any) -> ToolResult:
