@@ -204,6 +204,7 @@ Change = Callable[[dict[str, Any]], object]
         ("blocks", lambda row: row.update(content="x"), "blocks.content: a block has no type"),
         ("blocks", lambda row: row.update(role="system"), "input should be 'user' or 'assistant'"),
         ("blocks", lambda row: row["content"].pop("text"), "has no valid text"),
+        ("blocks", lambda row: row.update(type="image"), "blocks.content is no block of that type"),
         ("tool_calls", lambda row: row.update(name="Bash2"), "names another call than its block"),
         ("tool_calls", lambda row: row.update(message=40), "no block of message 40 asks for"),
         (
@@ -387,6 +388,32 @@ def test_a_row_that_is_there_twice_or_not_in_its_place_is_refused(
     assert "is there twice, or is not in its place" in refusal(target, signed(swapped))
     run = line_of(sample, "runs") - 1
     assert "its row comes first" in refusal(target, signed([sample[0], *sample[run:]]))
+
+
+def rows_of(lines: Lines, table: str) -> Lines:
+    return [line for line in lines if line.get("table") == table]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda lines: lines[:1], "there is no row in it"),
+        (lambda lines: [lines[0], *lines[2:]], "the first row is not the job's"),
+        (
+            lambda lines: [*lines, rows_of(lines, "job_events")[0]],
+            "job_events does not belong here",
+        ),
+        (lambda lines: [*lines, rows_of(lines, "runs")[0]], "is in the file twice"),
+        (
+            lambda lines: [line for line in lines if line.get("table") != "run_items"],
+            "the run has no row in run_items",
+        ),
+    ],
+)
+def test_a_file_without_a_row_that_it_needs_or_with_one_too_many_is_refused(
+    target: Database, sample: Lines, change: Callable[[Lines], Lines], why: str
+) -> None:
+    assert why in refusal(target, signed(change(sample)))
 
 
 def test_an_ended_run_with_an_open_question_asks_nobody(target: Database, sample: Lines) -> None:
