@@ -102,7 +102,17 @@ class Collector:
                 wait = _ERROR_SECONDS
 
     def collect(self) -> None:
-        """One pass. Raises ``UnreachableError``, and ``ModelCallError`` if the API does not answer."""
+        """One pass. Raises ``UnreachableError``, and ``ModelCallError`` if the API does not answer. A host
+        that cannot call the API leaves the batches to others, and begins with the account again."""
+        try:
+            self._pass()
+        except ModelCallError as error:
+            if _is_of_key(error) or error.is_unreached:
+                self._is_known = False
+                store.leave(self.database, self.worker_id)
+            raise
+
+    def _pass(self) -> None:
         store.wake(self.database, self.clock.now())
         self._correct_charges()
         if not store.is_there_work(self.database):
@@ -143,7 +153,7 @@ class Collector:
             self._account, self._is_known = self.api().organization(), True
         except ModelCallError as error:
             known = store.accounts(self.database)
-            if not is_retried(error) or len(known) != 1:
+            if error.is_unreached or not is_retried(error) or len(known) != 1:
                 raise
             self._warn("the id of the organization", error)
             self._account = known[0]
@@ -157,8 +167,6 @@ class Collector:
             raise
         except Exception as error:  # any error: see above
             if _is_of_key(error):
-                # A pass begins with the account again: it ends there, and another worker collects.
-                self._is_known = False
                 raise
             self._warn(what, error)
             if isinstance(error, ModelCallError) and error.kind == "connection":
@@ -390,7 +398,7 @@ class Collector:
         log_event(logger, "sent a batch", batch=batch.id, api_id=found.id, calls=len(calls))
 
     def _refused(self, kind: str, batch: StoredBatch, error: ModelCallError, now: float) -> None:
-        if _is_of_key(error):
+        if _is_of_key(error) or error.is_unreached:
             store.not_made(self.database, batch, str(error), now)
             raise error
         if error.kind == SPEND_LIMIT or not is_retried(error):

@@ -98,6 +98,12 @@ def collect(database: Database, account: str, worker_id: str, now: float) -> boo
     return database.write(work)
 
 
+def leave(database: Database, worker_id: str) -> None:
+    """Let any worker collect the batches that this one does."""
+    mine = batch_collectors.c.worker_id == worker_id
+    database.execute(update(batch_collectors).where(mine).values(worker_id=""))
+
+
 def waiting_calls(database: Database) -> list[WaitingCall]:
     """Return the calls that no batch has, of runs that wait for one; the oldest first."""
     return [WaitingCall(*row) for row in database.find(_WAITING, {})]

@@ -234,6 +234,29 @@ def test_a_worker_whose_key_is_revoked_fails_no_call_and_leaves_the_batches_to_o
     assert office.states() == ALL_SUCCEEDED
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ModelCallError("authentication_error", "revoked", status=401, billed=False),
+        ModelCallError("connection", "no route to host", billed=False),
+    ],
+)
+def test_a_host_that_cannot_call_the_api_leaves_the_batches_to_others_while_it_lives(
+    office: Office, fault: ModelCallError
+) -> None:
+    office.submit(COUNT)
+    office.work()
+    office.clock.turn(120.0)
+    collector, other = office.collector(), office.collector("worker_b")
+    for method in ("create", "organization"):
+        faulty: Any = Faulty(office.api, **{method: fails(fault)})
+        collector.api = lambda api=faulty: api
+        with pytest.raises(ModelCallError):
+            collector.collect()
+    other.collect()
+    assert len([id for (id,) in office.batches("api_id") if id is not None]) == 1
+
+
 def test_a_key_that_is_refused_to_the_collector_is_told_to_the_worker(office: Office) -> None:
     office.submit(COUNT)
     office.work()
