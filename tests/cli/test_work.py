@@ -172,7 +172,7 @@ def test_run_that_does_not_succeed_gives_the_exit_code(
 ) -> None:
     result = finish(start("run", write_job(folder, {"a": script, "b": [DONE]}, more)))
     assert result.code == code, result.err
-    assert f"1 {state}, 1 succeeded" in result.out
+    assert f"1 succeeded, 1 {state}" in result.out
 
 
 @pytest.mark.slow
