@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,6 +316,10 @@ class Workspaces(Protocol):
     def transcript(self, lease: Lease) -> Path:
         """Bring the run's transcript up to date, and return its path: its conversation as a session
         file of Claude Code, in its folder for long outputs."""
+
+    def hide_originals(self, lease: Lease, calls: Iterable[str]) -> None:
+        """Remove from this host what the run's tools could read of results that hooks have replaced,
+        or are about to: those of ``calls`` (ids)."""
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         """Record the workspace, and push it if the job has a remote; None if unrecorded."""

@@ -3,7 +3,7 @@ deliver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,8 +14,8 @@ from runner.core import entries
 from runner.core.children import children_work_in
 from runner.core.conversation import ToolResult
 from runner.core.entry_events import about_call, about_hook, about_verification
-from runner.core.hook_decisions import in_folder, kept_as_edited, with_unusable_input
-from runner.core.hooks import Said, read_answer
+from runner.core.hook_decisions import hooks_of, in_folder, kept_as_edited, with_unusable_input
+from runner.core.hooks import HookRun, Said, read_answer
 from runner.core.mcp import is_chosen
 from runner.core.network import Connection
 from runner.core.run import Ended, Lease
@@ -73,6 +73,8 @@ class AttemptWorkspace:
         """
         if state.spec.sandbox is not None and state.spec.sandbox.is_required:
             self.tools.require(state.spec.sandbox)
+        if any(hooks_of(state.spec, "PostToolUse")):  # one that was cut off withholds its result
+            self._hide_originals(state, (run for run in state.hooks.runs if run.answer is None))
         last, busy = state.files.tree, children_work_in(state, now=True)
         unrecorded = self._unrecorded_by(state, left_by(state, "Bash"), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
@@ -326,7 +328,15 @@ class AttemptWorkspace:
                     self._put_back(state, interrupt)
             elif (recorded := self._record()) != state.files.tree:
                 snapshot = recorded
+        if result.updated_output is not None:
+            self._hide_originals(state, [run])
         return [entries.HookFinished(run.number, result, snapshot)]
+
+    def _hide_originals(self, state: RunState, runs: Iterable[HookRun]) -> None:
+        """Remove the originals of results that hooks have replaced, or these runs of hooks will."""
+        indexes = [run.index for run in runs if run.index is not None]
+        calls = [self.call_id(state.run_id, state.turns, index) for index in indexes]
+        self.retry(lambda: self.workspaces.hide_originals(self.lease, calls))
 
     def _record(self) -> str | None:
         """Record the workspace, though the worker shuts down."""

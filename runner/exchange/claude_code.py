@@ -155,7 +155,8 @@ class Session:
         if not isinstance(given, Mapping):  # of an imported run
             return None
         tool = self._recorded.spec.tool(block["name"])
-        return response_of(tool, given, content, call["outcome"], call["details"])
+        details = call["details"] if call["original"] is None else None  # they are the original's
+        return response_of(tool, given, content, call["outcome"], details)
 
     def _boundary(self, row: Row) -> Iterator[Line]:
         """Yield the two lines of a compaction: from here on a summary stands in for all before."""

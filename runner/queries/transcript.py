@@ -200,9 +200,10 @@ def _output(connection: Connection, key: CallKey) -> tuple[bytes | None, Any]:
 
 @reads
 def tool_output(connection: Connection, run_id: str, name: str) -> bytes | None:
-    """The whole output of a call of a run, as UTF-8; None without such a call or a result of it. A
-    sub-agent that started with a copy of its parent's conversation can read the outputs of the calls in
-    that copy. ``name`` is the call's id (``call_…``), or the id that the model gave it (``toolu_…``)."""
+    """The whole output of a call of a run, as UTF-8; None without such a call or a result of it. If a
+    hook replaced the result, what the model was shown. A sub-agent that started with a copy of its
+    parent's conversation can read the outputs of the calls in that copy. ``name`` is the call's id
+    (``call_…``), or the id that the model gave it (``toolu_…``)."""
     in_copy = select(blocks.c.content).where(
         blocks.c.run_id == run_id, blocks.c.turn == 0, blocks.c.type == "tool_use"
     )
@@ -212,15 +213,17 @@ def tool_output(connection: Connection, run_id: str, name: str) -> bytes | None:
         copied = {visible(block["id"]) for block in connection.execute(in_copy).scalars()}
         found = (connection.execute(_call_named(each, name)).first() for each in above[::-1])
         call = next((each for each in found if each and each.tool_use_id in copied), None)
-    kept, result = _output(connection, CallKey(*call[:3])) if call else (None, None)
-    if kept is None and result is not None:
+    if call is None:
+        return None
+    kept, result = _output(connection, CallKey(*call[:3]))
+    if result is not None and (kept is None or call.original is not None):
         return shown_text(result).encode("utf-8", "replace")
     return kept
 
 
 def _call_named(run_id: str, name: str) -> Select[Any]:
     call = tool_calls.c
-    query = select(call.run_id, call.message, call.position, call.tool_use_id)
+    query = select(call.run_id, call.message, call.position, call.tool_use_id, call.original)
     parsed = ids.parse_call_id(name)
     is_named = has_id(name) if parsed and parsed[0] == run_id else call.tool_use_id == name
     return query.where(call.run_id == run_id, is_named)

@@ -57,7 +57,7 @@ def restore_output(path: Path, output: bytes) -> None:
     """Write a long output to its copy, which appears whole or not at all. Raises ``OSError``."""
     for folder in (path.parent.parent, path.parent):  # not RUNNER_HOME: another would be empty
         folder.mkdir(exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
             file.write(output)

@@ -15,12 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
+from sqlalchemy import select
+
 import runner
 from runner.core.text import json_line
 from runner.exchange.claude_code import Line, Session
 from runner.exchange.recorded import Recorded
+from runner.store import ids
 from runner.store.database import Database
 from runner.store.exports import load_recorded, load_since
+from runner.store.tables import tool_calls
 
 _MOST_KEPT = 256  # runs; the file of another is written anew
 
@@ -63,6 +67,23 @@ class Transcripts:
             if len(self._written) > _MOST_KEPT:
                 self._written.popitem(last=False)
         return path
+
+    def hide_originals(self, run_id: str, folder: Path, calls: Iterable[str]) -> None:
+        """Remove the files of long outputs whose results hooks have replaced, and of ``calls`` (ids); if
+        there are such calls, the transcript, too: it is written anew before the next hook. Raises
+        ``OSError`` and ``UnreachableError``."""
+        replaced = select(tool_calls.c.turn, tool_calls.c.position).where(
+            tool_calls.c.run_id == run_id, tool_calls.c.original.is_not(None)
+        )
+        found = {ids.call_id(run_id, *row) for row in self._database.rows(replaced)}
+        names = {f"{each}.txt" for each in found.union(calls)}
+        if not names or not folder.is_dir():
+            return
+        names.add(f"{run_id}.jsonl")
+        for path in folder.iterdir():
+            # ".NAME.xyz" is one that a killed worker had begun to write.
+            if not names.isdisjoint((path.name, path.stem[1:])):
+                path.unlink()
 
     def _write(self, path: Path, run_id: str) -> _Written:
         """Put a whole transcript in the place of whatever is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +109,11 @@ class RunWorkspaces:
         folder = self.surroundings(lease, None).outputs
         with self._explained():
             return self._transcripts.update(lease.run_id, folder)
+
+    def hide_originals(self, lease: Lease, calls: Iterable[str]) -> None:
+        folder = self.surroundings(lease, None).outputs
+        with self._explained():
+            self._transcripts.hide_originals(lease.run_id, folder, calls)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         with self._explained():

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runner.queries.transcript import tool_output
+from runner.core.entries import HookFinished
+from runner.core.hooks import Hook, HookAnswer, HookResult
+from runner.core.steps import RunHook
+from runner.queries.transcript import show_call, tool_output
 from runner.store import ids
 from runner.store.database import Database
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
+from tests.store.examples import SPEC
+from tests.store.forking import forked
 
 LONG = "é".encode() * 100_000
 
@@ -56,3 +63,16 @@ def test_outputs_of_another_run_are_not_to_be_had(worked: Attempt) -> None:
     assert found(worked, "toolu_1", other) is None
     assert found(worked, ids.call_id(worked.lease.run_id, 2, 0), other) is None
     assert found(worked, ids.call_id(other, 2, 0)) is None
+
+
+def test_output_whose_result_a_hook_replaced_is_only_shown_to_people(database: Database) -> None:
+    spec = replace(SPEC, hooks=(Hook("PostToolUse", command="redact"),))
+    attempt = claim(database, submit_one(database, spec=spec))
+    attempt.reply(tool_use(1), stop="tool_use").finish("the head … the tail", LONG)
+    assert isinstance(attempt.effect, RunHook)
+    result = HookResult(HookAnswer("succeeded"), updated_output="a walnut")
+    attempt.append(HookFinished(attempt.effect.run.number, result))
+    for run_id in (attempt.lease.run_id, forked(database, attempt, 1)):
+        name = ids.call_id(run_id, 1, 0)
+        assert found(attempt, name, run_id) == found(attempt, "toolu_1", run_id) == b"a walnut"
+        assert show_call(database, name)["output"] == LONG.decode()

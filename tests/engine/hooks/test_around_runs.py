@@ -339,9 +339,9 @@ def test_a_run_that_goes_on_shows_the_model_no_result_that_a_hook_has_not_seen(
     cut_off = moment == "hook" and not repeatable
     assert bench.model.results == [WITHHELD if cut_off else "a walnut", "a walnut"]
     assert "hunter2" not in "".join(map(texts, bench.model.requests))
-    query = select(tool_calls.c.original).order_by(tool_calls.c.position)
-    original = bench.database.read(lambda connection: connection.execute(query).scalars().first())
-    assert "hunter2" in original
+    query = select(tool_calls.c.original)  # a cancel interrupts one of two that run side by side
+    found = bench.database.read(lambda connection: connection.scalars(query).all())
+    assert "hunter2" in str(found)
     assert [row.outcome for row in bench.rows()] == ["unknown"] * cut_off + ["succeeded"] * (
         2 - cut_off
     )
