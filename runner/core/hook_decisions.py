@@ -34,7 +34,7 @@ from runner.core.steps import RunHook, Step, end, leave, locate, tell
 from runner.core.text import shorten
 from runner.core.tool_responses import response_of
 from runner.core.workspace import RESULT_SOURCE
-from runner.permissions import Decision, Effect, Request, Rule
+from runner.permissions import Decision, Effect, Request, Rule, ToolContext
 from runner.permissions.decisions import any_rule_matches
 from runner.permissions.modes import permission_mode
 from runner.permissions.rules import READING, WRITING
@@ -338,6 +338,20 @@ def after_calls(state: RunState) -> Step | None:
     ran = [call for call in state.calls if has_run(state, call)]
     steps = (_next_of(state, hooks, call) for call in ran)
     return locate(ran) or next((step for step in steps if step is not None), None)
+
+
+def awaits_hook(state: RunState, call: Call) -> bool:
+    """True if a call has its result and a PostToolUse hook is still to see it: if a sub-agent has ended
+    while others work. Other calls do not run beside them, so no place of theirs is looked at."""
+    if not has_run(state, call):
+        return False
+    located = replace(call, tool_context=call.tool_context or ToolContext())
+    matching = (
+        run_of(state, place, call.index)
+        for place, hook in hooks_of(state.spec, "PostToolUse")
+        if is_matched(hook, located)
+    )
+    return any(run is None or run.answer is None for run in matching)
 
 
 def end_turn(state: RunState) -> Step | None:

@@ -30,6 +30,7 @@ from runner.core.conversation import (
 )
 from runner.core.entries import ChildrenStarted
 from runner.core.fold import Applied, context_of, opening
+from runner.core.hook_decisions import awaits_hook
 from runner.core.run import BEGUN, RUNNER
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import ContextState, Files, Progress, RunState
@@ -151,18 +152,19 @@ def _opening(state: RunState, spec: JobSpec, child: NewChild) -> tuple[int, Mess
         (message,), progress = opening(spec, child.prompt)
         return 0, message, progress
     # The API takes no call without a result.
-    known = [call.result for call in state.calls if call.result is not None]
+    known = {
+        call.index: call.result
+        for call in state.calls
+        if call.result is not None and not awaits_hook(state, call)
+    }
     results = [
-        call.result
-        if call.result is not None
-        else result_block(
-            call.id, ToolResult(_THIS_ONE if call.index == child.index else _UNDER_WAY)
-        )
+        known.get(call.index)
+        or result_block(call.id, ToolResult(_THIS_ONE if call.index == child.index else _UNDER_WAY))
         for call in state.calls
     ]
     told = [text_block(child.prompt)]
     # Truncated results and summaries name outputs, too.
-    said = chain((block for message in state.sent for block in message.blocks), known)
+    said = chain((block for message in state.sent for block in message.blocks), known.values())
     if any(_names_outputs(content_text(block), state.run_id) for block in said):
         ours = child_id(state.run_id, child.number)
         told.insert(0, text_block(SNAPSHOT_TEXT.format(theirs=state.run_id, ours=ours)))

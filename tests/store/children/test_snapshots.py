@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner.core.entries import InstructionsRead, SnapshotRecorded
+from runner.core.hooks import Hook, matchers_in
 from runner.core.steps import CallModel
 from runner.core.workspace import Instructions, Workspace
 from runner.queries.transcript import tool_output
@@ -41,6 +42,25 @@ def test_a_snapshot_has_what_was_said_up_to_the_call_and_a_result_for_each(
     assert (child.state.turns, child.state.calls) == (0, ())
     child.reply(text("Fine."))
     assert run_row(database, f"{run_id}.1").state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("matcher", "sees"), [("Agent", False), ("Agent|Bash", False), ("Bash", True)]
+)
+def test_a_snapshot_has_no_result_that_a_hook_is_still_to_see(
+    database: Database, matcher: str, sees: bool
+) -> None:
+    """Hooks after a call wait until no sub-agent works; another may start before."""
+    hooks = (Hook("PostToolUse", matchers_in(matcher), command="redact"),)
+    limits = replace(PARENT.limits, max_agents_at_once=2)
+    run_id = submit_parent(database, replace(PARENT, hooks=hooks, limits=limits))
+    asked = asks(1), asks(2), asks(3, snapshot=True)
+    claim(database, run_id).reply(*asked, stop="tool_use")
+    claim(database, f"{run_id}.1").reply(text("hunter2"))
+    assert claim(database, run_id).effect == WAITS
+    result = said_in(database, f"{run_id}.3")[-1][1][0]
+    assert result["tool_use_id"] == "toolu_1"
+    assert (result["content"] == "hunter2") is sees
 
 
 def test_a_snapshot_has_the_outputs_of_the_calls_in_it(database: Database) -> None:
