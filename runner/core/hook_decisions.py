@@ -31,7 +31,7 @@ from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
 from runner.core.steps import RunHook, Step, end, leave, locate, tell
-from runner.core.text import shorten
+from runner.core.text import plain, shorten
 from runner.core.tool_responses import response_of
 from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Effect, Request, Rule, ToolContext
@@ -261,12 +261,12 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
 
 
 def replaced(call: Call, text: str) -> tuple[Block, str]:
-    """Return a call's result with another text, and the original text. A note about a changed input
-    stays at the beginning."""
+    """Return a call's result with another text, and the original text, which any database can store. A
+    note about a changed input stays at the beginning."""
     assert call.result is not None, "a hook looks at a call that has its result"
     content = shown_text(call.result["content"])
     told = "".join(content.partition(EDIT_TOLD)[:2]) if call.input_to_run != call.input else ""
-    original = content if call.original is None else call.original
+    original = plain(content) if call.original is None else call.original
     return {**call.result, "content": told + text}, original
 
 

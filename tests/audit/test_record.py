@@ -126,7 +126,7 @@ def test_name_that_is_none_is_refused(audit: Audit, name: str) -> None:
 
 
 def test_since_that_is_no_time_is_refused(audit: Audit) -> None:
-    with pytest.raises(UsageError, match="no time"):
+    with pytest.raises(UsageError, match="not a time"):
         audit.tools(since=float("nan"))
 
 

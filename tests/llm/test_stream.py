@@ -167,7 +167,7 @@ def test_unreadable_arguments_are_kept_in_part_when_they_are_long():
 
 
 def test_unreadable_arguments_of_a_server_s_tool_break_the_stream():
-    with pytest.raises(BrokenStreamError, match="not JSON"):
+    with pytest.raises(BrokenStreamError, match="not a JSON object"):
         accumulate(called(0, "[1]", type="server_tool_use"), ended("end_turn"))
 
 

@@ -335,7 +335,7 @@ def test_database_of_a_newer_runner_is_left_alone(database: Database) -> None:
 def test_tables_of_something_else_are_left_alone(open_database: Callable[[], Database]) -> None:
     database = open_database()
     database.write(lambda c: c.execute(text("CREATE TABLE jobs (theirs INTEGER)")))
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="another program"):
         migrate.upgrade(database)
 
 

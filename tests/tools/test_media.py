@@ -220,7 +220,7 @@ def test_a_notebook_without_cells_says_so(bench: Workbench) -> None:
 @pytest.mark.parametrize("data", [b"[]", b'{"cells": [1]}', b"[" * 100_000, b"\xff", b"{}"])
 def test_a_file_that_is_no_notebook_is_an_error(bench: Workbench, data: bytes) -> None:
     result = read(bench, "a.ipynb", data)
-    assert (result.outcome, "no notebook" in result.content) == ("failed", True)
+    assert (result.outcome, "not a notebook" in result.content) == ("failed", True)
 
 
 def test_an_image_that_the_rules_deny_is_not_shown(bench: Workbench) -> None:
