@@ -37,6 +37,8 @@ BEGIN
   FOR name IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace
     AND relkind = 'r' AND relname <> 'alembic_version'
   LOOP EXECUTE 'DELETE FROM ' || name; END LOOP;
+  DELETE FROM pg_statistic WHERE starelid IN  -- plans of the next test would depend on this one
+    (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace);
   FOR name IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'
   LOOP EXECUTE 'ALTER SEQUENCE ' || name || ' RESTART'; END LOOP;
 END $$

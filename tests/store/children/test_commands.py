@@ -160,7 +160,7 @@ def test_what_only_the_run_of_an_item_can_be_is_refused_of_a_child(database: Dat
         lambda: say(database, child, "Go on.", NOW),
         lambda: fork(database, child, 0, NOW),
     ):
-        with pytest.raises(UsageError, match=f"{child} is a sub-agent .* take {run_id}"):
+        with pytest.raises(UsageError, match=f"{child} is a sub-agent .* name {run_id}"):
             refused()
     assert event_types(database, child)[-1] == "done"
 
