@@ -270,7 +270,7 @@ def test_a_rule_for_one_run_is_told_as_such_and_in_its_tree_alone(
     ask(database, child)
     assert command("approve", child, "--remember", "run").code == 0
     told = command("transcript", child).out
-    assert f"for {child[-10:]} and all below it: new rule allow Bash(uv lock)" in told
+    assert f"for {child[-10:]} and its sub-agents: new rule allow Bash(uv lock)" in told
     assert "new rule" not in command("transcript", parent).out
     assert "rule_added" in command("events", job_id).out
 
