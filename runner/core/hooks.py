@@ -123,7 +123,7 @@ class HookRun:
         return self.answer or HookAnswer("unknown")
 
 
-# What the model is shown of a result if a PostToolUse hook was cut off: it may be one that redacts.
+# Stands for a result whose PostToolUse hook was cut off: the hook may be one that redacts.
 WITHHELD = (
     "This call ran. Its result is withheld: a hook that checks it was cut off before it answered."
 )

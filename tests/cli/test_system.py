@@ -74,8 +74,8 @@ def test_a_closed_pipe_ends_no_work(folder: Path) -> None:
     )
     (folder / "s.toml").write_text('one = [{ text = "No.", stop_reason = "refusal", delay = 1 }]\n')
     argv = [sys.executable, "-m", "runner", "run", "one.toml"]
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(argv, **out, text=True, cwd=folder) as process:  # type: ignore[call-overload]
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(argv, stdout=pipe, stderr=both, text=True, cwd=folder) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("working ")
         process.stdout.close()
