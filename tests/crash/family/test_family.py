@@ -60,7 +60,7 @@ class FamilySweep(Sweep):
 
 
 _LEAST_BOUNDARIES = 150
-_AROUND_THE_FIRST_HOOK = range(30, 34)
+_AROUND_THE_FIRST_HOOK = range(33, 37)
 _SAMPLE: list[tuple[Mode, str, Part]] = [
     ("kill", "sqlite", Part(FAMILY, 46, 1, only=(46, 90))),
     ("kill", "postgresql", Part(FAMILY, 66, 1, only=(66,))),
