@@ -16,12 +16,12 @@ demo: $(ready)
 # Every feature once, with fixed examples.
 test: $(ready)
 	$(MAKE) --no-print-directory -j 2 check collected
-	$(BIN)/pytest -q --part quick -n 3 --dist worksteal --durations 10 $(short)
+	$(BIN)/pytest -q --part quick -n 4 --dist worksteal --durations 10 $(short)
 	$(BIN)/pytest -q --part quick -n 6 --dist worksteal --durations 10 $(long)
 
 # What `make test` leaves out, but for the whole sweep: all of Postgres, all lifecycles.
 test-rest: $(ready)
-	$(BIN)/pytest -q --part rest -n 2 --dist worksteal --durations 10 $(short)
+	$(BIN)/pytest -q --part rest -n 3 --dist worksteal --durations 10 $(short)
 	$(BIN)/pytest -q --part rest -n 6 --dist worksteal --durations 10 $(long)
 
 # Everything, with random examples and the whole sweep: hours.
