@@ -40,7 +40,7 @@ class Workspace:
 
     @property
     def is_recorded(self) -> bool:
-        """True if each run has a workspace of its own, of which snapshots are recorded."""
+        """True if each run has its own workspace and Runner records snapshots of it."""
         return self.mode in ("git", "copy")
 
     @property

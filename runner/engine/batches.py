@@ -165,7 +165,7 @@ class Collector:
             yield
         except (_Stopped, UnreachableError):
             raise
-        except Exception as error:  # any error: see above
+        except Exception as error:  # any error of one job or batch: the others go on
             if _is_of_key(error):
                 raise
             self._warn(what, error)
